@@ -1,0 +1,162 @@
+"""Buffers: two-dimensional arrays as the fleet sees them.
+
+A `Buffer` is a numpy view with a dtype tag. bf16, which numpy does not have, is held as uint16. A
+buffer never copies on its own: regions are views, and `pack` copies only what is not contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.gemm import Span
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+
+
+class DType(Enum):
+    """Element types that travel. Values are the names used in messages."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 4 if self is DType.FP32 else 2
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """The numpy dtype that holds it: bf16 lives in uint16."""
+        return _STORAGE[self]
+
+
+_STORAGE = {
+    DType.FP32: np.dtype("<f4"),
+    DType.BF16: np.dtype("<u2"),
+    DType.FP16: np.dtype("<f2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A matrix with a dtype tag.
+
+    Attributes:
+        array: shape (rows, columns), of `dtype.storage`; any strides.
+        dtype: what the elements mean.
+    """
+
+    array: Array
+    dtype: DType
+
+    def __post_init__(self) -> None:
+        if self.array.dtype != self.dtype.storage or self.array.ndim != 2:
+            raise ValueError(
+                f"a {self.dtype.value} buffer needs a 2-D {self.dtype.storage} array, "
+                f"not {self.array.ndim}-D {self.array.dtype}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.array.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    @property
+    def T(self) -> Buffer:  # noqa: N802 - as in numpy and torch
+        return Buffer(self.array.T, self.dtype)
+
+    def region(self, rows: Span, columns: Span) -> Buffer:
+        """A view of some rows and columns."""
+        return Buffer(
+            self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype
+        )
+
+    def pack(self) -> memoryview:
+        """The elements row by row, as bytes; a view where the rows are contiguous already."""
+        if self.array.size == 0:
+            return memoryview(b"")
+        return memoryview(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8))
+
+    def float32(self) -> Array:
+        """The values in fp32; exact for every dtype, a view when they are fp32 already."""
+        if self.dtype is DType.FP32:
+            return self.array
+        if self.dtype is DType.FP16:
+            return self.array.astype(np.float32)
+        return (self.array.astype(np.uint32) << 16).view(np.float32)
+
+
+def empty(rows: int, columns: int, dtype: DType) -> Buffer:
+    """A new C-contiguous buffer, not initialised."""
+    return Buffer(np.empty((rows, columns), dtype.storage), dtype)
+
+
+def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
+    """View received bytes as a matrix, in place.
+
+    Raises:
+        ValueError: when the length does not fit the shape.
+    """
+    expected = rows * columns * dtype.itemsize
+    if len(data) != expected:
+        raise ValueError(
+            f"{len(data)} bytes are no {rows}x{columns} {dtype.value} matrix of {expected} bytes"
+        )
+    # msgpack headers have odd lengths, so the bytes may lie unaligned; numpy can read that.
+    return Buffer(np.frombuffer(data, dtype.storage).reshape(rows, columns), dtype)
+
+
+def narrow(values: Array, dtype: DType) -> Array:
+    """Round fp32 values to `dtype` storage, to nearest even, keeping infinities and NaNs."""
+    if dtype is DType.FP32:
+        return values
+    if dtype is DType.FP16:
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    nan = np.isnan(values)
+    if nan.any():  # rounding could carry a NaN's payload into infinity
+        rounded = np.where(nan, (bits >> 16) | 0x40, rounded)
+    return rounded.astype(np.uint16)
+
+
+def from_torch(tensor: torch.Tensor) -> Buffer:
+    """View a 2-D CPU tensor as a buffer, sharing memory.
+
+    Raises:
+        ValueError: for a dtype that does not travel.
+    """
+    import torch
+
+    names = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
+    if tensor.dtype not in names:
+        raise ValueError(
+            f"{tensor.dtype} matrices cannot be offloaded; use float32, bfloat16 or float16"
+        )
+    dtype = names[tensor.dtype]
+    tensor = tensor.detach()
+    if dtype is DType.BF16:
+        tensor = tensor.view(torch.uint16)
+    return Buffer(tensor.numpy(), dtype)
+
+
+def to_torch(buffer: Buffer) -> torch.Tensor:
+    """View a buffer as a tensor, sharing memory."""
+    import torch
+
+    tensor = torch.from_numpy(buffer.array)
+    return tensor.view(torch.bfloat16) if buffer.dtype is DType.BF16 else tensor

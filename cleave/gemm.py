@@ -1,0 +1,139 @@
+"""Index arithmetic of matrix multiplication: GEMMs, tiles, strips and blocks. Nothing else.
+
+A GEMM is ``C[M, N] = A[M, K] @ B[K, N]``. A *tile* is a box ``m x n x k`` of its index space given
+to one device. The tile's sides are *cut*: row cuts give A-strips, column cuts give B-strips, and
+one A-strip times one B-strip gives a *block*, the unit of upload and recovery. Where the depth is
+cut too, a strip consists of several pieces, and a block is the sum of the products of its pieces.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """A half-open range of indices, ``start:stop``."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def overlaps(self, other: "Span") -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """``C[m, n] = A[m, k] @ B[k, n]``; any side may be zero."""
+
+    m: int
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; a GEMM's sides are 0 or more")
+
+    @property
+    def volume(self) -> int:
+        """Multiply-add pairs."""
+        return self.m * self.n * self.k
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, two per multiply-add."""
+        return 2 * self.volume
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A box of a GEMM's index space. Of full depth it yields finished blocks, else partial sums."""
+
+    m: Span
+    n: Span
+    k: Span
+
+    @property
+    def volume(self) -> int:
+        return self.m.size * self.n.size * self.k.size
+
+    def is_partial(self, gemm: Gemm) -> bool:
+        """Whether blocks of this tile are partial sums, to be added to those of other tiles."""
+        return self.k.size < gemm.k
+
+    def overlaps(self, other: "Tile") -> bool:
+        return self.m.overlaps(other.m) and self.n.overlaps(other.n) and self.k.overlaps(other.k)
+
+
+@dataclass(frozen=True, slots=True)
+class TileCut:
+    """A tile with the cuts of its sides: consecutive spans that cover each side."""
+
+    tile: Tile
+    m_cuts: tuple[Span, ...]
+    n_cuts: tuple[Span, ...]
+    k_cuts: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows ``m`` and columns ``n`` of C, summed over the depth that ``pieces`` cover in order."""
+
+    m: Span
+    n: Span
+    pieces: tuple[Span, ...]
+
+    @property
+    def k(self) -> Span:
+        return Span(self.pieces[0].start, self.pieces[-1].stop)
+
+    @property
+    def elements(self) -> int:
+        return self.m.size * self.n.size
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m.size * self.n.size * self.k.size
+
+
+def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
+    """Cut `span` into at most `pieces` non-empty spans of nearly equal size.
+
+    Inner boundaries lie on multiples of `align` from the start where the span is long enough;
+    an empty span is returned as it is, once.
+    """
+    if span.size == 0:
+        return (span,)
+    units = -(-span.size // align)
+    pieces = max(1, min(pieces, units))
+    bounds = [min(span.stop, span.start + units * i // pieces * align) for i in range(pieces + 1)]
+    return tuple(Span(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if b > a)
+
+
+def cut_tile(tile: Tile, rows: int, columns: int, *, align: int = 1) -> TileCut:
+    """Cut a tile into about `rows` A-strips and `columns` B-strips of full tile depth."""
+    return TileCut(
+        tile, even_cuts(tile.m, rows, align), even_cuts(tile.n, columns, align), (tile.k,)
+    )
+
+
+def wavefront(cut: TileCut) -> Iterator[Block]:
+    """The blocks of a tile in the order in which alternating strips A0 B0 A1 B1 ... make them ready.
+
+    When an A-strip arrives it meets every B-strip that is already there, and the other way round;
+    so after a share f of the download a share f^2 of the blocks is ready (design, section 4).
+    """
+    have_a = have_b = 0
+    while have_a < len(cut.m_cuts) or have_b < len(cut.n_cuts):
+        if have_a < len(cut.m_cuts):
+            for n in cut.n_cuts[:have_b]:
+                yield Block(cut.m_cuts[have_a], n, cut.k_cuts)
+            have_a += 1
+        if have_b < len(cut.n_cuts):
+            for m in cut.m_cuts[:have_a]:
+                yield Block(m, cut.n_cuts[have_b], cut.k_cuts)
+            have_b += 1
