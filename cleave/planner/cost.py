@@ -1,0 +1,50 @@
+"""The wavefront-streaming cost model: how long one tile takes on one device."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cleave.planner.plan import DeviceRates
+
+MAX_STRIPS: Final = 16
+"""Most strips a side; beyond it the fill is below 3 % and messages cost more than they save."""
+
+PS_BLOCK_S: Final = 1e-4
+"""What one block costs the PS (decode, assemble, account), in seconds of its one event loop."""
+
+
+def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
+    """Time of a tile in the limit of many strips, latency apart.
+
+    Design, section 4: after a share f of the download, f^2 of the products are ready, so with
+    ``X = max(compute, upload)`` the tile takes ``download`` when ``X <= download / 2``, else
+    ``X + download^2 / (4 X)``.
+    """
+    slower = max(compute_s, upload_s)
+    if slower <= download_s / 2:
+        return download_s
+    return slower + download_s**2 / (4 * slower)
+
+
+def fill_s(download_s: float, compute_s: float, upload_s: float, strips: int) -> float:
+    """What finitely many strips add: about half a strip's share of the tile's own time."""
+    return 0.48 * streamed_s(download_s, compute_s, upload_s) / strips
+
+
+def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
+    """Predicted seconds from the first byte sent to the last byte back, fill left out."""
+    return 2 * device.latency_s + streamed_s(
+        download_bytes / device.downlink_bytes_per_s,
+        flops / device.flops_per_s,
+        upload_bytes / device.uplink_bytes_per_s,
+    )
+
+
+def strips_per_side(tile_time_s: float, tiles: int) -> int:
+    """How many strips a side a tile is cut into.
+
+    More strips shorten the fill (0.48 T / p) and cost the PS p^2 blocks for each of `tiles`; the
+    sum is least where ``2 tiles PS_BLOCK_S p^3 = 0.48 T``.
+    """
+    best = (0.24 * tile_time_s / (max(1, tiles) * PS_BLOCK_S)) ** (1 / 3)
+    return max(1, min(MAX_STRIPS, round(best)))

@@ -1,0 +1,264 @@
+"""Messages to bytes and back: one msgpack array ``[type, fields, payload?]`` a message.
+
+The payload comes last and is a msgpack `bin`, so that a sender hands header and payload to the
+socket one after the other without joining them, and a receiver views the payload where it lies.
+"""
+
+from __future__ import annotations
+
+import struct
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import fields
+from enum import Enum
+from functools import cache
+from typing import Any, Protocol, TypeAlias
+
+import msgpack
+
+from cleave.errors import ProtocolError
+from cleave.protocol import limits, messages
+from cleave.protocol.messages import Message
+
+Buffer: TypeAlias = bytes | memoryview
+_PEEK_BYTES = 512
+
+
+class Packable(Protocol):
+    """What a payload in process is: knows its size, and packs itself when it has to travel."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def pack(self) -> memoryview: ...
+
+
+def _payload_bytes(payload: Any) -> int:
+    return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
+
+
+def _header(message: Message) -> bytes:
+    return _writer(type(message))(message)
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The message as parts to send one after the other: a header and, where there is one, a payload.
+
+    Raises:
+        ProtocolError: when the message is larger than the protocol allows.
+    """
+    head = _header(message)
+    payload = getattr(message, "payload", None)
+    if payload is None:
+        parts: list[Buffer] = [head]
+    else:
+        parts = [head, payload if isinstance(payload, bytes | memoryview) else payload.pack()]
+    size = sum(len(part) for part in parts)
+    if size > limits.MAX_MESSAGE_BYTES or len(head) > limits.MAX_HEADER_BYTES:
+        raise ProtocolError(
+            f"a {message.TYPE} of {size} bytes is over the limit of "
+            f"{limits.MAX_MESSAGE_BYTES} bytes a message"
+        )
+    return parts
+
+
+def wire_size(message: Message) -> int:
+    """Bytes of the encoded message, without encoding its payload."""
+    size = len(_header(message))
+    payload = getattr(message, "payload", None)
+    return size if payload is None else size + _payload_bytes(payload)
+
+
+def decode(data: bytes) -> Message:
+    """Read one message. Its payload, if any, is a view into `data`.
+
+    Raises:
+        ProtocolError: for anything that is not a message of this protocol.
+    """
+    if len(data) > limits.MAX_MESSAGE_BYTES:
+        raise ProtocolError(
+            f"a message of {len(data)} bytes is over the limit of {limits.MAX_MESSAGE_BYTES}"
+        )
+    kind, raw, offset, count = _read_head(data)
+    reader = _readers().get(kind)
+    if reader is None:
+        raise ProtocolError(f"unknown message type {kind[:40]!r}")
+    cls, read, has_payload = reader
+    if count != (3 if has_payload else 2):
+        raise ProtocolError(f"a {kind} message has {count} parts, not {3 if has_payload else 2}")
+    values = read(raw)
+    if has_payload:
+        values["payload"] = _read_payload(data, offset, kind)
+    elif offset != len(data):
+        raise ProtocolError(f"{len(data) - offset} bytes follow the end of a {kind} message")
+    try:
+        message: Message = cls(**values)
+    except TypeError:
+        raise ProtocolError(f"a {kind} message lacks a required field") from None
+    return message
+
+
+def _read_head(data: bytes) -> tuple[str, dict[Any, Any], int, int]:
+    """Type, fields, offset behind them and number of parts."""
+    for window in (_PEEK_BYTES, limits.MAX_HEADER_BYTES):
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=limits.MAX_HEADER_BYTES, strict_map_key=True, raw=False
+        )
+        unpacker.feed(data[:window])
+        try:
+            count = unpacker.read_array_header()
+            kind = unpacker.unpack()
+            raw = unpacker.unpack()
+        except msgpack.OutOfData:
+            if window < len(data) and window == _PEEK_BYTES:
+                continue
+            raise ProtocolError("a message ends before it is complete") from None
+        except Exception as error:  # noqa: BLE001 - msgpack raises a dozen types for bad bytes
+            raise ProtocolError(f"not a message: {str(error)[:100] or type(error).__name__}") from (
+                None
+            )
+        if not isinstance(kind, str) or not isinstance(raw, dict):
+            raise ProtocolError("a message is an array of a type name and a map of fields")
+        return kind, raw, unpacker.tell(), count
+    raise ProtocolError("a message's header is over the limit")
+
+
+def _read_payload(data: bytes, offset: int, kind: str) -> memoryview:
+    view = memoryview(data)
+    tag = data[offset] if offset < len(data) else 0
+    layouts = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I"}
+    layout = layouts.get(tag)
+    size_bytes = struct.calcsize(layout) if layout else 0
+    begin = offset + 1 + size_bytes
+    if layout is None or begin > len(data):
+        raise ProtocolError(f"the payload of a {kind} message is not of msgpack's bin type")
+    (length,) = struct.unpack_from(layout, data, offset + 1)
+    if begin + length != len(data):
+        raise ProtocolError(
+            f"the payload of a {kind} message states {length} bytes, {len(data) - begin} came"
+        )
+    return view[begin:]
+
+
+def _bin_header(length: int) -> bytes:
+    if length < 2**8:
+        return struct.pack(">BB", 0xC4, length)
+    if length < 2**16:
+        return struct.pack(">BH", 0xC5, length)
+    return struct.pack(">BI", 0xC6, length)
+
+
+# --- fields, derived from the dataclasses once per type ---------------------------------------
+
+
+@cache
+def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
+    names = [f.name for f in fields(cls) if f.name != "payload"]
+    has_payload = len(names) < len(fields(cls))
+    pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+    # msgpack concatenates: an array is its header followed by its items.
+    prefix = bytes([0x93 if has_payload else 0x92]) + pack(cls.TYPE)
+
+    def plain(value: Any) -> Any:
+        return value.value if isinstance(value, Enum) else value
+
+    def write(message: Any) -> bytes:
+        head: bytes = prefix + pack({name: plain(getattr(message, name)) for name in names})
+        if has_payload:
+            payload = message.payload
+            head += _bin_header(0 if payload is None else _payload_bytes(payload))
+        return head
+
+    return write
+
+
+@cache
+def _readers() -> dict[str, tuple[type[Any], Callable[[dict[Any, Any]], dict[str, Any]], bool]]:
+    table = {}
+    for cls in typing.get_args(messages.Message):
+        names = {f.name for f in fields(cls)}
+        table[cls.TYPE] = (cls, _reader(cls), "payload" in names)
+    return table
+
+
+def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
+    hints = typing.get_type_hints(cls)
+    checks = {f.name: _check(hints[f.name]) for f in fields(cls) if f.name != "payload"}
+    kind = cls.TYPE
+
+    def read(raw: dict[Any, Any]) -> dict[str, Any]:
+        values = {}
+        for name, check in checks.items():
+            if name in raw:
+                try:
+                    values[name] = check(raw[name])
+                except (ValueError, TypeError, RecursionError):
+                    raise ProtocolError(
+                        f"field {name!r} of a {kind} message is not valid: {raw[name]!r:.80}"
+                    ) from None
+        return values  # unknown fields are ignored: they are how the protocol grows
+
+    return read
+
+
+def _check(hint: Any) -> Callable[[Any], Any]:
+    """A function that returns the value in the type of `hint`, or raises ValueError."""
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    simple: dict[Any, Callable[[Any], Any]] = {
+        int: _check_int,
+        float: _check_float,
+        str: _check_text,
+        bool: _check_bool,
+    }
+    if hint in simple:
+        return simple[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        item = _check(arguments[0])
+        return lambda value: _check_tuple(value, item)
+    if origin is dict:
+        item = _check_float if arguments[1] is float else _accept
+        return lambda value: _check_map(value, item)
+    raise TypeError(f"no check for {hint} ({types.UnionType})")
+
+
+def _accept(value: Any) -> Any:
+    return value
+
+
+def _check_int(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**limits.OBJECT_ID_BITS:
+        raise ValueError(value)
+    return value
+
+
+def _check_float(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(value)
+    return float(value)
+
+
+def _check_text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > limits.MAX_TEXT:
+        raise ValueError(value)
+    return value
+
+
+def _check_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(value)
+    return value
+
+
+def _check_tuple(value: Any, item: Callable[[Any], Any]) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or len(value) > limits.MAX_IDS:
+        raise ValueError(value)
+    return tuple(item(v) for v in value)
+
+
+def _check_map(value: Any, item: Callable[[Any], Any]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(value)
+    return {_check_text(k): item(v) for k, v in value.items()}

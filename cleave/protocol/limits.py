@@ -1,0 +1,39 @@
+"""Every limit of the protocol, in one place. Both sides check them; breaking one ends the session.
+
+A limit is part of the protocol: a client written from `docs/protocol.md` relies on these values.
+"""
+
+from typing import Final
+
+VERSION: Final = 1
+"""Protocol version, sent in `hello`; both sides must speak the same."""
+
+MAX_MESSAGE_BYTES: Final = 256 * 2**20
+"""Largest WebSocket message, header and payload together."""
+
+MAX_HEADER_BYTES: Final = 1 * 2**20
+"""Largest message without its payload."""
+
+MAX_RUN_INPUTS: Final = 4096
+"""Most arrays that one `run` may name."""
+
+MAX_IDS: Final = 65536
+"""Most ids in one `drop` or `cancel`."""
+
+MAX_TEXT: Final = 4096
+"""Longest text field (names, reasons), in characters."""
+
+MAX_RUNS_IN_FLIGHT: Final = 4096
+"""Most unanswered `run` messages on one session."""
+
+HANDSHAKE_S: Final = 10.0
+"""A peer that has not completed `hello` / `welcome` after this time is disconnected."""
+
+HEARTBEAT_S: Final = 2.0
+"""A device sends a `heartbeat` at least this often."""
+
+SILENCE_S: Final = 12.0
+"""A device from which nothing came for this long is lost."""
+
+OBJECT_ID_BITS: Final = 63
+"""Ids of arrays and runs are integers from 0 to 2**63 - 1."""

@@ -1,0 +1,218 @@
+"""The messages, as dataclasses. What each means is written in `docs/protocol.md`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, TypeAlias
+
+from cleave.protocol import limits
+
+Ids: TypeAlias = tuple[int, ...]
+
+
+class Op(Enum):
+    """Operations a device may offer."""
+
+    MATMUL = "matmul"
+
+
+class Role(Enum):
+    """Who says hello."""
+
+    DEVICE = "device"
+    OPERATOR = "operator"
+
+
+class ErrorCode(Enum):
+    """Why a session ends with `error`."""
+
+    VERSION = "version"
+    CREDENTIAL = "credential"
+    PROTOCOL = "protocol"
+    LIMIT = "limit"
+    REQUEST = "request"
+
+
+@dataclass(slots=True)
+class Hello:
+    """First message of a client."""
+
+    TYPE: ClassVar[str] = "hello"
+    role: Role
+    version: int = limits.VERSION
+    credential: str = ""
+    name: str = ""
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    profile: str = ""
+    flops_per_s: float = 0.0
+    downlink_bytes_per_s: float = 0.0
+    uplink_bytes_per_s: float = 0.0
+    latency_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Welcome:
+    """The server's answer to `hello`."""
+
+    TYPE: ClassVar[str] = "welcome"
+    device: int
+    version: int = limits.VERSION
+    heartbeat_s: float = limits.HEARTBEAT_S
+
+
+@dataclass(slots=True)
+class Put:
+    """PS to device: keep this array under this id. One payload, row-major."""
+
+    TYPE: ClassVar[str] = "put"
+    id: int
+    rows: int
+    columns: int
+    dtype: str
+    payload: Any = None
+
+
+@dataclass(slots=True)
+class Run:
+    """PS to device: compute `op` of the named arrays and answer with `result`.
+
+    For `matmul` the inputs are pairs a0, b0, a1, b1, ...; the result is the sum of the products
+    a_i @ b_i, accumulated in fp32 and returned as `out`.
+    """
+
+    TYPE: ClassVar[str] = "run"
+    id: int
+    op: str
+    inputs: Ids
+    transpose_a: bool
+    transpose_b: bool
+    out: str
+
+
+@dataclass(slots=True)
+class Result:
+    """Device to PS: the answer to `run`. One payload, row-major."""
+
+    TYPE: ClassVar[str] = "result"
+    id: int
+    rows: int
+    columns: int
+    dtype: str
+    compute_s: float
+    payload: Any = None
+
+
+@dataclass(slots=True)
+class TaskError:
+    """Device to PS: this `run` could not be done; the session goes on."""
+
+    TYPE: ClassVar[str] = "task_error"
+    id: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Drop:
+    """PS to device: forget these arrays."""
+
+    TYPE: ClassVar[str] = "drop"
+    ids: Ids
+
+
+@dataclass(slots=True)
+class Cancel:
+    """PS to device: the results of these runs are not wanted any more."""
+
+    TYPE: ClassVar[str] = "cancel"
+    ids: Ids
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Device to PS: still here."""
+
+    TYPE: ClassVar[str] = "heartbeat"
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """Device to PS: how the device is. Any subset of values, SI units in their names."""
+
+    TYPE: ClassVar[str] = "telemetry"
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Drain:
+    """Device to PS: give me nothing new; I answer what I have and go."""
+
+    TYPE: ClassVar[str] = "drain"
+
+
+@dataclass(slots=True)
+class Bye:
+    """Either side: this session ends on purpose."""
+
+    TYPE: ClassVar[str] = "bye"
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Error:
+    """Either side: this session ends because of a fault of the peer."""
+
+    TYPE: ClassVar[str] = "error"
+    code: ErrorCode
+    message: str
+
+
+@dataclass(slots=True)
+class Request:
+    """Operator to PS: do something (`submit`, `attach`, `cancel`, `status`)."""
+
+    TYPE: ClassVar[str] = "request"
+    id: int
+    action: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Reply:
+    """PS to operator: the answer to one `request`."""
+
+    TYPE: ClassVar[str] = "reply"
+    id: int
+    ok: bool
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """PS to operator: one record of a job's stream (a step, an evaluation, the end)."""
+
+    TYPE: ClassVar[str] = "job_record"
+    job: str
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Put
+    | Run
+    | Result
+    | TaskError
+    | Drop
+    | Cancel
+    | Heartbeat
+    | Telemetry
+    | Drain
+    | Bye
+    | Error
+    | Request
+    | Reply
+    | JobRecord
+)
