@@ -36,13 +36,13 @@ class DType(Enum):
     @property
     def storage(self) -> np.dtype[Any]:
         """The numpy dtype that holds it: bf16 lives in uint16."""
-        return _STORAGE[self]
+        return _STORAGE[self.value]
 
 
-_STORAGE = {
-    DType.FP32: np.dtype("<f4"),
-    DType.BF16: np.dtype("<u2"),
-    DType.FP16: np.dtype("<f2"),
+_STORAGE: dict[str, np.dtype[Any]] = {
+    "fp32": np.dtype("<f4"),
+    "bf16": np.dtype("<u2"),
+    "fp16": np.dtype("<f2"),
 }
 
 
@@ -80,15 +80,13 @@ class Buffer:
 
     def region(self, rows: Span, columns: Span) -> Buffer:
         """A view of some rows and columns."""
-        return Buffer(
-            self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype
-        )
+        return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
         """The elements row by row, as bytes; a view where the rows are contiguous already."""
         if self.array.size == 0:
             return memoryview(b"")
-        return memoryview(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
 
     def float32(self) -> Array:
         """The values in fp32; exact for every dtype, a view when they are fp32 already."""

@@ -8,6 +8,7 @@ cut too, a strip consists of several pieces, and a block is the sum of the produ
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -111,7 +112,7 @@ def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
     units = -(-span.size // align)
     pieces = max(1, min(pieces, units))
     bounds = [min(span.stop, span.start + units * i // pieces * align) for i in range(pieces + 1)]
-    return tuple(Span(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if b > a)
+    return tuple(Span(a, b) for a, b in pairwise(bounds) if b > a)
 
 
 def cut_tile(tile: Tile, rows: int, columns: int, *, align: int = 1) -> TileCut:
@@ -122,7 +123,7 @@ def cut_tile(tile: Tile, rows: int, columns: int, *, align: int = 1) -> TileCut:
 
 
 def wavefront(cut: TileCut) -> Iterator[Block]:
-    """The blocks of a tile in the order in which alternating strips A0 B0 A1 B1 ... make them ready.
+    """The blocks of a tile in the order in which strips, sent A0 B0 A1 B1 ..., make them ready.
 
     When an A-strip arrives it meets every B-strip that is already there, and the other way round;
     so after a share f of the download a share f^2 of the blocks is ready (design, section 4).

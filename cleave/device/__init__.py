@@ -1,1 +1,1 @@
-
+"""The device: a pure state machine (`core`) and the executors that multiply."""

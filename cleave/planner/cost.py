@@ -46,5 +46,5 @@ def strips_per_side(tile_time_s: float, tiles: int) -> int:
     More strips shorten the fill (0.48 T / p) and cost the PS p^2 blocks for each of `tiles`; the
     sum is least where ``2 tiles PS_BLOCK_S p^3 = 0.48 T``.
     """
-    best = (0.24 * tile_time_s / (max(1, tiles) * PS_BLOCK_S)) ** (1 / 3)
-    return max(1, min(MAX_STRIPS, round(best)))
+    best = float(0.24 * tile_time_s / (max(1, tiles) * PS_BLOCK_S)) ** (1 / 3)
+    return int(max(1, min(MAX_STRIPS, round(best))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
@@ -93,9 +94,7 @@ def _shares(span: Span, weights: Sequence[float]) -> list[Span]:
         running += weight
         bounds.append(span.start + round(span.size * running / total / align) * align)
     bounds.append(span.stop)
-    return [
-        Span(min(a, span.stop), min(b, span.stop)) for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [Span(min(a, span.stop), min(b, span.stop)) for a, b in pairwise(bounds)]
 
 
 def _partition(

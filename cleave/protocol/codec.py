@@ -39,11 +39,12 @@ def _payload_bytes(payload: Any) -> int:
 
 
 def _header(message: Message) -> bytes:
-    return _writer(type(message))(message)
+    cls: type[Any] = type(message)
+    return _writer(cls)(message)
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The message as parts to send one after the other: a header and, where there is one, a payload.
+    """The message as parts to send in turn: a header and, where there is one, a payload.
 
     Raises:
         ProtocolError: when the message is larger than the protocol allows.

@@ -1,0 +1,206 @@
+"""The device's state machine: arrays in, multiplications wanted, blocks out.
+
+It knows no socket, clock or element. Messages of the PS go in with `received`; what comes out are
+`Compute` orders for an executor and messages to send. A finished computation comes back through
+`computed` or `failed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from cleave.arrays import DType
+from cleave.errors import ProtocolError
+from cleave.protocol import messages
+from cleave.protocol.messages import Message, Op
+
+
+@dataclass(slots=True)
+class Array:
+    """An array in the device's store; the payload is not looked at here."""
+
+    rows: int
+    columns: int
+    dtype: DType
+    payload: Any
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Compute:
+    """Order to the executor: the sum of the products of the pairs, as `out`.
+
+    Attributes:
+        run: the run it answers.
+        pairs: the arrays to multiply, as they are stored.
+        transpose_a, transpose_b: how they enter the product.
+        rows, columns: shape of the result.
+        out: dtype of the result.
+        flops: two for each multiply-add.
+    """
+
+    run: int
+    pairs: list[tuple[Array, Array]]
+    transpose_a: bool
+    transpose_b: bool
+    rows: int
+    columns: int
+    out: DType
+    flops: int
+
+
+Action: TypeAlias = Compute | Message
+
+
+class DeviceCore:
+    """One device's memory and tasks.
+
+    Args:
+        memory_bytes: what it offered in `hello`; going over it is the PS's fault and ends the
+            session.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self.occupied_bytes = 0
+        self.draining = False
+        self.welcome: messages.Welcome | None = None
+        self.blocks = 0
+        self.flops = 0
+        self._store: dict[int, Array] = {}
+        self._running: dict[int, Compute] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether every run it was given is answered."""
+        return not self._running
+
+    def received(self, message: Message) -> list[Action]:
+        """Take a message of the PS.
+
+        Raises:
+            ProtocolError: for a message that a PS must not send; the session is to be ended.
+        """
+        match message:
+            case messages.Put():
+                self._put(message)
+                return []
+            case messages.Run():
+                return [self._run(message)]
+            case messages.Drop():
+                for name in message.ids:
+                    array = self._store.pop(name, None)
+                    if array is not None:
+                        self.occupied_bytes -= array.nbytes
+                return []
+            case messages.Cancel():
+                for run in message.ids:
+                    self._running.pop(run, None)
+                return []
+            case messages.Welcome() if self.welcome is None:
+                self.welcome = message
+                return []
+            case _:
+                raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
+
+    def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
+        """The executor's result of a run; nothing is sent if it was cancelled meanwhile."""
+        order = self._running.pop(run, None)
+        if order is None:
+            return []
+        self.blocks += 1
+        self.flops += order.flops
+        return [
+            messages.Result(run, order.rows, order.columns, order.out.value, compute_s, payload)
+        ]
+
+    def failed(self, run: int, reason: str) -> list[Action]:
+        """The executor could not do a run."""
+        return [messages.TaskError(run, reason)] if self._running.pop(run, None) else []
+
+    def drain(self) -> list[Action]:
+        """The owner wants the device back: take nothing new, answer what is there."""
+        if self.draining:
+            return []
+        self.draining = True
+        return [messages.Drain()]
+
+    def _put(self, message: messages.Put) -> None:
+        dtype = _dtype(message.dtype)
+        nbytes = message.rows * message.columns * dtype.itemsize
+        payload = message.payload
+        length = len(payload) if isinstance(payload, bytes) else payload.nbytes
+        if length != nbytes:
+            raise ProtocolError(
+                f"array {message.id} came with {length} bytes; "
+                f"{message.rows}x{message.columns} {message.dtype} has {nbytes}"
+            )
+        if message.id in self._store:
+            raise ProtocolError(f"array {message.id} was sent twice")
+        if self.occupied_bytes + nbytes > self.memory_bytes:
+            raise ProtocolError(
+                f"array {message.id} does not fit: {self.occupied_bytes} of {self.memory_bytes} "
+                f"bytes are taken and it has {nbytes}"
+            )
+        self.occupied_bytes += nbytes
+        self._store[message.id] = Array(message.rows, message.columns, dtype, payload, nbytes)
+
+    def _run(self, message: messages.Run) -> Action:
+        if message.id in self._running:
+            raise ProtocolError(f"run {message.id} was asked for twice")
+        try:
+            order = self._order(message)
+        except _CannotRunError as error:
+            return messages.TaskError(message.id, str(error))
+        self._running[message.id] = order
+        return order
+
+    def _order(self, message: messages.Run) -> Compute:
+        if message.op != Op.MATMUL.value:
+            raise _CannotRunError(f"this device has no op {message.op!r}, only 'matmul'")
+        if not message.inputs or len(message.inputs) % 2:
+            raise _CannotRunError(f"matmul needs pairs of arrays, not {len(message.inputs)}")
+        arrays = []
+        for name in message.inputs:
+            array = self._store.get(name)
+            if array is None:
+                raise _CannotRunError(f"array {name} is not here")
+            arrays.append(array)
+        pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
+        shapes = set()
+        depth = 0
+        for a, b in pairs:
+            m, ka = (a.columns, a.rows) if message.transpose_a else (a.rows, a.columns)
+            kb, n = (b.columns, b.rows) if message.transpose_b else (b.rows, b.columns)
+            if ka != kb or a.dtype is not b.dtype:
+                raise _CannotRunError(
+                    f"a {m}x{ka} {a.dtype.value} array cannot be multiplied "
+                    f"by a {kb}x{n} {b.dtype.value} one"
+                )
+            shapes.add((m, n))
+            depth += ka
+        if len(shapes) > 1:
+            raise _CannotRunError(f"products of different shapes cannot be added: {sorted(shapes)}")
+        rows, columns = shapes.pop()
+        return Compute(
+            message.id,
+            pairs,
+            message.transpose_a,
+            message.transpose_b,
+            rows,
+            columns,
+            _dtype(message.out),
+            2 * rows * columns * depth,
+        )
+
+
+class _CannotRunError(Exception):
+    """Why one run cannot be done; the session goes on."""
+
+
+def _dtype(name: str) -> DType:
+    try:
+        return DType(name)
+    except ValueError:
+        raise ProtocolError(f"unknown dtype {name!r}") from None

@@ -1,0 +1,153 @@
+"""What the dispatcher is told, and what it orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from cleave.dispatch.work import Stored, Unit, Work
+from cleave.planner.plan import DeviceRates
+
+# --- events ---
+
+
+@dataclass(slots=True)
+class DeviceReady:
+    """A device is connected and may be given work."""
+
+    rates: DeviceRates
+
+
+@dataclass(slots=True)
+class DeviceDraining:
+    """A device answers what it has been sent and wants nothing new."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class DeviceLost:
+    """A device is gone, with everything it held."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class Submitted:
+    """There is new work."""
+
+    work: Work
+
+
+@dataclass(slots=True)
+class ResultArrived:
+    """A device answered a run. The payload is not looked at."""
+
+    device: int
+    run: int
+    payload: Any
+
+
+@dataclass(slots=True)
+class RunFailed:
+    """A device could not do a run, or its answer was not valid."""
+
+    device: int
+    run: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Assembled:
+    """The shell has put a unit's result in its place."""
+
+    unit: Unit
+
+
+@dataclass(slots=True)
+class OperandReleased:
+    """Nobody will use this operand again; devices may forget it."""
+
+    operand: int
+
+
+Event: TypeAlias = (
+    DeviceReady
+    | DeviceDraining
+    | DeviceLost
+    | Submitted
+    | ResultArrived
+    | RunFailed
+    | Assembled
+    | OperandReleased
+)
+
+# --- commands ---
+
+
+@dataclass(slots=True)
+class SendArray:
+    """Cut this array out of its operand and send it."""
+
+    device: int
+    array: Stored
+
+
+@dataclass(slots=True)
+class SendRun:
+    """Ask the device to do this unit, as run `run`."""
+
+    device: int
+    run: int
+    unit: Unit
+
+
+@dataclass(slots=True)
+class SendDrop:
+    """Tell the device to forget these arrays."""
+
+    device: int
+    ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class SendCancel:
+    """Tell the device that these runs are not wanted any more."""
+
+    device: int
+    runs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Assemble:
+    """Put this result in its place, then say `Assembled`."""
+
+    unit: Unit
+    payload: Any
+
+
+@dataclass(slots=True)
+class Finished:
+    """All of this work is in place."""
+
+    work: int
+
+
+@dataclass(slots=True)
+class Failed:
+    """This work cannot be finished."""
+
+    work: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Drained:
+    """A draining device has answered everything; its session may end."""
+
+    device: int
+
+
+Command: TypeAlias = (
+    SendArray | SendRun | SendDrop | SendCancel | Assemble | Finished | Failed | Drained
+)

@@ -1,0 +1,253 @@
+"""A GEMM as work for the dispatcher: its plan turned into units, its partial sums kept in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from cleave.dispatch.work import Holdings, Stored, Unit
+from cleave.gemm import Block, Gemm, Span, Tile, TileCut, even_cuts, wavefront
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Planner, Residency
+from cleave.protocol.messages import Op
+
+_RESIDENCY_DEVICES = 64  # comparing holders pairwise is not worth it in larger fleets
+_BLOCK_BYTES = 8 * 2**20
+_PARTIAL = "fp32"  # partial sums travel and are added in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRef:
+    """A side of a GEMM: an operand as it lies, or transposed."""
+
+    operand: int
+    transposed: bool
+
+    def region(self, rows: Span, columns: Span) -> tuple[Span, Span]:
+        """Rows and columns in the operand's own orientation."""
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmUnit:
+    """What shells need to know of a unit: how to ask for it and where its block goes."""
+
+    block: Block
+    tile: int
+    transpose_a: bool
+    transpose_b: bool
+    partial: bool
+    out: str  # dtype of the result, as the protocol names it
+    op: Op = Op.MATMUL
+
+
+class GemmWork:
+    """C = A @ B on a fleet."""
+
+    def __init__(
+        self,
+        id: int,
+        gemm: Gemm,
+        a: MatrixRef,
+        b: MatrixRef,
+        element: ElementBytes,
+        out: str,
+        planner: Planner,
+    ) -> None:
+        self.id = id
+        self.gemm = gemm
+        self.a = a
+        self.b = b
+        self.element = element
+        self.out = out
+        self.plan: Plan | None = None
+        self._planner = planner
+        self._remaining = 0
+        self._order: _FoldOrder | None = None
+
+    @property
+    def complete(self) -> bool:
+        """See `Work.complete`."""
+        return self.plan is not None and not self._remaining
+
+    def assign(
+        self, devices: Sequence[DeviceRates], holdings: Holdings
+    ) -> Iterable[tuple[int, Unit]]:
+        """See `Work.assign`."""
+        residencies = list(self._residencies(holdings, len(devices)))
+        self.plan = self._planner.plan(self.gemm, self.element, devices, residencies)
+        assigned = [
+            (tile.device, unit)
+            for number, tile in enumerate(self.plan.tiles)
+            for unit in self._units(tile.cut, number, holdings)
+        ]
+        self._remaining = len(assigned)
+        if any(unit.detail.partial for _, unit in assigned):
+            self._order = _FoldOrder([unit for _, unit in assigned])
+        return assigned
+
+    def _units(self, cut: TileCut, number: int, holdings: Holdings) -> Iterator[Unit]:
+        partial = cut.tile.is_partial(self.gemm)
+        each = self.element.partial if partial else self.element.finished
+        a_strips = {m: [self._a(holdings, m, k) for k in cut.k_cuts] for m in cut.m_cuts}
+        b_strips = {n: [self._b(holdings, k, n) for k in cut.k_cuts] for n in cut.n_cuts}
+        for block in wavefront(cut):
+            pieces = zip(a_strips[block.m], b_strips[block.n], strict=True)
+            yield Unit(
+                self.id,
+                tuple(piece for pair in pieces for piece in pair),
+                block.flops,
+                block.elements * each,
+                GemmUnit(
+                    block,
+                    number,
+                    self.a.transposed,
+                    self.b.transposed,
+                    partial,
+                    _PARTIAL if partial else self.out,
+                ),
+            )
+
+    def _a(self, holdings: Holdings, m: Span, k: Span) -> Stored:
+        return holdings.stored(self.a.operand, *self.a.region(m, k), self.element.sent)
+
+    def _b(self, holdings: Holdings, k: Span, n: Span) -> Stored:
+        return holdings.stored(self.b.operand, *self.b.region(k, n), self.element.sent)
+
+    # --- results ---
+
+    def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
+        """See `Work.arrived`."""
+        return [(unit, payload)] if self._order is None else self._order.arrived(unit, payload)
+
+    def assembled(self, unit: Unit) -> Iterable[tuple[Unit, Any]]:
+        """See `Work.assembled`."""
+        self._remaining -= 1
+        return () if self._order is None else self._order.folded(unit)
+
+    # --- what devices hold already ---
+
+    def _residencies(self, holdings: Holdings, fleet: int) -> Iterator[Residency]:
+        """Covers of the GEMM by tiles whose A side, or B side, devices hold without overlap."""
+        if fleet > _RESIDENCY_DEVICES:
+            return
+        held_a, held_b = holdings.holders(self.a.operand), holdings.holders(self.b.operand)
+        whole = Tile(Span(0, self.gemm.m), Span(0, self.gemm.n), Span(0, self.gemm.k))
+        for held in (held_a, held_b):
+            tiles = {}
+            for device in held:
+                cut_a = _grid(held_a.get(device, ()), self.a.transposed)
+                cut_b = _grid(held_b.get(device, ()), self.b.transposed)
+                cut = self._follow(whole, cut_a, cut_b, follow_a=held is held_a)
+                if cut is None:
+                    break
+                tiles[device] = cut
+            else:
+                if tiles and _covers(self.gemm, [cut.tile for cut in tiles.values()]):
+                    yield Residency(tiles, self._held_bytes(tiles, held_a, held_b))
+
+    def _follow(
+        self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
+    ) -> TileCut | None:
+        """The tile of a device that holds `cut_a` (or `cut_b`), and all of the third side."""
+        grid = cut_a if follow_a else cut_b
+        if grid is None:
+            return None
+        k_cuts = grid.columns if follow_a else grid.rows
+        other = cut_b if follow_a else cut_a
+        kept = grid.rows if follow_a else grid.columns
+        third = whole.n if follow_a else whole.m
+        free: tuple[Span, ...] | None = None
+        if other is not None and (other.rows if follow_a else other.columns) == k_cuts:
+            cuts = other.columns if follow_a else other.rows
+            if _hull(cuts) == third:  # the device holds all of the other side as well
+                free = cuts
+        if free is None:
+            block_bytes = _hull(kept).size * third.size * self.element.partial
+            free = even_cuts(third, max(1, -(-block_bytes // _BLOCK_BYTES)), align=4)
+        m_cuts, n_cuts = (kept, free) if follow_a else (free, kept)
+        return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)
+
+    def _held_bytes(
+        self,
+        tiles: Mapping[int, TileCut],
+        held_a: Mapping[int, Sequence[Stored]],
+        held_b: Mapping[int, Sequence[Stored]],
+    ) -> dict[int, int]:
+        total = {}
+        for device, cut in tiles.items():
+            names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
+            names_b = {(s.rows, s.columns): s.nbytes for s in held_b.get(device, ())}
+            total[device] = sum(
+                names_a.get(self.a.region(m, k), 0) for m in cut.m_cuts for k in cut.k_cuts
+            ) + sum(names_b.get(self.b.region(k, n), 0) for k in cut.k_cuts for n in cut.n_cuts)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Consecutive row spans and column spans of a matrix side, all combinations present."""
+
+    rows: tuple[Span, ...]
+    columns: tuple[Span, ...]
+
+
+def _grid(arrays: Sequence[Stored], transposed: bool) -> _Grid | None:
+    """The grid that arrays form, in the orientation of the GEMM; None when they form none."""
+    rows = tuple(sorted({a.rows for a in arrays}))
+    columns = tuple(sorted({a.columns for a in arrays}))
+    if not arrays or len(arrays) != len(rows) * len(columns):
+        return None
+    for spans in (rows, columns):
+        if any(x.stop != y.start for x, y in pairwise(spans)):
+            return None
+    return _Grid(columns, rows) if transposed else _Grid(rows, columns)
+
+
+def _hull(spans: Sequence[Span]) -> Span:
+    return Span(spans[0].start, spans[-1].stop)
+
+
+def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
+    if sum(tile.volume for tile in tiles) != gemm.volume:
+        return False
+    return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])
+
+
+class _FoldOrder:
+    """Partial sums are added in the order of k: each waits for the lower ones of its elements.
+
+    Results then do not depend on the order in which devices answer (design, section 4).
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._waits = dict.fromkeys(units, 0)
+        self._followers: dict[Unit, list[Unit]] = {unit: [] for unit in units}
+        self._parked: dict[Unit, Any] = {}
+        by_depth = sorted(units, key=lambda u: u.detail.block.k)
+        for i, upper in enumerate(by_depth):
+            block = upper.detail.block
+            for lower in by_depth[:i]:
+                below = lower.detail.block
+                if (
+                    below.k.stop <= block.k.start
+                    and below.m.overlaps(block.m)
+                    and below.n.overlaps(block.n)
+                ):
+                    self._waits[upper] += 1
+                    self._followers[lower].append(upper)
+
+    def arrived(self, unit: Unit, payload: Any) -> list[tuple[Unit, Any]]:
+        if self._waits[unit]:
+            self._parked[unit] = payload
+            return []
+        return [(unit, payload)]
+
+    def folded(self, unit: Unit) -> list[tuple[Unit, Any]]:
+        ready = []
+        for follower in self._followers.pop(unit):
+            self._waits[follower] -= 1
+            if not self._waits[follower] and follower in self._parked:
+                ready.append((follower, self._parked.pop(follower)))
+        return ready

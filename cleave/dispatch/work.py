@@ -1,0 +1,95 @@
+"""What the dispatcher moves: stored arrays, units, and the work that consists of units.
+
+The dispatcher knows nothing of matrix multiplication. A `Work` turns itself into units with named
+inputs, says which arrived results may be assembled when, and knows when it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cleave.gemm import Span
+from cleave.planner.plan import DeviceRates
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A named array in a device's memory: a region of an operand.
+
+    Attributes:
+        id: its name on the wire; never reused.
+        operand: which operand (one version of one matrix) it is cut from.
+        rows, columns: which part, in the operand's own orientation.
+        nbytes: its size.
+    """
+
+    id: int
+    operand: int
+    rows: Span
+    columns: Span
+    nbytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """One computation on one device and the block that it yields.
+
+    Attributes:
+        work: id of the work it belongs to.
+        inputs: the arrays it needs, in the order of the operation's arguments.
+        flops: its cost.
+        output_bytes: the size of its result.
+        detail: what the shells need to send and assemble it; opaque to the dispatcher.
+        attempts: how often it was given out.
+    """
+
+    work: int
+    inputs: tuple[Stored, ...]
+    flops: int
+    output_bytes: int
+    detail: Any
+    attempts: int = 0
+
+
+class Holdings(Protocol):
+    """Which arrays devices hold, or will hold when what is queued has been sent."""
+
+    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> Stored:
+        """The array of this name, new or known."""
+        ...
+
+    def holders(self, operand: int) -> Mapping[int, Sequence[Stored]]:
+        """By device, the arrays of an operand that it holds."""
+        ...
+
+
+class Work(Protocol):
+    """Something that a fleet can do in units."""
+
+    @property
+    def id(self) -> int: ...
+
+    def assign(
+        self, devices: Sequence[DeviceRates], holdings: Holdings
+    ) -> Iterable[tuple[int, Unit]]:
+        """Units with the device of each, a device's units in the order it should get them.
+
+        Raises:
+            PlanError: when it cannot be done on these devices.
+        """
+        ...
+
+    def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
+        """A result came: the results that may be assembled now, in order."""
+        ...
+
+    def assembled(self, unit: Unit) -> Iterable[tuple[Unit, Any]]:
+        """A result is in place: results that waited for it and may be assembled now."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether every unit is assembled."""
+        ...

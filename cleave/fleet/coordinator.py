@@ -1,0 +1,324 @@
+"""The PS's core: device sessions on one side, GEMMs on the other, the dispatcher between them.
+
+Pure like the dispatcher: messages and times in, orders out. It speaks the protocol (handshake,
+liveness, the three verbs) so that every shell, live or virtual, runs the same code.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from cleave.arrays import Buffer, DType
+from cleave.dispatch import events
+from cleave.dispatch.dispatcher import Dispatcher
+from cleave.dispatch.gemm_work import GemmUnit, GemmWork
+from cleave.dispatch.work import Unit
+from cleave.errors import ProtocolError
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates
+from cleave.protocol import limits, messages
+from cleave.protocol.messages import ErrorCode, Message, Op
+
+
+class DeviceState(Enum):
+    """What a device session is doing; the values are what users read."""
+
+    JOINING = "joining"
+    READY = "ready"
+    BUSY = "busy"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+# --- orders to the shell ---
+
+
+@dataclass(slots=True)
+class Send:
+    """Send this message on this session, after those sent before."""
+
+    session: int
+    message: Message
+
+
+@dataclass(slots=True)
+class Close:
+    """End this session."""
+
+    session: int
+
+
+@dataclass(slots=True)
+class Place:
+    """Put this result in its place in the output of its work, then call `placed`."""
+
+    unit: Unit
+    payload: Any
+
+
+@dataclass(slots=True)
+class Done:
+    """This work is complete."""
+
+    work: int
+
+
+@dataclass(slots=True)
+class Failure:
+    """This work cannot be completed."""
+
+    work: int
+    reason: str
+
+
+Order: TypeAlias = Send | Close | Place | Done | Failure
+
+
+@dataclass(slots=True)
+class Session:
+    """One device session, as the PS sees it."""
+
+    id: int
+    opened_s: float
+    state: DeviceState = DeviceState.JOINING
+    reason: str = ""
+    name: str = ""
+    profile: str = ""
+    heard_s: float = 0.0
+    blocks: int = 0
+    compute_s: float = 0.0
+    rates: DeviceRates | None = None
+    dtypes: tuple[str, ...] = ()
+    telemetry: dict[str, float] = field(default_factory=dict)
+    expected: dict[int, Unit] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AssumedRates:
+    """What is assumed of a device that does not say: a laptop on a home network."""
+
+    flops_per_s: float = 50e9
+    downlink_bytes_per_s: float = 50e6
+    uplink_bytes_per_s: float = 20e6
+    memory_bytes: int = 2**30
+
+
+class Coordinator:
+    """The PS without its sockets, threads and clock.
+
+    Args:
+        credential: what `hello` must carry; empty for none.
+        assumed: rates of devices that state none.
+    """
+
+    def __init__(self, credential: str = "", assumed: AssumedRates | None = None) -> None:
+        self.dispatcher = Dispatcher()
+        self.sessions: dict[int, Session] = {}
+        self.credential = credential
+        self.assumed = assumed or AssumedRates()
+        self.epoch = 0
+        self._buffers: dict[int, Buffer] = {}
+
+    @property
+    def ready_devices(self) -> int:
+        """How many devices may be given work."""
+        return len(self.dispatcher.devices)
+
+    # --- sessions ---
+
+    def opened(self, session: int, now_s: float) -> None:
+        """A peer connected; its `hello` is awaited."""
+        self.sessions[session] = Session(session, now_s, heard_s=now_s)
+
+    def received(self, session_id: int, message: Message, now_s: float) -> list[Order]:
+        """A message came on a session; one that breaks the protocol ends that session alone."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            return []
+        session.heard_s = now_s
+        try:
+            if session.state is DeviceState.JOINING:
+                return self._hello(session, message, now_s)
+            return self._from_device(session, message, now_s)
+        except ProtocolError as error:
+            return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
+
+    def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
+        """End a session that broke the rules, and say why."""
+        orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
+        return orders + self.closed(session_id, reason, now_s)
+
+    def closed(self, session_id: int, reason: str, now_s: float) -> list[Order]:
+        """A session ended, for whatever reason; its unfinished units go to others."""
+        session = self.sessions.pop(session_id, None)
+        if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
+            return []
+        session.state, session.reason = DeviceState.LOST, reason
+        self.epoch += 1
+        return self._do(events.DeviceLost(session_id), now_s)
+
+    def tick(self, now_s: float) -> list[Order]:
+        """Time passed: end sessions that are silent or have not said hello."""
+        orders: list[Order] = []
+        for session in list(self.sessions.values()):
+            joining = session.state is DeviceState.JOINING
+            limit_s = limits.HANDSHAKE_S if joining else limits.SILENCE_S
+            since_s = now_s - (session.opened_s if joining else session.heard_s)
+            if since_s > limit_s:
+                what = "said no hello" if joining else "was silent"
+                reason = f"the device {what} for {since_s:.0f} s"
+                orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+        return orders
+
+    def _hello(self, session: Session, message: Message, now_s: float) -> list[Order]:
+        if not isinstance(message, messages.Hello):
+            raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
+        if message.version != limits.VERSION:
+            reason = (
+                f"this server speaks protocol version {limits.VERSION} and the device speaks "
+                f"{message.version}; install the same version of cleave on both"
+            )
+            return self.refuse(session.id, ErrorCode.VERSION, reason, now_s)
+        if not hmac.compare_digest(message.credential.encode(), self.credential.encode()):
+            reason = "the credential is not valid; use the join URL that the server printed"
+            return self.refuse(session.id, ErrorCode.CREDENTIAL, reason, now_s)
+        if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
+            raise ProtocolError(
+                f"a device needs op 'matmul' and dtype 'fp32'; this one has "
+                f"ops {list(message.ops)} and dtypes {list(message.dtypes)}"
+            )
+        session.name, session.profile = message.name, message.profile
+        session.dtypes = message.dtypes
+        session.rates = DeviceRates(
+            device=session.id,
+            downlink_bytes_per_s=message.downlink_bytes_per_s or self.assumed.downlink_bytes_per_s,
+            uplink_bytes_per_s=message.uplink_bytes_per_s or self.assumed.uplink_bytes_per_s,
+            flops_per_s=message.flops_per_s or self.assumed.flops_per_s,
+            latency_s=message.latency_s,
+            memory_bytes=message.memory_bytes or self.assumed.memory_bytes,
+        )
+        session.state = DeviceState.READY
+        self.epoch += 1
+        welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
+        return welcome + self._do(events.DeviceReady(session.rates), now_s)
+
+    def _from_device(self, session: Session, message: Message, now_s: float) -> list[Order]:
+        match message:
+            case messages.Result():
+                return self._result(session, message, now_s)
+            case messages.TaskError():
+                session.expected.pop(message.id, None)
+                return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
+            case messages.Heartbeat():
+                return []
+            case messages.Telemetry():
+                session.telemetry.update(message.values)
+                return []
+            case messages.Drain():
+                session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
+                self.epoch += 1
+                return self._do(events.DeviceDraining(session.id), now_s)
+            case messages.Bye():
+                return [Close(session.id), *self.closed(session.id, message.reason, now_s)]
+            case messages.Error():
+                return [Close(session.id), *self.closed(session.id, message.message, now_s)]
+            case _:
+                raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
+
+    def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
+        unit = session.expected.pop(message.id, None)
+        if unit is not None:
+            detail: GemmUnit = unit.detail
+            block = detail.block
+            dtype = detail.out
+            shape = (block.m.size, block.n.size, dtype)
+            if (message.rows, message.columns, message.dtype) != shape or _length(
+                message.payload
+            ) != unit.output_bytes:
+                reason = (
+                    f"the result is {message.rows}x{message.columns} {message.dtype} of "
+                    f"{_length(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
+                )
+                return self._do(events.RunFailed(session.id, message.id, reason), now_s)
+            session.blocks += 1
+            session.compute_s += message.compute_s
+        return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
+
+    # --- work ---
+
+    def submit(self, work: GemmWork, a: Buffer, b: Buffer, now_s: float) -> list[Order]:
+        """Start a GEMM. `a` and `b` are its operands as they lie in memory."""
+        self._buffers[work.a.operand] = a
+        self._buffers[work.b.operand] = b
+        return self._do(events.Submitted(work), now_s)
+
+    def placed(self, unit: Unit, now_s: float) -> list[Order]:
+        """A `Place` order is carried out."""
+        return self._do(events.Assembled(unit), now_s)
+
+    def release(self, operand: int, now_s: float) -> list[Order]:
+        """Nobody will use this operand again."""
+        self._buffers.pop(operand, None)
+        return self._do(events.OperandReleased(operand), now_s)
+
+    def _do(self, event: events.Event, now_s: float) -> list[Order]:
+        return list(self._orders(self.dispatcher.handle(event, now_s)))
+
+    def _orders(self, commands: Iterable[events.Command]) -> Iterable[Order]:
+        for command in commands:
+            match command:
+                case events.SendArray(device, array):
+                    region = self._buffers[array.operand].region(array.rows, array.columns)
+                    rows, columns = region.shape
+                    put = messages.Put(array.id, rows, columns, region.dtype.value, region)
+                    yield Send(device, put)
+                case events.SendRun(device, run, unit):
+                    self.sessions[device].expected[run] = unit
+                    yield Send(device, _run_message(run, unit))
+                case events.Assemble(unit, payload):
+                    yield Place(unit, payload)
+                case events.SendDrop(device, ids):
+                    yield Send(device, messages.Drop(ids))
+                case events.SendCancel(device, runs):
+                    for run in runs:
+                        self.sessions[device].expected.pop(run, None)
+                    yield Send(device, messages.Cancel(runs))
+                case events.Finished(work):
+                    yield Done(work)
+                case events.Failed(work, reason):
+                    yield Failure(work, reason)
+                case events.Drained(device):
+                    yield Send(device, messages.Bye("drained"))
+                    yield Close(device)
+                    self.sessions.pop(device, None)
+
+
+def _length(payload: Any) -> int:
+    return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
+
+
+def _run_message(run: int, unit: Unit) -> messages.Run:
+    detail: GemmUnit = unit.detail
+    return messages.Run(
+        id=run,
+        op=detail.op.value,
+        inputs=tuple(array.id for array in unit.inputs),
+        transpose_a=detail.transpose_a,
+        transpose_b=detail.transpose_b,
+        out=detail.out,
+    )
+
+
+def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
+    """The GEMM of two shapes.
+
+    Raises:
+        ValueError: when they do not fit.
+    """
+    if a[1] != b[0]:
+        raise ValueError(f"a {a[0]}x{a[1]} matrix cannot be multiplied by a {b[0]}x{b[1]} one")
+    return Gemm(a[0], b[1], a[1])

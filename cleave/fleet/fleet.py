@@ -1,0 +1,230 @@
+"""The fleet as training sees it: operands, submitted GEMMs, futures, counters."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field, fields
+from itertools import count
+from types import TracebackType
+from typing import Protocol, Self
+
+from cleave.arrays import Buffer
+from cleave.dispatch.gemm_work import GemmWork, MatrixRef
+from cleave.errors import FleetError
+from cleave.fleet.coordinator import gemm_of
+from cleave.planner.grid import GridPlanner
+from cleave.planner.plan import ElementBytes, Planner
+
+
+@dataclass(slots=True)
+class FleetCounters:
+    """What the fleet did since it was made; subtract two snapshots for a step.
+
+    Attributes:
+        fleet_s: seconds on the fleet's clock (virtual or wall) during which GEMMs were awaited.
+        waited_s: wall seconds that the caller spent inside `GemmFuture.result`.
+        verify_s: seconds spent on checking results.
+        downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
+        floor_down_bytes, floor_up_bytes: every operand of every GEMM crossing once, and every
+            result once.
+        gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
+        reissued: units given out again because a device was lost or failed.
+        late: answers that nobody waited for any more.
+    """
+
+    fleet_s: float = 0.0
+    waited_s: float = 0.0
+    verify_s: float = 0.0
+    downlink_bytes: int = 0
+    uplink_bytes: int = 0
+    floor_down_bytes: int = 0
+    floor_up_bytes: int = 0
+    gemms: int = 0
+    tiles: int = 0
+    blocks: int = 0
+    reissued: int = 0
+    late: int = 0
+
+    def __sub__(self, earlier: FleetCounters) -> FleetCounters:
+        return FleetCounters(
+            **{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
+        )
+
+
+class Operand:
+    """One version of one matrix, under one name, for as long as this object lives.
+
+    Devices may keep what they were sent of it; when the object goes, they are told to forget it.
+    The matrix must not change meanwhile.
+
+    Attributes:
+        id: its name; never used again.
+        buffer: the matrix, row-major or not.
+    """
+
+    __slots__ = ("__weakref__", "buffer", "id")
+
+    def __init__(self, id: int, buffer: Buffer) -> None:
+        self.id = id
+        self.buffer = buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An operand as one side of a product, as it lies or transposed."""
+
+    operand: Operand
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.operand.buffer.shape
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
+@dataclass(slots=True, eq=False)
+class GemmFuture:
+    """A GEMM under way. `result` waits for it."""
+
+    work: GemmWork
+    a: Side
+    b: Side
+    out: Buffer
+    _shell: Shell
+    done: bool = False
+    error: str = ""
+
+    def result(self) -> Buffer:
+        """The product, once every block of it is in place.
+
+        Raises:
+            FleetError: when the fleet cannot finish it.
+        """
+        if not self.done:
+            self._shell.wait(self)
+        if self.error:
+            raise FleetError(self.error)
+        return self.out
+
+
+class Shell(Protocol):
+    """What moves time and bytes for a fleet: live (`cleave.transport`) or virtual (`emulator`)."""
+
+    clock: str
+
+    def start(self, future: GemmFuture) -> None:
+        """Take a GEMM; does not wait."""
+        ...
+
+    def wait(self, future: GemmFuture) -> None:
+        """Return when the future is done."""
+        ...
+
+    def release(self, operand: int) -> None:
+        """An operand's name is not used any more. May be called from any thread, in any state."""
+        ...
+
+    def counters(self) -> FleetCounters:
+        """A snapshot of the counters."""
+        ...
+
+    def device_count(self) -> int:
+        """How many devices may be given work now."""
+        ...
+
+    def close(self) -> None:
+        """End all sessions."""
+        ...
+
+
+@dataclass
+class Fleet:
+    """A fleet of devices that multiplies matrices.
+
+    Args:
+        shell: what moves time and bytes.
+        planner: who chooses the tiles.
+    """
+
+    shell: Shell
+    planner: Planner = field(default_factory=GridPlanner)
+
+    def __post_init__(self) -> None:
+        self._operands = count(1)
+        self._works = count(1)
+
+    @property
+    def clock(self) -> str:
+        """`virtual` or `wall`: what `fleet_s` counts."""
+        return self.shell.clock
+
+    def operand(self, buffer: Buffer) -> Operand:
+        """Name a matrix. It must not change while the operand lives."""
+        operand = Operand(next(self._operands), buffer)
+        weakref.finalize(operand, self.shell.release, operand.id).atexit = False
+        return operand
+
+    def submit(self, a: Side, b: Side, out: Buffer) -> GemmFuture:
+        """Start ``out = a @ b``; GEMMs submitted before the first `result` are in flight together.
+
+        Args:
+            a, b: shapes (m, k) and (k, n), of one dtype.
+            out: shape (m, n); the dtype of the operands, or fp32.
+
+        Raises:
+            ValueError: when shapes or dtypes do not fit.
+        """
+        gemm = gemm_of(a.shape, b.shape)
+        dtype = a.operand.buffer.dtype
+        if out.shape != (gemm.m, gemm.n) or b.operand.buffer.dtype is not dtype:
+            raise ValueError(
+                f"{a.shape} {dtype.value} @ {b.shape} {b.operand.buffer.dtype.value} does not go "
+                f"into {out.shape}"
+            )
+        element = ElementBytes(dtype.itemsize, out.dtype.itemsize)
+        work = GemmWork(
+            next(self._works),
+            gemm,
+            MatrixRef(a.operand.id, a.transposed),
+            MatrixRef(b.operand.id, b.transposed),
+            element,
+            out.dtype.value,
+            self.planner,
+        )
+        future = GemmFuture(work, a, b, out, self.shell)
+        if gemm.volume:
+            self.shell.start(future)
+        else:  # nothing to multiply: an empty sum is zero
+            out.array[...] = 0
+            future.done = True
+        return future
+
+    def counters(self) -> FleetCounters:
+        """A snapshot of the counters."""
+        return self.shell.counters()
+
+    @property
+    def device_count(self) -> int:
+        """How many devices may be given work now."""
+        return self.shell.device_count()
+
+    def close(self) -> None:
+        """End all sessions. Closing twice does nothing."""
+        self.shell.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def floor_bytes(future: GemmFuture) -> tuple[int, int]:
+    """Bytes down and up if every operand and result of a GEMM crossed once."""
+    down = future.a.operand.buffer.nbytes + future.b.operand.buffer.nbytes
+    return down, future.out.nbytes

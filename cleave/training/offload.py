@@ -1,0 +1,256 @@
+"""Linear layers whose multiplications run on a fleet.
+
+`offload` turns the `nn.Linear` layers (and transformers' `Conv1D`) of a model into offloaded ones in
+place: the same module objects with the same parameters, of a subclass whose forward sends its three
+GEMMs (forward, input gradient, weight gradient) to a fleet. `restore` turns them back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cleave import arrays
+from cleave.errors import UsageError
+from cleave.fleet.fleet import Fleet, Operand, Side
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ATTRIBUTE = "_cleave_operand"
+
+
+class _Operands:
+    """The operands of tensors, so that a tensor used twice has one name.
+
+    An operand must live as long as its tensor's values may be needed again, and no longer, or
+    activation checkpointing would save nothing. An activation (a tensor with a `grad_fn`) carries
+    its operand itself. A leaf (a weight, an input) may be changed behind autograd's back through
+    `.data` or numpy, so its operand lives only from a layer's forward to its backward.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.held: list[Operand] = []  # of weights, across accumulated micro-batches
+        self.holding = False
+        self._leaves: weakref.WeakValueDictionary[tuple[Any, ...], Operand] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def of(self, tensor: Tensor) -> Operand:
+        """The operand of a tensor, whose leading dimensions are taken as rows."""
+        if tensor.is_inference():  # has no version to tell changes by
+            return self._new(tensor)
+        version = tensor._version
+        if tensor.grad_fn is not None:
+            known: tuple[int, Operand] | None = getattr(tensor, _ATTRIBUTE, None)
+            if known is not None and known[0] == version:
+                return known[1]
+            operand = self._new(tensor)
+            setattr(tensor, _ATTRIBUTE, (version, operand))
+            return operand
+        key = (tensor.data_ptr(), version, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        leaf = self._leaves.get(key)
+        if leaf is None:
+            leaf = self._leaves[key] = self._new(tensor)
+            if self.holding and isinstance(tensor, nn.Parameter):
+                self.held.append(leaf)
+        return leaf
+
+    def _new(self, tensor: Tensor) -> Operand:
+        return self.fleet.operand(arrays.from_torch(tensor.detach().reshape(-1, tensor.shape[-1])))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Operands:
+        return self  # a copied model multiplies on the same fleet
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "an offloaded model cannot be pickled; call cleave.restore(model) first, "
+            "or save model.state_dict()"
+        )
+
+
+class _Product(torch.autograd.Function):
+    """y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operands: _Operands, as_is: bool
+    ) -> Tensor:
+        x_operand, w_operand = operands.of(x), operands.of(weight)
+        width = weight.shape[1] if as_is else weight.shape[0]
+        y = torch.empty(x.numel() // max(1, x.shape[-1]), width, dtype=x.dtype)
+        if x.shape[-1] == 0:
+            y = torch.zeros(x.shape[:-1].numel(), width, dtype=x.dtype)
+        else:
+            _multiply(operands.fleet, Side(x_operand), Side(w_operand, not as_is), y).result()
+        if bias is not None:
+            y += bias
+        ctx.save_for_backward(x, weight)
+        ctx.operands, ctx.as_is, ctx.has_bias = operands, as_is, bias is not None
+        # Leaves have no other owner of their operands until backward; see `_Operands`.
+        ctx.leaves = [
+            operand
+            for tensor, operand in ((x, x_operand), (weight, w_operand))
+            if tensor.grad_fn is None
+        ]
+        return y.view(*x.shape[:-1], width)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (dy,) = grads
+        x, weight = ctx.saved_tensors
+        operands: _Operands = ctx.operands
+        need_x, need_w, need_bias, *_ = ctx.needs_input_grad
+        dy2 = dy.reshape(-1, dy.shape[-1])
+        dx = dw = dbias = None
+        futures = []
+        if dy2.shape[0] == 0 or 0 in weight.shape:
+            dx = torch.zeros_like(x) if need_x else None
+            dw = torch.zeros_like(weight) if need_w else None
+        else:
+            x_side, w_side = Side(operands.of(x)), Side(operands.of(weight), ctx.as_is)
+            dy_operand = operands.fleet.operand(arrays.from_torch(dy2))
+            # Both are in flight before either is waited for.
+            if need_x:
+                dx = torch.empty(x.shape, dtype=x.dtype)
+                dx2 = dx.view(-1, x.shape[-1])
+                futures.append(_multiply(operands.fleet, Side(dy_operand), w_side, dx2))
+            if need_w:
+                dw = torch.empty(weight.shape, dtype=weight.dtype)
+                x_turned, dy_turned = Side(x_side.operand, True), Side(dy_operand, True)
+                left, right = (x_turned, Side(dy_operand)) if ctx.as_is else (dy_turned, x_side)
+                futures.append(_multiply(operands.fleet, left, right, dw))
+            # The PS has this to do while the fleet multiplies.
+            dbias = dy2.sum(0) if ctx.has_bias and need_bias else None
+            for future in futures:
+                future.result()
+        if dbias is None and ctx.has_bias and need_bias:
+            dbias = dy2.sum(0)
+        ctx.leaves = None
+        return dx, dw, dbias, None, None
+
+
+def _multiply(fleet: Fleet, a: Side, b: Side, out: Tensor) -> Any:
+    return fleet.submit(a, b, arrays.from_torch(out))
+
+
+def _product(module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, as_is: bool) -> Tensor:
+    if torch.is_autocast_enabled("cpu"):  # as F.linear is cast under autocast
+        dtype = torch.get_autocast_dtype("cpu")
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    if x.dtype not in _DTYPES or x.dtype is not weight.dtype:
+        raise UsageError(
+            f"an offloaded layer got {x.dtype} input for {weight.dtype} weights; "
+            f"use float32, bfloat16 or float16 for both"
+        )
+    y: Tensor = _Product.apply(x, weight, bias, module._cleave, as_is)  # type: ignore[no-untyped-call]
+    return y
+
+
+class OffloadedLinear(nn.Linear):
+    """An `nn.Linear` that multiplies on a fleet."""
+
+    _cleave: _Operands
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x of shape (..., in_features) to (..., out_features)."""
+        return _product(self, input, self.weight, self.bias, as_is=False)
+
+
+def _conv1d() -> type[nn.Module] | None:
+    """transformers' Conv1D (GPT-2's linear layer, weight of shape (in, out)), if installed."""
+    try:
+        from transformers.pytorch_utils import Conv1D
+    except ImportError:
+        return None
+    cls: type[nn.Module] = Conv1D
+    return cls
+
+
+def _offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return _product(self, x, self.weight, self.bias, as_is=True)
+
+    return type("OffloadedConv1D", (base,), {"forward": forward, "__doc__": "Conv1D on a fleet."})
+
+
+def offload(model: nn.Module, fleet: Fleet) -> nn.Module:
+    """Send the multiplications of a model's linear layers to a fleet, from now on.
+
+    Every `nn.Linear` and transformers `Conv1D` in `model` is changed in place: same object, same
+    parameters, hooks and state dict. The caller's loop, optimizer and autocast work as before.
+    Subclasses of these layers keep their own forward.
+
+    Args:
+        model: on the CPU, of float32, bfloat16 or float16 weights.
+        fleet: from `cleave.emulated` or `cleave.serve`.
+
+    Returns:
+        `model` itself.
+
+    Raises:
+        UsageError: when it has no such layer, is offloaded already, or lies on another device.
+    """
+    conv1d = _conv1d()
+    found: list[nn.Module] = []
+    for name, module in model.named_modules():
+        if hasattr(module, "_cleave"):
+            raise UsageError(
+                f"layer {name!r} is offloaded already; call cleave.restore(model) first"
+            )
+        if type(module) is nn.Linear or (conv1d is not None and type(module) is conv1d):
+            weight = module.weight
+            if not isinstance(weight, Tensor) or weight.device.type != "cpu":
+                raise UsageError(
+                    f"layer {name!r} lies on {getattr(weight, 'device', 'no device')}; the "
+                    f"parameter server keeps the model in host memory: call model.to('cpu') first"
+                )
+            if weight.dtype not in _DTYPES:
+                raise UsageError(
+                    f"layer {name!r} has {weight.dtype} weights; use float32, bfloat16 or float16"
+                )
+            found.append(module)
+    if not found:
+        raise UsageError(f"{type(model).__name__} has no nn.Linear or Conv1D layer to offload")
+    operands = _Operands(fleet)
+    turned = None if conv1d is None else _offloaded_conv1d(conv1d)
+    for module in found:
+        object.__setattr__(module, "_cleave", operands)
+        module.__class__ = OffloadedLinear if type(module) is nn.Linear else turned or nn.Module
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Turn the offloaded layers of a model back into plain ones.
+
+    Returns:
+        `model` itself; a model that is not offloaded comes back as it is.
+    """
+    for module in model.modules():
+        if "_cleave" in module.__dict__:
+            object.__delattr__(module, "_cleave")
+            module.__class__ = type(module).__mro__[1]
+    return model
+
+
+class hold_weights:  # noqa: N801 - reads as a statement
+    """While active, devices keep the weights they were sent: for accumulated micro-batches.
+
+    Weights must not change meanwhile; leave before the optimizer steps.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._sets = {m._cleave for m in model.modules() if isinstance(m, OffloadedLinear)}
+
+    def __enter__(self) -> None:
+        for operands in self._sets:
+            operands.holding = True
+
+    def __exit__(self, *_: object) -> None:
+        for operands in self._sets:
+            operands.holding = False
+            operands.held.clear()

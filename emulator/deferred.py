@@ -1,0 +1,142 @@
+"""Multiplying in process without paying for small blocks.
+
+In virtual time a device's blocks need no arithmetic of their own: an emulated device answers with
+a `DeferredProduct`, which knows its size and computes itself when it is packed for a wire. When a
+GEMM is complete, the products of each tile are done in one multiplication, from the very arrays
+that the devices were sent, straight into their place in C. Small block products would cost 2 to 6
+times the GEMM (design, section 3). The numbers are those of a device that multiplies its tile in
+one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cleave.arrays import Array, Buffer
+from cleave.device.core import Compute
+from cleave.device.executors import Executor, as_buffer, execute
+from cleave.dispatch.gemm_work import GemmUnit
+from cleave.fleet.output import Output
+from cleave.gemm import Span
+
+
+@dataclass(slots=True)
+class DeferredProduct:
+    """The result of a computation that has not been done yet."""
+
+    order: Compute
+    executor: Executor
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the result."""
+        return self.order.rows * self.order.columns * self.order.out.itemsize
+
+    def compute(self) -> Buffer:
+        """The block on its own, as a device with this executor computes it."""
+        return execute(self.executor, self.order)
+
+    def pack(self) -> memoryview:
+        """The bytes that travel."""
+        return self.compute().pack()
+
+
+class DeferredOutput:
+    """Like `Output`, but multiplies tile by tile when the GEMM is complete."""
+
+    def __init__(self, out: Buffer) -> None:
+        self._output = Output(out)
+        self._arrived: dict[int, list[tuple[GemmUnit, Any]]] = {}
+
+    def place(self, unit: GemmUnit, payload: Any) -> None:
+        """Take one result."""
+        self._arrived.setdefault(unit.tile, []).append((unit, payload))
+
+    def finish(self) -> None:
+        """Everything is in: multiply, tile by tile, partial sums in the order of k."""
+        for tile in sorted(self._arrived.values(), key=lambda t: (t[0][0].block.k, t[0][0].tile)):
+            if not self._multiply_whole(tile):
+                for unit, payload in tile:
+                    block = payload.compute() if isinstance(payload, DeferredProduct) else payload
+                    self._output.place(unit, block)
+        self._arrived.clear()
+        self._output.finish()
+
+    def _multiply_whole(self, tile: Sequence[tuple[GemmUnit, Any]]) -> bool:
+        """One multiplication for a tile whose strips lie side by side in memory."""
+        deferred: list[tuple[GemmUnit, DeferredProduct]] = []
+        for unit, payload in tile:
+            if not isinstance(payload, DeferredProduct):
+                return False
+            deferred.append((unit, payload))
+        first = deferred[0][0]
+        m = _hull(unit.block.m for unit, _ in deferred)
+        n = _hull(unit.block.n for unit, _ in deferred)
+        if sum(unit.block.elements for unit, _ in deferred) != m.size * n.size:
+            return False
+        a_parts: dict[tuple[Span, Span], Buffer] = {}
+        b_parts: dict[tuple[Span, Span], Buffer] = {}
+        for unit, product in deferred:
+            block, order = unit.block, product.order
+            for k, (a, b) in zip(block.pieces, order.pairs, strict=True):
+                if (block.m, k) not in a_parts:
+                    a_parts[block.m, k] = _oriented(a, order.transpose_a)
+                if (k, block.n) not in b_parts:
+                    b_parts[k, block.n] = _oriented(b, order.transpose_b)
+        left, right = _joined(a_parts, m, first.block.k), _joined(b_parts, first.block.k, n)
+        if left is None or right is None:
+            return False
+        executor = deferred[0][1].executor
+        if not first.partial:
+            executor.matmul(left, right, self._output.out.region(m, n))
+        else:
+            sums = self._output.sums().region(m, n)
+            executor.matmul(left, right, sums, accumulate=first.block.k.start > 0)
+        return True
+
+
+def _hull(spans: Iterable[Span]) -> Span:
+    spans = list(spans)
+    return Span(min(s.start for s in spans), max(s.stop for s in spans))
+
+
+def _oriented(array: Any, transposed: bool) -> Buffer:
+    buffer = as_buffer(array)
+    return buffer.T if transposed else buffer
+
+
+def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -> Buffer | None:
+    """One view over parts that are neighbours in memory; None when they are not."""
+    row0, column0 = min(parts)
+    corner = parts[row0, column0]
+    if len(parts) == 1:
+        return corner
+    view: Array = corner.array
+    strides, origin = view.strides, _address(view)
+    for (r, c), part in parts.items():
+        offset = (r.start - row0.start) * strides[0] + (c.start - column0.start) * strides[1]
+        if part.array.strides != strides or _address(part.array) != origin + offset:
+            return None
+    shape = (rows.size, columns.size)
+    if sum(part.array.size for part in parts.values()) != shape[0] * shape[1]:
+        return None
+    joined = np.lib.stride_tricks.as_strided(view, shape, strides)
+    return Buffer(joined, corner.dtype)
+
+
+def _address(view: Array) -> int:
+    return int(view.__array_interface__["data"][0])
+
+
+def default_executor() -> Executor:
+    """torch where it is installed: then the operands are its tensors anyway."""
+    from cleave.device.executors import NumpyExecutor, TorchExecutor
+
+    try:
+        return TorchExecutor()
+    except ImportError:
+        return NumpyExecutor()
