@@ -1,0 +1,348 @@
+"""Transformers as torch modules: from the registry with fresh weights, or from a local folder.
+
+Nothing here goes online. torch and transformers are imported where they are used, so that finding
+a model's sizes needs neither.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cleave.errors import UsageError
+from cleave.workload.registry import Family, ModelSpec, find_model, spec_from_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from: a folder with weights, or (folder None) the registry."""
+
+    spec: ModelSpec
+    folder: Path | None
+
+
+def resolve_model(name_or_folder: str) -> ModelSource:
+    """The model that a user means by a name or a path. Reads at most a ``config.json``.
+
+    A path (it contains a separator) that exists as a folder is that folder, and so is a folder of
+    this name with a ``config.json``; anything else is a name in the registry. UsageError if it is
+    neither, or if the folder does not describe a model.
+    """
+    folder = Path(name_or_folder).expanduser()
+    looks_like_path = "/" in name_or_folder or "\\" in name_or_folder
+    if folder.is_dir() and (looks_like_path or (folder / _CONFIG).is_file()):
+        return ModelSource(read_spec(folder), folder)
+    return ModelSource(find_model(name_or_folder), None)
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """The spec of the model in a local Hugging Face folder, named like the folder.
+
+    UsageError if there is no such folder, it has no readable ``config.json``, or that does not
+    describe a causal language model.
+    """
+    config = _read_config(folder)
+    return spec_from_config(config, folder.resolve().name)
+
+
+def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
+    """The OPTConfig or LlamaConfig of a model of the registry.
+
+    ``dropout`` is the probability after each OPT sub-layer; 0, unlike the published 0.1, because
+    exactness is checked against a model without it. Llama has none, so there another value is a
+    UsageError.
+    """
+    from transformers import LlamaConfig, OPTConfig
+
+    _check_dropout(dropout)
+    if spec.vocabulary < 3:
+        raise UsageError(
+            f"The vocabulary of {spec.name!r} is {spec.vocabulary}; "
+            "it must be 3 or more, for the special tokens."
+        )
+    shared: dict[str, Any] = {
+        "vocab_size": spec.vocabulary,
+        "hidden_size": spec.width,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "max_position_embeddings": spec.max_positions,
+        "tie_word_embeddings": spec.tied_head,
+        "attn_implementation": "sdpa",
+    }
+    match spec.family:
+        case Family.OPT:
+            return OPTConfig(
+                **shared,
+                ffn_dim=spec.ffn_width,
+                word_embed_proj_dim=spec.embedding_width,
+                do_layer_norm_before=spec.pre_norm,
+                activation_function="relu",
+                dropout=dropout,
+                attention_dropout=0.0,
+                layerdrop=0.0,
+                init_std=0.02,
+                pad_token_id=1,
+                bos_token_id=2,
+                eos_token_id=2,
+            )
+        case Family.LLAMA:
+            if dropout:
+                raise _no_dropout(spec.name, dropout)
+            return LlamaConfig(
+                **shared,
+                intermediate_size=spec.ffn_width,
+                num_key_value_heads=spec.kv_heads,
+                head_dim=spec.head_width,
+                hidden_act="silu",
+                rms_norm_eps=1e-5,
+                initializer_range=0.02,
+                attention_dropout=0.0,
+                pad_token_id=None,
+                bos_token_id=1,
+                eos_token_id=2,
+            )
+
+
+def build_model(spec: ModelSpec, *, seed: int, dropout: float = 0.0) -> "PreTrainedModel":
+    """A fresh causal language model of the registry, fp32 on the CPU, in training mode.
+
+    Weights are drawn by the model's own rule; equal seeds give bit-equal weights, and torch's
+    global random state is left as it was. At no time is there more than one copy of them.
+    """
+    import torch
+    from transformers import LlamaForCausalLM, OPTForCausalLM
+
+    classes = {Family.OPT: OPTForCausalLM, Family.LLAMA: LlamaForCausalLM}
+    config = hf_config(spec, dropout=dropout)
+    with torch.device("meta"):
+        model = classes[spec.family]._from_config(config, dtype=torch.float32)
+    model.to_empty(device="cpu")
+    # Materialising gave each side of a tie memory of its own. Marking the targets keeps them from
+    # being drawn, so that their pages are never touched; tying then drops them.
+    for target in model.all_tied_weights_keys:
+        model.get_parameter(target)._is_hf_initialized = True
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.initialize_weights()
+    model.tie_weights()
+    return _for_training(model)
+
+
+def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedModel, ModelSpec]":
+    """The causal language model in a local Hugging Face folder, fp32 on the CPU, in training mode.
+
+    The folder holds ``config.json`` and safetensors weights, in one file or sharded with an index.
+    Every dropout probability of its config is set to 0, except the main one, which becomes
+    ``dropout``. The weights are memory of their own: the files may change afterwards. UsageError
+    if the folder is missing or incomplete, its model is not a causal one, or the weights are
+    damaged, quantized or others than the config asks for.
+    """
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    _check_dropout(dropout)
+    folder = Path(path).expanduser()
+    spec = read_spec(folder)
+    _check_weight_files(folder)
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with _quiet_transformers():
+            config = AutoConfig.from_pretrained(folder, **local)
+            _set_dropout(config, dropout, spec.name)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported below, in a sentence
+                output_loading_info=True,
+                **local,
+            )
+    except SafetensorError as error:
+        raise UsageError(
+            f"The weights in {str(folder)!r} are damaged ({_one_line(error)}); "
+            "copy the folder again."
+        ) from error
+    except (
+        ImportError,
+        KeyError,
+        OSError,
+        RuntimeError,
+        StrictDataclassError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise UsageError(
+            f"The model in {str(folder)!r} could not be loaded ({_one_line(error)}); "
+            "use a folder with a causal language model, such as OPT or Llama."
+        ) from error
+    _check_report(report, folder)
+    _own_memory(model)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    if counted != spec.parameters:
+        spec = replace(spec, counted_parameters=counted)
+    return _for_training(model), spec
+
+
+def enable_checkpointing(model: "PreTrainedModel") -> None:
+    """Keep only each layer's input for the backward pass, and compute the rest again there.
+
+    Outputs and gradients stay the same. UsageError if the model does not support it.
+    """
+    # The name in transformers 5; earlier releases have the other one only.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    try:
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    except ValueError as error:
+        raise UsageError(
+            f"{type(model).__name__} does not support activation checkpointing; train without it."
+        ) from error
+
+
+def _for_training(model: "PreTrainedModel") -> "PreTrainedModel":
+    # Keys and values would be kept for a generation that never comes.
+    model.config.use_cache = False
+    return model.train()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise UsageError(
+            f"There is no folder {str(folder)!r}; give a local Hugging Face folder or a model name."
+        )
+    path = folder / _CONFIG
+    if not path.is_file():
+        raise UsageError(
+            f"The folder {str(folder)!r} has no {_CONFIG}; give a folder that a Hugging Face model "
+            "was saved in."
+        )
+    config = _read_json(path)
+    architectures = config.get("architectures") or []
+    if architectures and not any("CausalLM" in a or "LMHead" in a for a in architectures):
+        raise UsageError(
+            f"The model in {str(folder)!r} is {architectures[0]}, not a causal language model; "
+            "use one such as OPT or Llama."
+        )
+    if config.get("quantization_config"):
+        raise UsageError(
+            f"The weights in {str(folder)!r} are quantized and cannot be trained exactly; "
+            "use the folder of the original model."
+        )
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be read ({_one_line(error)}); copy the folder again."
+        ) from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{str(path)!r} is not a JSON object; copy the folder again.")
+    return value
+
+
+def _check_weight_files(folder: Path) -> None:
+    if (folder / _WEIGHTS).is_file():
+        return
+    if not (folder / _WEIGHTS_INDEX).is_file():
+        raise UsageError(
+            f"The folder {str(folder)!r} has no {_WEIGHTS} and no {_WEIGHTS_INDEX}; "
+            "save the model with safe_serialization=True."
+        )
+    shards = _read_json(folder / _WEIGHTS_INDEX).get("weight_map")
+    if not isinstance(shards, dict):
+        raise UsageError(
+            f"{str(folder / _WEIGHTS_INDEX)!r} has no weight_map; copy the folder again."
+        )
+    names = sorted({str(shard) for shard in shards.values()})
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UsageError(
+            f"The folder {str(folder)!r} lacks {len(missing)} of its weight files, first "
+            f"{missing[0]}; copy the folder again."
+        )
+
+
+def _check_report(report: dict[str, Any], folder: Path) -> None:
+    # transformers would go on with random weights in the place of those that differ or are missing,
+    # and without those that it has no place for.
+    if mismatched := sorted(report["mismatched_keys"]):
+        key, stored, expected = mismatched[0]
+        raise UsageError(
+            f"The weight {key} in {str(folder)!r} has the shape {list(stored)} where {_CONFIG} "
+            f"asks for {list(expected)}; use the {_CONFIG} that belongs to these weights."
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise UsageError(
+            f"The folder {str(folder)!r} lacks {len(missing)} of the weights that {_CONFIG} "
+            f"asks for, first {missing[0]}; copy the folder again."
+        )
+    if unexpected := sorted(report["unexpected_keys"]):
+        raise UsageError(
+            f"The folder {str(folder)!r} holds {len(unexpected)} weights that {_CONFIG} does not "
+            f"ask for, first {unexpected[0]}; use the {_CONFIG} that belongs to these weights."
+        )
+
+
+def _own_memory(model: "PreTrainedModel") -> None:
+    # Loaded fp32 tensors lie in the mapped file: a checkpoint saved over it would change the
+    # weights in use, or kill the process. One at a time, so that no second copy exists.
+    for tensor in chain(model.parameters(), model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0.0 <= dropout < 1.0:
+        raise UsageError(f"The dropout is {dropout}; it must be at least 0 and below 1.")
+
+
+def _no_dropout(name: str, dropout: float) -> UsageError:
+    return UsageError(f"{name!r} has no dropout, and {dropout} was asked for; leave it at 0.")
+
+
+def _set_dropout(config: "PreTrainedConfig", dropout: float, name: str) -> None:
+    main = next((key for key in ("dropout", "resid_pdrop") if hasattr(config, key)), None)
+    if dropout and main is None:
+        raise _no_dropout(name, dropout)
+    for key, value in config.to_dict().items():
+        rate = key == "layerdrop" or "dropout" in key or key.endswith("pdrop")
+        if rate and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, key, dropout if key == main else 0.0)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    # Its progress bars and load reports would end up between the lines of ours.
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is unknown"
+    text = str(error).strip() or type(error).__name__
+    return textwrap.shorten(text, 200, placeholder=" ...").rstrip(".")

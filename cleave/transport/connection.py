@@ -1,0 +1,125 @@
+"""A connection carries whole messages as bytes: over a WebSocket, or in memory for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from websockets.asyncio.connection import Connection as WebSocket
+from websockets.exceptions import ConnectionClosed
+
+from cleave.errors import ProtocolError
+from cleave.protocol import limits
+from cleave.protocol.codec import Buffer
+
+_JOIN_BELOW_BYTES: Final = 16384  # smaller messages go as one frame: a copy is cheaper than a frame
+
+
+class ConnectionLostError(Exception):
+    """The other side is gone. Says why, as far as is known."""
+
+
+class Connection(Protocol):
+    """Carries messages in order."""
+
+    async def send(self, parts: Sequence[Buffer]) -> int:
+        """Send one message given in parts; returns its size in bytes."""
+        ...
+
+    async def receive(self) -> bytes:
+        """The next message.
+
+        Raises:
+            ConnectionLostError: when there will be none.
+            ProtocolError: when it is text or too large.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the connection; closing twice does nothing."""
+        ...
+
+
+class WebSocketConnection:
+    """Messages as binary WebSocket messages, header and payload as two frames of one message."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+
+    async def send(self, parts: Sequence[Buffer]) -> int:
+        """See `Connection.send`."""
+        size = sum(len(part) for part in parts)
+        try:
+            if len(parts) == 1:
+                await self._socket.send(parts[0])
+            elif size < _JOIN_BELOW_BYTES:
+                await self._socket.send(b"".join(parts))
+            else:
+                await self._socket.send(parts)
+        except ConnectionClosed as error:
+            raise ConnectionLostError(_reason(error)) from None
+        return size
+
+    async def receive(self) -> bytes:
+        """See `Connection.receive`."""
+        try:
+            data = await self._socket.recv(decode=False)
+        except ConnectionClosed as error:
+            if error.sent is not None and error.sent.code == 1009:
+                raise ProtocolError(
+                    f"a message was over the limit of {limits.MAX_MESSAGE_BYTES} bytes"
+                ) from None
+            raise ConnectionLostError(_reason(error)) from None
+        return data
+
+    async def close(self) -> None:
+        """See `Connection.close`."""
+        await self._socket.close()
+
+
+def _reason(error: ConnectionClosed) -> str:
+    if error.rcvd is not None and error.rcvd.reason:
+        return error.rcvd.reason
+    return "the connection was closed" if error.rcvd is not None else "the connection broke"
+
+
+class MemoryConnection:
+    """One end of an in-memory link. Carries the very bytes that a WebSocket would."""
+
+    def __init__(
+        self, inbox: asyncio.Queue[bytes | None], outbox: asyncio.Queue[bytes | None]
+    ) -> None:
+        self._inbox = inbox
+        self._outbox = outbox
+        self._closed = False
+
+    async def send(self, parts: Sequence[Buffer]) -> int:
+        """See `Connection.send`."""
+        if self._closed:
+            raise ConnectionLostError("the connection was closed")
+        data = b"".join(parts)
+        await self._outbox.put(data)
+        return len(data)
+
+    async def receive(self) -> bytes:
+        """See `Connection.receive`."""
+        data = None if self._closed else await self._inbox.get()
+        if data is None:
+            self._closed = True
+            raise ConnectionLostError("the connection was closed")
+        return data
+
+    async def close(self) -> None:
+        """See `Connection.close`."""
+        if not self._closed:
+            self._closed = True
+            await self._outbox.put(None)
+            await self._inbox.put(None)
+
+
+def memory_link() -> tuple[MemoryConnection, MemoryConnection]:
+    """Both ends of a new in-memory link."""
+    there: asyncio.Queue[bytes | None] = asyncio.Queue()
+    back: asyncio.Queue[bytes | None] = asyncio.Queue()
+    return MemoryConnection(back, there), MemoryConnection(there, back)

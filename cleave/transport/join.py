@@ -1,0 +1,249 @@
+"""The device's shell: one connection, a device core, and an executor in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidHandshake, InvalidURI
+
+from cleave.arrays import DType
+from cleave.device.core import Action, Compute, DeviceCore
+from cleave.device.executors import Executor, execute
+from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import Message, Op, Role
+from cleave.transport.connection import Connection, ConnectionLostError, WebSocketConnection
+
+
+@dataclass(frozen=True, slots=True)
+class JoinUrl:
+    """A join URL taken apart: where to connect, and the credential that never leaves in a URL."""
+
+    address: str
+    credential: str
+
+
+def parse_join_url(url: str) -> JoinUrl:
+    """Read `ws://HOST:PORT/ws#c=CREDENTIAL`.
+
+    Raises:
+        UsageError: when it is no such URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        raise UsageError(
+            f"{url!r} is no join URL; use the one that `cleave serve` prints, like "
+            f"ws://192.168.1.20:8765/ws#c=..."
+        )
+    credential = parse_qs(parts.fragment).get("c", [""])[0]
+    return JoinUrl(
+        urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")), credential
+    )
+
+
+async def open_connection(address: str) -> WebSocketConnection:
+    """Connect to a server.
+
+    Raises:
+        CleaveError: when nothing that speaks WebSocket answers there.
+    """
+    try:
+        socket = await connect(
+            address,
+            compression=None,
+            max_size=limits.MAX_MESSAGE_BYTES,
+            ping_interval=None,
+            open_timeout=limits.HANDSHAKE_S,
+            proxy=None,
+        )
+    except (OSError, TimeoutError) as error:
+        raise CleaveError(
+            f"no server answers at {address} ({getattr(error, 'strerror', None) or 'no answer'}); "
+            f"start one with `cleave serve`, or check address and port"
+        ) from None
+    except (InvalidHandshake, InvalidURI) as error:
+        raise CleaveError(f"{address} is not a Cleave server: {error}") from None
+    return WebSocketConnection(socket)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """How a device session is doing, for whoever shows it."""
+
+    device: int
+    blocks: int
+    flops: int
+    received_bytes: int
+    sent_bytes: int
+
+
+class DeviceSession:
+    """One device on one connection.
+
+    Args:
+        connection: to the PS.
+        executor: what multiplies.
+        hello: what the device says of itself.
+        on_ready: called once the PS has welcomed the device.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        executor: Executor,
+        hello: messages.Hello,
+        on_ready: Callable[[int], None] | None = None,
+    ) -> None:
+        self.core = DeviceCore(hello.memory_bytes)
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self._connection = connection
+        self._executor = executor
+        self._hello = hello
+        self._on_ready = on_ready or (lambda _: None)
+        self._outbox: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._pool = ThreadPoolExecutor(1, "cleave-executor")
+        self._ending = False
+
+    @property
+    def status(self) -> DeviceStatus:
+        """A snapshot."""
+        welcome = self.core.welcome
+        return DeviceStatus(
+            welcome.device if welcome else 0,
+            self.core.blocks,
+            self.core.flops,
+            self.received_bytes,
+            self.sent_bytes,
+        )
+
+    def drain(self) -> None:
+        """Take nothing new, answer what is there, then end. Call it in the session's loop."""
+        self._act(self.core.drain())
+
+    async def run(self) -> str:
+        """Serve until the session ends; returns why.
+
+        Raises:
+            CleaveError: when the PS refuses the device.
+        """
+        tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._heartbeat())]
+        self._send(self._hello)
+        try:
+            return await self._receive_all()
+        except ConnectionLostError as error:
+            if self.core.welcome is None:
+                raise CleaveError(f"the server closed the connection: {error}") from None
+            return str(error)
+        except ProtocolError as error:
+            self._send(messages.Error(messages.ErrorCode.PROTOCOL, str(error)))
+            self._ending = True
+            await asyncio.wait([tasks[0]], timeout=1.0)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            await self._connection.close()
+
+    async def _receive_all(self) -> str:
+        while True:
+            timeout_s = None if self.core.welcome else limits.HANDSHAKE_S
+            try:
+                async with asyncio.timeout(timeout_s):
+                    data = await self._connection.receive()
+            except TimeoutError:
+                raise CleaveError(
+                    f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
+                ) from None
+            self.received_bytes += len(data)
+            message = decode(data)
+            match message:
+                case messages.Bye():
+                    return message.reason or "the server said bye"
+                case messages.Error():
+                    raise CleaveError(f"the server refused this device: {message.message}")
+                case messages.Welcome():
+                    self._act(self.core.received(message))
+                    self._on_ready(message.device)
+                case _:
+                    self._act(self.core.received(message))
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Compute):
+                self._compute(action)
+            else:
+                self._send(action)
+
+    def _compute(self, order: Compute) -> None:
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            began_s = loop.time()
+            try:
+                product = execute(self._executor, order)
+                payload = product.pack()
+            except Exception as error:  # noqa: BLE001 - reported to the PS, which reassigns the run
+                reason = f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
+                loop.call_soon_threadsafe(lambda: self._act(self.core.failed(order.run, reason)))
+                return
+            seconds = loop.time() - began_s
+            loop.call_soon_threadsafe(
+                lambda: self._act(self.core.computed(order.run, payload, seconds))
+            )
+
+        self._pool.submit(work)
+
+    def _send(self, message: Message) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    async def _send_all(self) -> None:
+        try:
+            while True:
+                while self._outbox:
+                    self.sent_bytes += await self._connection.send(encode(self._outbox.popleft()))
+                if self._ending:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        except ConnectionLostError:
+            return  # the receiving side learns it too, and says so
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(limits.HEARTBEAT_S / 2)
+            if self.core.welcome is not None:
+                self._send(messages.Heartbeat())
+
+
+def device_hello(
+    *,
+    credential: str,
+    name: str,
+    memory_bytes: int,
+    flops_per_s: float = 0.0,
+    downlink_bytes_per_s: float = 0.0,
+    uplink_bytes_per_s: float = 0.0,
+) -> messages.Hello:
+    """The hello of this machine as a device. Rates of 0 mean unknown."""
+    return messages.Hello(
+        role=Role.DEVICE,
+        credential=credential,
+        name=name,
+        ops=(Op.MATMUL.value,),
+        dtypes=tuple(dtype.value for dtype in DType),
+        memory_bytes=memory_bytes,
+        flops_per_s=flops_per_s,
+        downlink_bytes_per_s=downlink_bytes_per_s,
+        uplink_bytes_per_s=uplink_bytes_per_s,
+    )

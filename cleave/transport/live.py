@@ -1,0 +1,232 @@
+"""The live shell: real time, real connections, one asyncio loop that owns all sessions.
+
+The loop's thread alone touches the coordinator. The training thread meets it at `start`, where a
+GEMM is handed over, and at `wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from cleave.errors import FleetError, ProtocolError
+from cleave.fleet.coordinator import Close, Coordinator, Done, Failure, Order, Place, Send
+from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
+from cleave.fleet.output import Output
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import ErrorCode, Message
+from cleave.transport.connection import Connection, ConnectionLostError
+
+PACK_IN_THREAD_BYTES = 512 * 1024
+"""Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    connection: Connection
+    outbox: deque[Message] = field(default_factory=deque)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: bool = False
+
+
+class LiveShell:
+    """Runs sessions in an asyncio loop; see the module's text.
+
+    Args:
+        coordinator: the PS's core.
+        notify: called in the loop's thread with one line whenever devices come or go.
+    """
+
+    clock = "wall"
+
+    def __init__(
+        self, coordinator: Coordinator, notify: Callable[[str], None] | None = None
+    ) -> None:
+        self.coordinator = coordinator
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._notify = notify or (lambda _: None)
+        self._peers: dict[int, _Peer] = {}
+        self._ids = count(1)
+        self._futures: dict[int, GemmFuture] = {}
+        self._outputs: dict[int, Output] = {}
+        self._finished: dict[int, threading.Event] = {}
+        self._counters = FleetCounters()
+        self._closed = False
+
+    # --- sessions, in the loop ---
+
+    async def session(self, connection: Connection, first: Message | None = None) -> None:
+        """Serve one device until it goes. `first` is its hello, where it was read already."""
+        session = next(self._ids)
+        peer = self._peers[session] = _Peer(connection)
+        self.coordinator.opened(session, self._now())
+        sender = asyncio.create_task(self._send_all(peer))
+        reason = "the connection broke"
+        name = ""
+        try:
+            if first is not None:
+                self._obey(self.coordinator.received(session, first, self._now()))
+                record = self.coordinator.sessions.get(session)
+                if record is not None:
+                    name = record.name or f"device {session}"
+                    self._notify(f"{name} joined; {self._fleet_size()}")
+            while not peer.closing:
+                data = await connection.receive()
+                self._counters.uplink_bytes += len(data)
+                self._obey(self.coordinator.received(session, decode(data), self._now()))
+        except ConnectionLostError as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason = str(error)
+            self._obey(self.coordinator.refuse(session, ErrorCode.PROTOCOL, reason, self._now()))
+        finally:
+            known = self.coordinator.sessions.get(session)
+            self._obey(self.coordinator.closed(session, reason, self._now()))
+            del self._peers[session]
+            if not peer.closing:
+                peer.closing = True
+                peer.wake.set()
+            await asyncio.wait([sender], timeout=1.0)
+            sender.cancel()
+            await connection.close()
+            if name:
+                why = f" ({reason})" if known is not None else ""
+                self._notify(f"{name} left{why}; {self._fleet_size()}")
+
+    async def _send_all(self, peer: _Peer) -> None:
+        try:
+            while True:
+                while peer.outbox:
+                    message = peer.outbox.popleft()
+                    if isinstance(message, messages.Put) and _wants_thread(message):
+                        parts = await asyncio.to_thread(encode, message)
+                    else:
+                        parts = encode(message)
+                    self._counters.downlink_bytes += await peer.connection.send(parts)
+                if peer.closing:
+                    await peer.connection.close()
+                    return
+                peer.wake.clear()
+                await peer.wake.wait()
+        except ConnectionLostError:
+            return  # the receiving side learns it too, and says so
+
+    def _fleet_size(self) -> str:
+        ready = self.coordinator.ready_devices
+        if ready or self.coordinator.dispatcher.idle:
+            return f"{ready} device{'' if ready == 1 else 's'}"
+        return "no devices: training waits until one joins"
+
+    def _obey(self, orders: Sequence[Order]) -> None:
+        waiting = deque(orders)
+        while waiting:
+            match waiting.popleft():
+                case Send(session, message):
+                    peer = self._peers.get(session)
+                    if peer is not None:
+                        peer.outbox.append(message)
+                        peer.wake.set()
+                case Place(unit, payload):
+                    self._outputs[unit.work].place(unit.detail, payload)
+                    waiting.extend(self.coordinator.placed(unit, self._now()))
+                case Done(work):
+                    self._conclude(work, "")
+                case Failure(work, reason):
+                    self._conclude(work, reason)
+                case Close(session):
+                    peer = self._peers.get(session)
+                    if peer is not None:
+                        peer.closing = True
+                        peer.wake.set()
+
+    def _conclude(self, work: int, error: str) -> None:
+        future = self._futures[work]
+        future.error = error
+        if future.work.plan is not None:
+            self._counters.tiles += len(future.work.plan.tiles)
+        self._finished[work].set()
+
+    async def watch(self) -> None:
+        """Tell the coordinator the time, for silent devices; runs until cancelled."""
+        while True:
+            await asyncio.sleep(limits.HEARTBEAT_S)
+            self._obey(self.coordinator.tick(self._now()))
+
+    async def end_sessions(self) -> None:
+        """Say bye to every device and let the farewells leave."""
+        for peer in self._peers.values():
+            peer.outbox.append(messages.Bye("the server is closing"))
+            peer.closing = True
+            peer.wake.set()
+        # Whoever still waits for a GEMM must not wait for ever.
+        for work in list(self._futures):
+            self._conclude(work, "the fleet was closed")
+
+    @staticmethod
+    def _now() -> float:
+        return time.monotonic()
+
+    # --- the `Shell` of a fleet, in the training thread ---
+
+    def start(self, future: GemmFuture) -> None:
+        """See `Shell.start`."""
+        if self._closed or self.loop is None:
+            raise FleetError("the fleet is closed; make a new one to go on")
+        work = future.work
+        down, up = floor_bytes(future)
+        self._counters.floor_down_bytes += down
+        self._counters.floor_up_bytes += up
+        self._counters.gemms += 1
+        self._finished[work.id] = threading.Event()
+        self.loop.call_soon_threadsafe(self._start, future)
+
+    def _start(self, future: GemmFuture) -> None:
+        work = future.work
+        self._futures[work.id] = future
+        self._outputs[work.id] = Output(future.out)
+        a, b = future.a.operand.buffer, future.b.operand.buffer
+        self._obey(self.coordinator.submit(work, a, b, self._now()))
+
+    def wait(self, future: GemmFuture) -> None:
+        """See `Shell.wait`."""
+        began_s = time.perf_counter()
+        work = future.work.id
+        self._finished[work].wait()
+        self._counters.fleet_s += time.perf_counter() - began_s
+        # Rounding the sums is arithmetic: done here, not in the loop.
+        self._outputs.pop(work).finish()
+        del self._futures[work], self._finished[work]
+        self._counters.waited_s += time.perf_counter() - began_s
+        future.done = True
+
+    def release(self, operand: int) -> None:
+        """See `Shell.release`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._release, operand)
+
+    def _release(self, operand: int) -> None:
+        self._obey(self.coordinator.release(operand, self._now()))
+
+    def counters(self) -> FleetCounters:
+        """See `Shell.counters`."""
+        done = self.coordinator.dispatcher.counters
+        return replace(self._counters, blocks=done.results, reissued=done.reissued, late=done.late)
+
+    def device_count(self) -> int:
+        """See `Shell.device_count`."""
+        return self.coordinator.ready_devices
+
+    def close(self) -> None:
+        """See `Shell.close`. The owner of the loop stops it."""
+        self._closed = True
+
+
+def _wants_thread(message: messages.Put) -> bool:
+    payload = message.payload
+    return payload.nbytes > PACK_IN_THREAD_BYTES and not payload.array.flags.c_contiguous

@@ -1,0 +1,240 @@
+"""The models Cleave knows, as numbers: layers, widths, heads and vocabulary.
+
+Nothing here needs torch or transformers, so that planning and simulating work where they are not
+installed.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from cleave.errors import UsageError
+
+
+class Family(Enum):
+    """Which Linear layers a decoder layer consists of.
+
+    OPT: q, k, v, out, fc1, fc2, with biases and learned positions. LLAMA: q, k, v, o and the gated
+    gate, up, down, without biases and with rotary positions.
+    """
+
+    OPT = "opt"
+    LLAMA = "llama"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The sizes of a decoder-only transformer. All are counts of elements, not bytes."""
+
+    name: str
+    family: Family
+    layers: int
+    width: int  # of the residual stream
+    heads: int
+    kv_heads: int  # fewer than heads: grouped-query attention
+    head_width: int
+    ffn_width: int
+    vocabulary: int
+    max_positions: int  # the longest sequence
+    embedding_width: int  # differs from width in OPT-350m, which projects in and out
+    tied_head: bool  # the LM head shares the token embedding's weight
+    pre_norm: bool = True  # False in OPT-350m: layer norms follow their sub-layer
+    counted_parameters: int | None = None  # where the sizes above do not tell the exact count
+
+    @property
+    def query_width(self) -> int:
+        """Outputs of q_proj."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Outputs of k_proj, and of v_proj."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def parameters(self) -> int:
+        """Exact number of trainable parameters; a tied weight counts once."""
+        if self.counted_parameters is not None:
+            return self.counted_parameters
+        heads = 1 if self.tied_head else 2
+        total = heads * self.vocabulary * self.embedding_width
+        if self.embedding_width != self.width:
+            total += 2 * self.embedding_width * self.width  # project_in and project_out
+        attention = 2 * self.width * (self.query_width + self.kv_width)
+        if self.family is Family.LLAMA:
+            norms = 2 * self.width
+            layer = attention + 3 * self.width * self.ffn_width + norms
+            return total + self.layers * layer + self.width
+        biases = self.query_width + 2 * self.kv_width + self.ffn_width + 2 * self.width
+        norms = 2 * (2 * self.width)
+        layer = attention + 2 * self.width * self.ffn_width + biases + norms
+        # OPT's position table has two rows that no position uses.
+        total += (self.max_positions + 2) * self.width
+        return total + self.layers * layer + (2 * self.width if self.pre_norm else 0)
+
+
+def _opt(
+    size: str,
+    layers: int,
+    width: int,
+    heads: int,
+    *,
+    vocabulary: int = 50272,
+    max_positions: int = 2048,
+    embedding_width: int | None = None,
+    pre_norm: bool = True,
+) -> ModelSpec:
+    return ModelSpec(
+        name=f"opt-{size}",
+        family=Family.OPT,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_width=width // heads,
+        ffn_width=4 * width,
+        vocabulary=vocabulary,
+        max_positions=max_positions,
+        embedding_width=embedding_width or width,
+        tied_head=True,
+        pre_norm=pre_norm,
+    )
+
+
+def _llama(
+    name: str,
+    layers: int,
+    width: int,
+    heads: int,
+    ffn_width: int,
+    *,
+    kv_heads: int | None = None,
+    vocabulary: int = 32000,
+    max_positions: int = 4096,
+) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        family=Family.LLAMA,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_width=width // heads,
+        ffn_width=ffn_width,
+        vocabulary=vocabulary,
+        max_positions=max_positions,
+        embedding_width=width,
+        tied_head=False,
+    )
+
+
+# The published OPT and Llama 2 sizes, and four small ones: tiny trains in minutes on a laptop,
+# nano is for tests. The small Llamas have fewer key-value heads than heads, like llama2-70b.
+MODELS: Mapping[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        _opt("nano", 2, 64, 4, vocabulary=512, max_positions=256),
+        _opt("tiny", 8, 256, 8, vocabulary=4096, max_positions=512),
+        _opt("125m", 12, 768, 12),
+        _opt("350m", 24, 1024, 16, embedding_width=512, pre_norm=False),
+        _opt("1.3b", 24, 2048, 32),
+        _opt("2.7b", 32, 2560, 32),
+        _opt("6.7b", 32, 4096, 32),
+        _opt("13b", 40, 5120, 40),
+        _opt("30b", 48, 7168, 56),
+        _opt("66b", 64, 9216, 72),
+        _opt("175b", 96, 12288, 96),
+        _llama("llama-nano", 2, 64, 4, 176, kv_heads=2, vocabulary=512, max_positions=256),
+        _llama("llama-tiny", 8, 256, 8, 688, kv_heads=4, vocabulary=4096, max_positions=512),
+        _llama("llama2-7b", 32, 4096, 32, 11008),
+        _llama("llama2-13b", 40, 5120, 40, 13824),
+        _llama("llama2-70b", 80, 8192, 64, 28672, kv_heads=8),
+    )
+}
+
+
+def find_model(name: str) -> ModelSpec:
+    """The spec of a known model.
+
+    Upper and lower case are the same, and so are the usual spellings: ``opt-125m`` and
+    ``facebook/opt-125m``; ``llama2-7b``, ``llama-2-7b`` and ``meta-llama/Llama-2-7b-hf``. An
+    unknown name is a UsageError that lists the closest ones.
+    """
+    key = name.strip().lower()
+    for organisation in ("facebook/", "meta-llama/"):
+        key = key.removeprefix(organisation)
+    key = key.removesuffix("-hf").replace("llama-2-", "llama2-")
+    if key in MODELS:
+        return MODELS[key]
+    close = difflib.get_close_matches(key, MODELS, n=3, cutoff=0.5) or list(MODELS)
+    raise UsageError(
+        f"No model is called {name!r}; use one of {', '.join(close)}, "
+        "or the path of a local Hugging Face folder."
+    )
+
+
+def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
+    """The spec of a model described by the contents of a Hugging Face ``config.json``.
+
+    Exact for OPT and Llama. Other decoder-only models are read as the family they resemble, as far
+    as their fields go by usual names; what is missing is a UsageError that names the field.
+    """
+
+    def number(field: str, *keys: str, default: int | None = None) -> int:
+        for key in keys:
+            value = config.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(
+                    f"The config of {name!r} says {key} = {value!r}; it must be a positive integer."
+                )
+            return value
+        if default is not None:
+            return default
+        raise UsageError(
+            f"The config of {name!r} does not say its {field} ({' or '.join(keys)}), so it is not "
+            "a model that can be trained here; use an OPT or Llama folder."
+        )
+
+    def flag(key: str, default: bool) -> bool:
+        value = config.get(key)
+        return default if value is None else bool(value)
+
+    activation = str(config.get("hidden_act") or config.get("hidden_activation") or "")
+    gated = config.get("model_type") == "llama" or (
+        "intermediate_size" in config and activation in ("silu", "swish", "gelu_pytorch_tanh")
+    )
+    width = number("width", "hidden_size", "n_embd", "d_model")
+    heads = number("number of heads", "num_attention_heads", "n_head", "num_heads")
+    if config.get("head_dim") is None and width % heads:
+        raise UsageError(
+            f"The config of {name!r} has {heads} heads for a width of {width}; "
+            "the width must be a multiple of the heads."
+        )
+    return ModelSpec(
+        name=name,
+        family=Family.LLAMA if gated else Family.OPT,
+        layers=number("number of layers", "num_hidden_layers", "n_layer", "num_layers"),
+        width=width,
+        heads=heads,
+        kv_heads=number("number of key-value heads", "num_key_value_heads", default=heads),
+        head_width=number("head width", "head_dim", default=width // heads),
+        ffn_width=number(
+            "FFN width",
+            "ffn_dim",
+            "intermediate_size",
+            "n_inner",
+            "ffn_hidden_size",
+            default=None if gated else 4 * width,
+        ),
+        vocabulary=number("vocabulary", "vocab_size"),
+        max_positions=number(
+            "longest sequence", "max_position_embeddings", "n_positions", default=2048
+        ),
+        embedding_width=number("embedding width", "word_embed_proj_dim", default=width),
+        tied_head=flag("tie_word_embeddings", default=not gated),
+        pre_norm=flag("do_layer_norm_before", default=True),
+    )

@@ -1,0 +1,121 @@
+"""The matrix multiplications of one training step.
+
+A Linear with weight ``W[out, in]`` takes three, with ``tokens = batch * seq``:
+
+    forward          Y[tokens, out] = X[tokens, in]  @ W^T           k = in
+    input gradient   dX[tokens, in] = dY[tokens, out] @ W            k = out
+    weight gradient  dW[out, in]    = dY^T           @ X             k = tokens
+
+Weight gradients are taken once per batch. Attention scores are not here: they stay on the
+parameter server.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from cleave.errors import UsageError
+from cleave.gemm import Gemm
+from cleave.workload.registry import Family, ModelSpec
+
+
+class GemmKind(Enum):
+    """What a GEMM of a training step computes."""
+
+    FORWARD = "forward"
+    INPUT_GRADIENT = "input-gradient"
+    WEIGHT_GRADIENT = "weight-gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """``count`` Linear layers of one name and one shape, ``W[outputs, inputs]``."""
+
+    name: str
+    inputs: int
+    outputs: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepGemm:
+    """One GEMM of a training step, which occurs ``count`` times (once in each layer)."""
+
+    kind: GemmKind
+    gemm: Gemm
+    count: int
+    name: str  # of the Linear, e.g. "fc1"
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all ``count`` occurrences."""
+        return self.gemm.flops * self.count
+
+
+def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
+    """Every Linear of the model in the order of the forward pass, the LM head last.
+
+    With ``fused_siblings``, Linears that read the same input are one: q, k and v as ``qkv_proj``,
+    gate and up as ``gate_up_proj``.
+    """
+    width, ffn, layers = spec.width, spec.ffn_width, spec.layers
+    query, kv = spec.query_width, spec.kv_width
+    shapes: list[LinearShape] = []
+    projects = spec.embedding_width != width
+    if projects:
+        shapes.append(LinearShape("project_in", spec.embedding_width, width, 1))
+    if fused_siblings:
+        shapes.append(LinearShape("qkv_proj", width, query + 2 * kv, layers))
+    else:
+        shapes.append(LinearShape("q_proj", width, query, layers))
+        shapes.append(LinearShape("k_proj", width, kv, layers))
+        shapes.append(LinearShape("v_proj", width, kv, layers))
+    match spec.family:
+        case Family.OPT:
+            shapes.append(LinearShape("out_proj", query, width, layers))
+            shapes.append(LinearShape("fc1", width, ffn, layers))
+            shapes.append(LinearShape("fc2", ffn, width, layers))
+        case Family.LLAMA:
+            shapes.append(LinearShape("o_proj", query, width, layers))
+            if fused_siblings:
+                shapes.append(LinearShape("gate_up_proj", width, 2 * ffn, layers))
+            else:
+                shapes.append(LinearShape("gate_proj", width, ffn, layers))
+                shapes.append(LinearShape("up_proj", width, ffn, layers))
+            shapes.append(LinearShape("down_proj", ffn, width, layers))
+    if projects:
+        shapes.append(LinearShape("project_out", width, spec.embedding_width, 1))
+    shapes.append(LinearShape("lm_head", spec.embedding_width, spec.vocabulary, 1))
+    return tuple(shapes)
+
+
+def step_gemms(
+    spec: ModelSpec, batch: int, seq: int, fused_siblings: bool = False
+) -> tuple[StepGemm, ...]:
+    """The GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
+
+    First the forward ones in order, then for each Linear, last to first, its input gradient and
+    its weight gradient. A batch or sequence below 1 is a UsageError.
+    """
+    for name, value in (("batch", batch), ("sequence length", seq)):
+        if value < 1:
+            raise UsageError(f"The {name} is {value}; it must be 1 or more.")
+    tokens = batch * seq
+    shapes = linear_shapes(spec, fused_siblings)
+    gemms = [
+        StepGemm(GemmKind.FORWARD, Gemm(tokens, s.outputs, s.inputs), s.count, s.name)
+        for s in shapes
+    ]
+    for s in reversed(shapes):
+        d_input = Gemm(tokens, s.inputs, s.outputs)
+        d_weight = Gemm(s.outputs, s.inputs, tokens)
+        gemms.append(StepGemm(GemmKind.INPUT_GRADIENT, d_input, s.count, s.name))
+        gemms.append(StepGemm(GemmKind.WEIGHT_GRADIENT, d_weight, s.count, s.name))
+    return tuple(gemms)
+
+
+def step_flops(spec: ModelSpec, batch: int, seq: int) -> int:
+    """Floating-point operations of all Linear GEMMs of one step, forward and backward.
+
+    Fusing siblings does not change it. Attention scores and elementwise work are not counted.
+    """
+    return sum(step_gemm.flops for step_gemm in step_gemms(spec, batch, seq))

@@ -1,0 +1,79 @@
+"""The `cleave` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+from rich.console import Console
+
+import cleave
+from cleave.errors import CleaveError
+from cleave_cli import join, serve, train
+
+app = typer.Typer(
+    name="cleave",
+    help="Train transformers exactly on fleets of edge devices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"cleave {cleave.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Train transformers exactly on fleets of edge devices."""
+    if debug:
+        os.environ["CLEAVE_DEBUG"] = "1"
+
+
+app.command("serve")(serve.serve)
+app.command("join")(join.join)
+app.command("train")(train.train)
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence on stderr, exit code 1 or 2."""
+    # `--debug` is accepted anywhere on the line, where people tend to add it.
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except CleaveError as error:
+        if debug:
+            raise
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        if debug:
+            raise
+        _complain(f"unexpected {type(error).__name__}: {error}; run again with --debug and report")
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"cleave: {message}", markup=False)

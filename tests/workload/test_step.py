@@ -1,0 +1,79 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.errors import UsageError
+from cleave.gemm import Gemm
+from cleave.workload.registry import MODELS, ModelSpec, find_model
+from cleave.workload.step import GemmKind, linear_shapes, step_flops, step_gemms
+
+models = st.sampled_from(list(MODELS.values()))
+sizes = st.integers(1, 2048)
+
+
+def test_three_gemms_of_one_linear() -> None:
+    spec = find_model("opt-13b")
+    gemms = {g.kind: g for g in step_gemms(spec, 2, 1024) if g.name == "fc1"}
+    assert {g.count for g in gemms.values()} == {40}
+    assert gemms[GemmKind.FORWARD].gemm == Gemm(2048, 20480, 5120)
+    assert gemms[GemmKind.INPUT_GRADIENT].gemm == Gemm(2048, 5120, 20480)
+    assert gemms[GemmKind.WEIGHT_GRADIENT].gemm == Gemm(20480, 5120, 2048)
+
+
+def test_fused_siblings_of_grouped_query_attention() -> None:
+    shapes = {s.name: s for s in linear_shapes(find_model("llama2-70b"), fused_siblings=True)}
+    assert list(shapes) == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"]
+    assert shapes["qkv_proj"].outputs == 8192 + 2 * 1024
+    assert shapes["gate_up_proj"].outputs == 2 * 28672
+
+
+def test_opt_350m_projects_its_embedding() -> None:
+    shapes = {s.name: (s.inputs, s.outputs, s.count) for s in linear_shapes(find_model("opt-350m"))}
+    assert shapes["project_in"] == (512, 1024, 1)
+    assert shapes["project_out"] == (1024, 512, 1)
+    assert shapes["lm_head"] == (512, 50272, 1)
+
+
+def test_order_is_forward_then_backward_from_the_head() -> None:
+    gemms = step_gemms(find_model("opt-nano"), 1, 8)
+    forward = [g.name for g in gemms if g.kind is GemmKind.FORWARD]
+    assert forward[0] == "q_proj"
+    assert forward[-1] == "lm_head"
+    assert [g.name for g in gemms[: len(forward)]] == forward
+    inputs = [g.name for g in gemms if g.kind is GemmKind.INPUT_GRADIENT]
+    assert inputs == forward[::-1]
+
+
+@given(models, sizes, sizes)
+def test_fusing_changes_the_count_of_gemms_and_not_the_work(
+    spec: ModelSpec, batch: int, seq: int
+) -> None:
+    plain, fused = step_gemms(spec, batch, seq), step_gemms(spec, batch, seq, fused_siblings=True)
+    assert len(fused) < len(plain)
+    for kind in GemmKind:
+        work = [sum(g.flops for g in gemms if g.kind is kind) for gemms in (plain, fused)]
+        assert work[0] == work[1]
+    assert sum(g.flops for g in fused) == step_flops(spec, batch, seq)
+
+
+@given(models, sizes, sizes)
+def test_each_kind_does_the_same_work(spec: ModelSpec, batch: int, seq: int) -> None:
+    work: Counter[GemmKind] = Counter()
+    for g in step_gemms(spec, batch, seq):
+        work[g.kind] += g.flops
+    assert len(set(work.values())) == 1
+    assert step_flops(spec, batch, seq) == work.total()
+
+
+@pytest.mark.parametrize("name", ["opt-13b", "llama2-7b"])
+def test_flops_are_about_six_per_parameter_and_token(name: str) -> None:
+    spec = find_model(name)
+    assert step_flops(spec, 4, 1024) == pytest.approx(6 * spec.parameters * 4096, rel=0.03)
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(0, 8), (8, 0), (-1, 8)])
+def test_nothing_to_train_on(batch: int, seq: int) -> None:
+    with pytest.raises(UsageError, match="must be 1 or more"):
+        step_gemms(find_model("opt-nano"), batch, seq)
