@@ -1,0 +1,152 @@
+"""A training job: everything that decides what is trained, as one value that can travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
+from typing import Any, Self
+
+from cleave.errors import UsageError
+from cleave.workload.registry import ModelSpec
+
+
+class Precision(Enum):
+    """What the multiplications are done in. Weights and optimizer are fp32 in both."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class MemoryMode(Enum):
+    """How to spend the PS's memory.
+
+    PLAIN keeps activations and all gradients. LEAN recomputes activations in the backward pass and
+    steps each parameter as soon as its gradient is complete. AUTO is lean where plain might not fit.
+    """
+
+    AUTO = "auto"
+    PLAIN = "plain"
+    LEAN = "lean"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What to train and how.
+
+    Attributes:
+        model: a name of the registry, or a local Hugging Face folder.
+        data: text file, folder, JSONL, Parquet or `datasets` name; empty for the default corpus.
+        steps: optimizer steps in total, a resumed run's earlier ones included.
+        batch, seq: sequences per micro-batch, tokens per sequence.
+        accumulate: micro-batches per step.
+        dtype: `fp32` or `bf16`.
+        learning_rate: peak; 0 for the model's published one.
+        warmup_steps: linear warm-up; -1 for a tenth of the run, 100 at most.
+        weight_decay: on matrices.
+        clip: largest gradient norm; 0 for none.
+        seed: of weights and data order.
+        eval_every, eval_batches: held-out loss every so many steps (0: never) over so many batches.
+        checkpoint_every: steps between checkpoints, one more at the end; 0 for none.
+        memory: see `MemoryMode`.
+    """
+
+    model: str
+    data: str = ""
+    steps: int = 100
+    batch: int = 4
+    seq: int = 128
+    accumulate: int = 1
+    dtype: str = "fp32"
+    learning_rate: float = 0.0
+    warmup_steps: int = -1
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    eval_every: int = 0
+    eval_batches: int = 8
+    checkpoint_every: int = 500
+    memory: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "seq", "accumulate", "eval_batches"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 1 or more")
+        for name in ("learning_rate", "weight_decay", "clip", "eval_every", "checkpoint_every"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
+        for name, kind in (("dtype", Precision), ("memory", MemoryMode)):
+            values = [member.value for member in kind]
+            if getattr(self, name) not in values:
+                raise UsageError(
+                    f"--{name} is {getattr(self, name)!r}; use one of {', '.join(values)}"
+                )
+
+    def check_model(self, spec: ModelSpec) -> None:
+        """Refuse what this model cannot do.
+
+        Raises:
+            UsageError: when the sequence is longer than the model's positions.
+        """
+        if self.seq > spec.max_positions:
+            raise UsageError(
+                f"--seq {self.seq} is longer than the {spec.max_positions} positions of "
+                f"{spec.name}; give {spec.max_positions} or less"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for messages and TOML."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            UsageError: for unknown names and values of the wrong type.
+        """
+        known = {f.name: f.type for f in fields(cls)}
+        types: dict[str, type | tuple[type, ...]] = {
+            "str": str,
+            "int": int,
+            "float": (int, float),
+        }
+        for name, value in values.items():
+            if name not in known:
+                raise UsageError(f"a job has no setting {name!r}; it has {', '.join(known)}")
+            if not isinstance(value, types[str(known[name])]) or isinstance(value, bool):
+                raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
+        if "model" not in values:
+            raise UsageError("a job needs a model; give --model")
+        return cls(**values)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+_PUBLISHED_RATES = {  # OPT: arXiv 2205.01068, table 1; Llama 2: arXiv 2307.09288, section 2.2
+    "opt-125m": 6e-4,
+    "opt-350m": 3e-4,
+    "opt-1.3b": 2e-4,
+    "opt-2.7b": 1.6e-4,
+    "opt-6.7b": 1.2e-4,
+    "opt-13b": 1e-4,
+    "opt-30b": 1e-4,
+    "opt-66b": 0.8e-4,
+    "opt-175b": 1.2e-4,
+    "llama2-7b": 3e-4,
+    "llama2-13b": 3e-4,
+    "llama2-70b": 1.5e-4,
+}
+
+
+def default_learning_rate(spec: ModelSpec) -> float:
+    """The published peak rate of a model, or one by size where there is none."""
+    if spec.name in _PUBLISHED_RATES:
+        return _PUBLISHED_RATES[spec.name]
+    if spec.parameters < 50e6:
+        return 1e-3
+    return 6e-4 if spec.parameters < 300e6 else 2e-4

@@ -1,0 +1,95 @@
+"""What a run reports as it goes: one record a line in `metrics.jsonl` and under `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One optimizer step.
+
+    Attributes:
+        step: counted from 1.
+        loss: mean cross-entropy over the step's tokens, before its update.
+        tokens: in this step.
+        clock: what `fleet_s` counts: `virtual` or `wall`.
+        wall_s: the whole step.
+        fleet_s: time on the fleet's clock spent waiting for GEMMs.
+        ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
+        verify_s: checking results.
+        downlink_bytes, uplink_bytes: encoded messages.
+        floor_bytes: every operand and result of every GEMM crossing once.
+        tiles, blocks, reissued: planned tiles, blocks that came back, units given out again.
+    """
+
+    EVENT: ClassVar[str] = "step"
+    step: int
+    loss: float
+    tokens: int
+    learning_rate: float
+    clock: str
+    wall_s: float
+    fleet_s: float
+    ps_s: float
+    verify_s: float
+    downlink_bytes: int
+    uplink_bytes: int
+    floor_bytes: int
+    tiles: int
+    blocks: int
+    reissued: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRecord:
+    """Held-out loss after `step` steps."""
+
+    EVENT: ClassVar[str] = "eval"
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRecord:
+    """Something a user should know: what is being prepared, a checkpoint, a resumed step."""
+
+    EVENT: ClassVar[str] = "note"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoneRecord:
+    """The end of a run.
+
+    Attributes:
+        steps: the last step done.
+        first_loss, loss: of this run's first and last step.
+        run_folder: where everything was written.
+        stopped: whether the run was asked to stop before its last step.
+    """
+
+    EVENT: ClassVar[str] = "done"
+    steps: int
+    first_loss: float
+    loss: float
+    tokens: int
+    clock: str
+    wall_s: float
+    fleet_s: float
+    downlink_bytes: int
+    uplink_bytes: int
+    tiles: int
+    blocks: int
+    reissued: int
+    run_folder: str
+    stopped: bool
+
+
+Record: TypeAlias = StepRecord | EvalRecord | NoteRecord | DoneRecord
+
+
+def to_dict(record: Record) -> dict[str, Any]:
+    """The record as it is written: its event's name first."""
+    return {"event": record.EVENT, **asdict(record)}

@@ -1,0 +1,349 @@
+"""Training, from a job to a trained model. Reads top to bottom."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cleave.errors import CleaveError
+from cleave.fleet.fleet import Fleet, FleetCounters
+from cleave.models.build import build_model, enable_checkpointing, load_folder, resolve_model
+from cleave.training.checkpoint import (
+    LoadedCheckpoint,
+    load_latest,
+    restore_rng,
+    rng_state,
+    save_checkpoint,
+)
+from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
+from cleave.training.job import JobSpec, MemoryMode, Precision, default_learning_rate
+from cleave.training.offload import hold_weights, offload, restore
+from cleave.training.optimizer import Optimizer, Schedule
+from cleave.training.records import (
+    DoneRecord,
+    EvalRecord,
+    NoteRecord,
+    Record,
+    StepRecord,
+    to_dict,
+)
+from cleave.training.run_folder import RunFolder
+from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.workload.registry import ModelSpec
+
+_TOKENIZER_SIZE = 4096
+_BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a run gets from its surroundings.
+
+    Attributes:
+        fleet: multiplies; None for plain PyTorch, the reference.
+        report: takes every record as it comes.
+        stop: asked after every step; True ends the run early, with a checkpoint.
+    """
+
+    fleet: Fleet | None
+    report: Callable[[Record], None]
+    stop: Callable[[], bool] = lambda: False
+
+
+def train(job: JobSpec, run: RunFolder, setting: Setting, *, resume: bool = False) -> DoneRecord:
+    """Train a model as the job says.
+
+    Args:
+        job: what to train.
+        run: where to write configuration, metrics, checkpoints and the loss plot.
+        setting: fleet, and who listens.
+        resume: go on from the newest checkpoint in `run`; from the start where there is none.
+
+    Raises:
+        CleaveError: for everything a user can mend; nothing half-written is left.
+    """
+
+    def note(text: str) -> None:
+        setting.report(NoteRecord(text))
+
+    # Everything that can be refused is refused before anything is built.
+    source = resolve_model(job.model)
+    job.check_model(source.spec)
+    tokenizer = (
+        folder_tokenizer(source.folder)
+        if source.folder
+        else default_tokenizer(
+            vocab_size=min(_TOKENIZER_SIZE, source.spec.vocabulary), progress=note
+        )
+    )
+    if tokenizer.vocab_size > source.spec.vocabulary:
+        raise CleaveError(
+            f"the tokenizer of {job.model!r} has {tokenizer.vocab_size} tokens and the model only "
+            f"{source.spec.vocabulary}; the folder's files do not belong together"
+        )
+    corpus = build_corpus(job.data or None, tokenizer, progress=note)
+    corpus.check(job.seq)
+    checkpoint = load_latest(run.path / CHECKPOINTS) if resume else None
+    if checkpoint is not None:
+        _check_same(checkpoint, job, tokenizer)
+
+    note(f"building {source.spec.name} ({source.spec.parameters / 1e6:.1f}M parameters)")
+    if source.folder:
+        model, spec = load_folder(source.folder)
+    else:
+        model, spec = build_model(source.spec, seed=job.seed), source.spec
+    trainer = Trainer(job, spec, model, corpus, tokenizer, run, setting)
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+        run.rewind(checkpoint.step)
+        note(f"resuming after step {checkpoint.step}")
+    run.write_config(job.to_dict())
+    try:
+        return trainer.run()
+    finally:
+        restore(model)
+
+
+class Trainer:
+    """A model in training."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        spec: ModelSpec,
+        model: nn.Module,
+        corpus: Corpus,
+        tokenizer: TextTokenizer,
+        run: RunFolder,
+        setting: Setting,
+    ) -> None:
+        lean = _lean(job, spec)
+        if lean:
+            enable_checkpointing(model)  # type: ignore[arg-type]
+        if setting.fleet is not None:
+            offload(model, setting.fleet)
+        self.job = job
+        self.model = model.train()
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.folder = run
+        self.setting = setting
+        self.step = 0
+        self.loader = BatchLoader(corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
+        # Accumulated gradients have to be kept anyway.
+        self.optimizer = Optimizer(
+            model,
+            weight_decay=job.weight_decay,
+            clip=job.clip,
+            in_backward=lean and job.accumulate == 1,
+        )
+        warmup = job.warmup_steps if job.warmup_steps >= 0 else min(100, job.steps // 10)
+        peak = job.learning_rate or default_learning_rate(spec)
+        self.schedule = Schedule(peak, max(1, warmup), job.steps)
+
+    def run(self) -> DoneRecord:
+        """Do the remaining steps."""
+        job, report = self.job, self._report
+        began_s, first = time.perf_counter(), self._counters()
+        first_loss = loss = math.nan
+        tokens = 0
+        stopped = False
+        while self.step < job.steps and not stopped:
+            record = self._one_step()
+            report(record)
+            loss = record.loss
+            tokens += record.tokens
+            first_loss = loss if math.isnan(first_loss) else first_loss
+            if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
+                report(EvalRecord(self.step, self.evaluate()))
+            stopped = self.step < job.steps and self.setting.stop()
+            if self._checkpoint_due(stopped):
+                self.save()
+            if not math.isfinite(loss):
+                raise CleaveError(
+                    f"the loss of step {self.step} is {loss}; "
+                    f"lower --learning-rate (now {self.schedule.peak:g}) or set --clip"
+                )
+        spent = self._counters() - first
+        done = DoneRecord(
+            steps=self.step,
+            first_loss=first_loss,
+            loss=loss,
+            tokens=tokens,
+            clock=self._clock,
+            wall_s=time.perf_counter() - began_s,
+            fleet_s=spent.fleet_s,
+            downlink_bytes=spent.downlink_bytes,
+            uplink_bytes=spent.uplink_bytes,
+            tiles=spent.tiles,
+            blocks=spent.blocks,
+            reissued=spent.reissued,
+            run_folder=str(self.folder.path),
+            stopped=stopped,
+        )
+        report(done)
+        self.folder.plot()
+        return done
+
+    def _one_step(self) -> StepRecord:
+        before, began_s = self._counters(), time.perf_counter()
+        rate = self.schedule.rate(self.step)
+        batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
+        loss = self.optimizer.step(rate, lambda: self._backward(batches))
+        wall_s = time.perf_counter() - began_s
+        spent = self._counters() - before
+        self.step += 1
+        return StepRecord(
+            step=self.step,
+            loss=loss,
+            tokens=self.job.batch * self.job.seq * self.job.accumulate,
+            learning_rate=rate,
+            clock=self._clock,
+            wall_s=wall_s,
+            fleet_s=spent.fleet_s,
+            ps_s=wall_s - spent.waited_s,
+            verify_s=spent.verify_s,
+            downlink_bytes=spent.downlink_bytes,
+            uplink_bytes=spent.uplink_bytes,
+            floor_bytes=spent.floor_down_bytes + spent.floor_up_bytes,
+            tiles=spent.tiles,
+            blocks=spent.blocks,
+            reissued=spent.reissued,
+        )
+
+    def _backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
+        """Gradients of the mean loss over all micro-batches; returns that loss."""
+        total = 0.0
+        with hold_weights(self.model) if len(batches) > 1 else nullcontext():
+            for ids, labels in batches:
+                loss = self._loss(ids, labels) / len(batches)
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.item()
+        return total
+
+    def _loss(self, ids: Tensor, labels: Tensor) -> Tensor:
+        bf16 = self.job.dtype == Precision.BF16.value
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+    def evaluate(self) -> float:
+        """Mean loss on held-out text."""
+        job = self.job
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                losses = [
+                    self._loss(ids, labels).item()
+                    for ids, labels in validation_batches(
+                        self.corpus.validation, job.batch, job.seq, job.eval_batches
+                    )
+                ]
+        finally:
+            self.model.train()
+        return sum(losses) / len(losses)
+
+    # --- checkpoints ---
+
+    def _checkpoint_due(self, stopped: bool) -> bool:
+        every = self.job.checkpoint_every
+        if not every:
+            return False
+        ended = self.step == self.job.steps and self.step >= every
+        return stopped or ended or self.step % every == 0
+
+    def save(self) -> None:
+        """Write a checkpoint of everything the next step depends on."""
+        loader = self.loader.state()
+        path = save_checkpoint(
+            self.folder.path / CHECKPOINTS,
+            step=self.step,
+            tensors={
+                **{f"model.{n}": p.detach() for n, p in self.model.named_parameters()},
+                **self.optimizer.tensors(),
+                **rng_state(),
+            },
+            meta={
+                "job": self.job.to_dict(),
+                "tokenizer": self.tokenizer.fingerprint,
+                "epoch": loader.epoch,
+                "position": loader.position,
+            },
+        )
+        self.setting.report(NoteRecord(f"checkpoint written to {path}"))
+
+    def restore(self, checkpoint: LoadedCheckpoint) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            CleaveError: when it is of another model.
+        """
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                saved = checkpoint.tensors.get(f"model.{name}")
+                if saved is None or saved.shape != parameter.shape:
+                    found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
+                    raise CleaveError(
+                        f"the checkpoint is of another model: for {name!r} of "
+                        f"{self.job.model} it has {found}, not shape {tuple(parameter.shape)}"
+                    )
+                parameter.copy_(saved)
+        self.optimizer.load_tensors(checkpoint.tensors)
+        restore_rng(checkpoint.tensors)
+        self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
+        self.step = checkpoint.step
+
+    # --- reports ---
+
+    @property
+    def _clock(self) -> str:
+        return self.setting.fleet.clock if self.setting.fleet else "wall"
+
+    def _counters(self) -> FleetCounters:
+        return self.setting.fleet.counters() if self.setting.fleet else FleetCounters()
+
+    def _report(self, record: Record) -> None:
+        self.folder.append(to_dict(record))
+        self.setting.report(record)
+
+
+def _lean(job: JobSpec, spec: ModelSpec) -> bool:
+    if job.memory != MemoryMode.AUTO.value:
+        return job.memory == MemoryMode.LEAN.value
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return spec.parameters * _BYTES_PER_PARAMETER > memory_bytes / 2
+
+
+_MAY_CHANGE = ("steps", "eval_every", "eval_batches", "checkpoint_every", "memory")
+
+
+def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextTokenizer) -> None:
+    """A resumed run must be the same run, or its losses would silently be others."""
+    saved: dict[str, Any] = checkpoint.meta.get("job", {})
+    for field in fields(JobSpec):
+        before, now = saved.get(field.name), getattr(job, field.name)
+        if field.name not in _MAY_CHANGE and before != now:
+            raise CleaveError(
+                f"the checkpoint was made with {field.name} {before!r} and this run has {now!r}; "
+                f"resume with the same settings, or start a new run without --resume"
+            )
+    if checkpoint.meta.get("tokenizer") != tokenizer.fingerprint:
+        raise CleaveError(
+            "the checkpoint was made with another tokenizer; resume on the machine, or with the "
+            "Python version, that it was made with"
+        )
+
+
+def run_folder(root: str | Path, name: str | None = None) -> RunFolder:
+    """A new run folder below `root`."""
+    return RunFolder.create(Path(root), name)
