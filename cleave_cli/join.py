@@ -21,9 +21,7 @@ Examples:
 def join(
     url: Annotated[str, typer.Argument(help="The join URL that `cleave serve` prints.")],
     name: Annotated[str, typer.Option(help="What to call this device.")] = "",
-    executor: Annotated[
-        str, typer.Option(help="What multiplies: auto, numpy or torch.")
-    ] = "auto",
+    executor: Annotated[str, typer.Option(help="What multiplies: auto, numpy or torch.")] = "auto",
     memory: Annotated[int, typer.Option(help="Memory to offer for arrays, in MB.")] = 1000,
     threads: Annotated[int, typer.Option(help="Threads to multiply with; 0 for all.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,

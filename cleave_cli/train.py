@@ -1,2 +1,165 @@
-def train() -> None:
-    ...
+"""`cleave train`: train a model, embedded or on a running server."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cleave.errors import UsageError
+from cleave_cli.options import need_train_extra
+from cleave_cli.training_display import Display, make_display
+
+_NOT_OF_THE_JOB = ("devices", "server", "runs", "name", "resume", "attach", "as_json")
+
+
+def train(
+    model: Annotated[
+        str, typer.Option(help="Model name, as opt-125m, or a Hugging Face folder.")
+    ] = "",
+    devices: Annotated[
+        int, typer.Option(help="Emulated devices in this process; 0 for plain PyTorch.")
+    ] = 8,
+    server: Annotated[str, typer.Option(help="URL of a running server, to train there.")] = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Text, folder, JSONL, Parquet or `datasets` name [default: Python's library]"
+        ),
+    ] = "",
+    steps: Annotated[int, typer.Option(help="Optimizer steps in total.")] = 100,
+    batch: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 4,
+    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
+    accumulate: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", "--lr", help="Peak rate; 0 for the published one.")
+    ] = 0.0,
+    warmup_steps: Annotated[int, typer.Option(help="Warm-up; -1 for a tenth of the run.")] = -1,
+    weight_decay: Annotated[float, typer.Option(help="On matrices.")] = 0.1,
+    clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    eval_every: Annotated[int, typer.Option(help="Steps between held-out losses; 0: never.")] = 0,
+    eval_batches: Annotated[int, typer.Option(help="Batches per held-out loss.")] = 8,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between checkpoints; 0: none.")
+    ] = 500,
+    memory: Annotated[
+        str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
+    ] = "auto",
+    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
+    name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
+    resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",
+    attach: Annotated[str, typer.Option(help="Follow this job of --server again.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    context: typer.Context = None,  # type: ignore[assignment]
+) -> None:
+    """Train a transformer on a fleet of devices; the losses are those of one machine.
+
+    Examples:
+
+      cleave train --model opt-125m --devices 8
+
+      cleave train --model opt-125m --server 'ws://127.0.0.1:8765/ws#c=...'
+
+      cleave train --resume runs/20261121-101500
+    """
+    given = {
+        key: value
+        for key, value in context.params.items()
+        if _was_given(context, key) or key == "model"
+    }
+    # Options that are settings of the job have its very names.
+    settings: dict[str, Any] = {
+        key: value for key, value in context.params.items() if key not in _NOT_OF_THE_JOB
+    }
+    if devices < 0:
+        raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
+    if attach and not server:
+        raise UsageError(f"--attach {attach} needs --server URL: where does the job run?")
+    if not (model or resume or attach):
+        raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
+    if server and "devices" in given:
+        raise UsageError(
+            "--devices emulates devices in this process and --server trains on that server's; "
+            "give one of the two"
+        )
+    if resume:  # only what was asked for changes; the rest comes from the run folder
+        settings = {key: value for key, value in settings.items() if key in given and value != ""}
+    request = {"job": settings, "resume": resume, "name": name}
+    display = make_display(as_json=as_json)
+    if server:
+        _on_server(server, request, attach, display)
+    else:
+        _here(request, devices, runs, display)
+
+
+def _was_given(context: typer.Context, key: str) -> bool:
+    source = context.get_parameter_source(key)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _here(request: dict[str, Any], devices: int, runs: Path, display: Display) -> None:
+    need_train_extra("cleave train")
+    from cleave.training.run_job import JobRequest, JobRunner
+    from cleave.training.trainer import Setting
+
+    asked = JobRequest.from_dict(request)
+    spec = asked.spec()  # refuse before anything is started
+    display.start(spec.steps)
+    stopping = False
+
+    def interrupted(*_: object) -> None:
+        nonlocal stopping
+        if stopping:
+            raise KeyboardInterrupt
+        stopping = True
+        display.note("stopping after this step; Ctrl-C again to stop now")
+
+    fleet = None
+    if devices:
+        from emulator.virtual import emulated
+
+        fleet = emulated(devices)
+    previous = signal.signal(signal.SIGINT, interrupted)
+    try:
+        with display:
+            JobRunner(runs).train(asked, Setting(fleet, display.record, lambda: stopping))
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if fleet is not None:
+            fleet.close()
+
+
+def _on_server(server: str, request: dict[str, Any], attach: str, display: Display) -> None:
+    import asyncio
+
+    from cleave.errors import CleaveError
+    from cleave.server.client import OperatorClient
+
+    async def follow() -> None:
+        client = await OperatorClient.connect(server)
+        job = attach
+        try:
+            if attach:
+                await client.request("attach", {"job": attach})
+            else:
+                job = (await client.request("submit", request))["job"]
+                display.note(f"{job} submitted; paths are read, and results written, on the server")
+                display.start(int(request["job"].get("steps", 0)))
+            with display:
+                async for record in client.records():
+                    if record.get("event") == "failed":
+                        raise CleaveError(f"{job} failed: {record.get('text')}")
+                    display.plain(record)
+        except asyncio.CancelledError:
+            display.note(
+                f"detached; {job} goes on, follow it again with: "
+                f"cleave train --server URL --attach {job}"
+            )
+        finally:
+            await client.close()
+
+    asyncio.run(follow())

@@ -128,6 +128,12 @@ class Coordinator:
         """How many devices may be given work."""
         return len(self.dispatcher.devices)
 
+    def state(self, session: Session) -> DeviceState:
+        """What a device is doing now."""
+        if session.state is DeviceState.READY and self.dispatcher.busy(session.id):
+            return DeviceState.BUSY
+        return session.state
+
     # --- sessions ---
 
     def opened(self, session: int, now_s: float) -> None:

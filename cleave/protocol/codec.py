@@ -39,7 +39,7 @@ def _payload_bytes(payload: Any) -> int:
 
 
 def _header(message: Message) -> bytes:
-    cls: type[Any] = type(message)
+    cls: Any = type(message)
     return _writer(cls)(message)
 
 

@@ -22,7 +22,8 @@ class MemoryMode(Enum):
     """How to spend the PS's memory.
 
     PLAIN keeps activations and all gradients. LEAN recomputes activations in the backward pass and
-    steps each parameter as soon as its gradient is complete. AUTO is lean where plain might not fit.
+    steps each parameter as soon as its gradient is complete. AUTO is lean where plain might not
+    fit.
     """
 
     AUTO = "auto"

@@ -1,8 +1,8 @@
 """Linear layers whose multiplications run on a fleet.
 
-`offload` turns the `nn.Linear` layers (and transformers' `Conv1D`) of a model into offloaded ones in
-place: the same module objects with the same parameters, of a subclass whose forward sends its three
-GEMMs (forward, input gradient, weight gradient) to a fleet. `restore` turns them back.
+`offload` turns the `nn.Linear` layers (and transformers' `Conv1D`) of a model into offloaded ones
+in place: the same module objects with the same parameters, of a subclass whose forward sends its
+three GEMMs (forward, input gradient, weight gradient) to a fleet. `restore` turns them back.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Product(torch.autograd.Function):
     """y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operands: _Operands, as_is: bool
     ) -> Tensor:
         x_operand, w_operand = operands.of(x), operands.of(weight)
@@ -99,7 +99,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: _Operands = ctx.operands

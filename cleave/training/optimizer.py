@@ -124,7 +124,7 @@ class Optimizer:
         self, hooks: Mapping[str, Callable[[Tensor], None]], backward: Callable[[], float]
     ) -> float:
         handles = [
-            self.parameters[name].register_post_accumulate_grad_hook(hook)
+            self.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for name, hook in hooks.items()
         ]
         try:

@@ -129,7 +129,7 @@ class Trainer:
     ) -> None:
         lean = _lean(job, spec)
         if lean:
-            enable_checkpointing(model)  # type: ignore[arg-type]
+            enable_checkpointing(model)
         if setting.fleet is not None:
             offload(model, setting.fleet)
         self.job = job

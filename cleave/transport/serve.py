@@ -135,6 +135,20 @@ class ServedFleet(Fleet):
             return socket.respond(HTTPStatus.OK, "ok\n")
         return socket.respond(HTTPStatus.NOT_FOUND, f"nothing is at {path[:100]}\n")
 
+    def describe_devices(self) -> list[dict[str, object]]:
+        """The connected devices, as plain values. Call it in the server's loop."""
+        coordinator = self._live.coordinator
+        return [
+            {
+                "device": session.id,
+                "name": session.name,
+                "state": coordinator.state(session).value,
+                "blocks": session.blocks,
+                "compute_s": session.compute_s,
+            }
+            for session in coordinator.sessions.values()
+        ]
+
     def close(self) -> None:
         """Say bye to the devices, stop listening, end the server's thread."""
         super().close()

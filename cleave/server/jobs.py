@@ -1,0 +1,170 @@
+"""Jobs: training runs in a thread of their own, one at a time, whose records anyone may follow."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from typing import Any, Protocol
+
+from cleave.errors import CleaveError, UsageError
+from cleave.fleet.fleet import Fleet
+
+Record = dict[str, Any]
+
+
+class JobState(Enum):
+    """Where a job is; the values are what users read."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
+
+
+@dataclass
+class Job:
+    """One training run on this server."""
+
+    id: str
+    arguments: Mapping[str, Any]
+    state: JobState = JobState.QUEUED
+    records: list[Record] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    followers: list[Callable[[], None]] = field(default_factory=list)
+
+
+class RunJob(Protocol):
+    """Trains. Given to the server, so that it needs to know nothing of training."""
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse arguments that cannot be run.
+
+        Raises:
+            CleaveError: one sentence that says why.
+        """
+        ...
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        fleet: Fleet,
+        report: Callable[[Record], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        """Train until done or asked to stop, reporting records.
+
+        Raises:
+            CleaveError: when it fails for a reason the user can act on.
+        """
+        ...
+
+
+class Jobs:
+    """The jobs of a server, in the order in which they were submitted.
+
+    Args:
+        fleet: what they train on.
+        runner: how they train.
+        log: takes a line for the server's own output.
+    """
+
+    def __init__(self, fleet: Fleet, runner: RunJob, log: Callable[[str], None]) -> None:
+        self._fleet = fleet
+        self._runner = runner
+        self._log = log
+        self._jobs: dict[str, Job] = {}
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
+        self._thread.start()
+
+    def submit(self, arguments: Mapping[str, Any]) -> Job:
+        """Queue a job.
+
+        Raises:
+            CleaveError: when its arguments cannot be run.
+        """
+        self._runner.check(arguments)
+        with self._lock:
+            job = Job(f"job-{next(self._numbers)}", arguments)
+            self._jobs[job.id] = job
+        self._queue.put(job)
+        return job
+
+    def find(self, id: str) -> Job:
+        """A job by its id.
+
+        Raises:
+            UsageError: when there is none.
+        """
+        with self._lock:
+            if id in self._jobs:
+                return self._jobs[id]
+            known = ", ".join(self._jobs) or "none yet"
+        raise UsageError(f"this server has no job {id!r}; it has {known}")
+
+    def all(self) -> list[Job]:
+        """Every job, oldest first."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def close(self, timeout_s: float) -> None:
+        """Ask running and queued jobs to stop, and wait for the running one's checkpoint."""
+        for job in self.all():
+            job.stop.set()
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if job.stop.is_set():
+                job.state = JobState.STOPPED
+                self._report(job, {"event": "stopped", "text": "stopped before it began"})
+                continue
+            job.state = JobState.RUNNING
+            self._log(f"{job.id} started: {job.arguments.get('job', {}).get('model', '')}")
+            self._train(job)
+            self._log(f"{job.id} {job.state.value}")
+
+    def _train(self, job: Job) -> None:
+        def report(record: Record) -> None:
+            self._report(job, record)
+
+        try:
+            self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
+            job.state = JobState.STOPPED if job.stop.is_set() else JobState.DONE
+            final: Record = {"event": "end", "state": job.state.value}
+        except CleaveError as error:
+            job.state = JobState.FAILED
+            final = {"event": "failed", "text": str(error), "exit_code": error.exit_code}
+        except Exception as error:  # noqa: BLE001 - a job's bug must not end the server
+            job.state = JobState.FAILED
+            text = f"unexpected {type(error).__name__}: {error}"
+            final = {"event": "failed", "text": text, "exit_code": 1}
+        self._report(job, final)
+
+    def _report(self, job: Job, record: Record) -> None:
+        with self._lock:
+            job.records.append(record)
+            followers = list(job.followers)
+        for wake in followers:
+            wake()
+
+    def follow(self, job: Job, wake: Callable[[], None]) -> None:
+        """Call `wake`, from the training thread, whenever the job has a new record."""
+        with self._lock:
+            job.followers.append(wake)
+
+    def unfollow(self, job: Job, wake: Callable[[], None]) -> None:
+        """The inverse of `follow`."""
+        with self._lock:
+            job.followers.remove(wake)

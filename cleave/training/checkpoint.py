@@ -1,0 +1,356 @@
+"""Checkpoints: everything a run needs to go on, written so that no crash can spoil them.
+
+    folder/step-000123/tensors.safetensors    parameters, optimizer state, random state
+    folder/step-000123/meta.json              format version, checksum, and the caller's own meta
+
+A checkpoint is written beside its place and renamed into it once it is safely on disk, so a
+folder with the right name is whole. A folder of checkpoints has one writer at a time.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from cleave.errors import CleaveError
+from cleave.training.run_folder import sync_folder
+
+_FORMAT = 1
+_TENSORS = "tensors.safetensors"
+_META = "meta.json"
+_TEMPORARY = ".tmp-"
+# ".replaced": what stood in the place of a checkpoint that is being written a second time.
+_NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCheckpoint:
+    """What `save_checkpoint` was given: tensors on the CPU, by name, and the meta."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The contents of meta.json. `aliases` maps a name to the stored name it shares memory with."""
+
+    step: int
+    tensors_sha256: str
+    aliases: dict[str, str]
+    meta: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    meta: Mapping[str, Any],
+    keep: int = 2,
+) -> Path:
+    """Write the checkpoint of `step` into `folder` and return its path.
+
+    Tensors are streamed one by one: a contiguous one on the CPU is not copied. Tied tensors (the
+    same memory under several names) are stored once and are tied again when loaded. `meta` is
+    anything JSON can hold. Afterwards, of the checkpoints up to this step the `keep` latest
+    remain; later ones, of a run that was wound back, are never touched.
+
+    Raises CleaveError when it cannot be written; the earlier checkpoints are then as they were.
+    Raises TypeError or ValueError, before anything is written, for what cannot be stored.
+    """
+    if step < 0 or keep < 1:
+        raise ValueError(f"step {step} must be at least 0 and keep {keep} at least 1")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored")
+    stored, aliases = _untie(tensors)
+    json.dumps(dict(meta))  # fail now rather than after gigabytes
+
+    final = folder / f"step-{step:06d}"
+    temporary = folder / f"{_TEMPORARY}{final.name}-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(f"{_TEMPORARY}*"):  # of a crash: gigabytes that nobody reads
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary.mkdir()
+        with (temporary / _TENSORS).open("xb") as file:
+            sha256 = _write_tensors(file, stored)
+            _sync(file)
+        with (temporary / _META).open("xb") as file:
+            header = {
+                "format": _FORMAT,
+                "step": step,
+                "tensors_sha256": sha256,
+                "aliases": aliases,
+                "meta": dict(meta),
+            }
+            file.write(json.dumps(header, indent=1).encode())
+            _sync(file)
+        sync_folder(temporary)
+        _put_in_place(temporary, final)
+        sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CleaveError(
+            f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): free "
+            "some space there or choose another folder; earlier checkpoints are as they were."
+        ) from error
+    except BaseException:  # Ctrl-C leaves nothing behind either
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _remove_older(folder, step, keep)
+    return final
+
+
+def load_checkpoint(path: Path) -> LoadedCheckpoint:
+    """Read the checkpoint in the folder `path`, checking every byte of its tensors.
+
+    The tensors may be backed by the file: copy them into the model before you rely on the file
+    being gone. Raises CleaveError when `path` is not a checkpoint, is damaged, or was written by
+    a newer version.
+    """
+    header = _verified_header(path)
+    return LoadedCheckpoint(header.step, _read_tensors(path, header), header.meta)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint in `folder`, or None where there is none.
+
+    Broken ones are passed over with a warning (`warnings.warn`), unfinished ones silently. This
+    reads the newest checkpoint once; use `load_latest` to read it only once altogether.
+    """
+    for path in _newest_first(folder):
+        try:
+            _verified_header(path)
+        except CleaveError as error:
+            warnings.warn(str(error), stacklevel=2)
+        else:
+            return path
+    return None
+
+
+def load_latest(folder: Path) -> LoadedCheckpoint | None:
+    """`load_checkpoint` of the newest whole checkpoint in `folder`, or None where there is none.
+
+    Broken ones are passed over with a warning.
+    """
+    for path in _newest_first(folder):
+        try:
+            return load_checkpoint(path)
+        except CleaveError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return None
+
+
+def rng_state() -> dict[str, torch.Tensor]:
+    """The state of torch's random generators, as tensors that a checkpoint can hold (uint8)."""
+    state = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        for index, cuda in enumerate(torch.cuda.get_rng_state_all()):
+            state[f"rng.cuda.{index}"] = cuda
+    return state
+
+
+def restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Bring torch's random generators into the state that `rng_state` returned.
+
+    Other names are ignored, and so are generators of accelerators that this machine lacks.
+    """
+    # set_rng_state keeps no reference, but wants memory of its own and not a file's.
+    if "rng.cpu" in tensors:
+        torch.set_rng_state(tensors["rng.cpu"].clone())
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            if f"rng.cuda.{index}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"rng.cuda.{index}"].clone(), index)
+
+
+def _untie(
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors to store, and for every other name the stored one that is the same memory."""
+    stored: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() > 0 and view in seen:
+            aliases[name] = seen[view]
+        else:
+            seen[view] = name
+            stored[name] = tensor
+    return stored, aliases
+
+
+def _write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write the safetensors format to `file`; returns the sha256 of what was written.
+
+    The library's own writer is not used because the checksum would need a second pass over the
+    file, and because its errors do not tell a full disk from others.
+    """
+    # Widest elements first keeps every tensor aligned.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header = {}
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    parts: Iterator[bytes | memoryview] = chain(
+        (len(text).to_bytes(8, "little"), text), (_bytes_of(tensors[name]) for name in order)
+    )
+    for part in parts:
+        digest.update(part)
+        file.write(part)
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The elements in row-major order, without a copy where they already lie so on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Rename `temporary` to `final`. At every moment a whole checkpoint of that step exists."""
+    if not final.exists():
+        temporary.rename(final)
+        return
+    replaced = final.with_name(f"{final.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    final.rename(replaced)
+    try:
+        temporary.rename(final)
+    except BaseException:
+        replaced.rename(final)
+        raise
+    _remove(replaced)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = []
+    try:
+        for path in folder.iterdir():
+            if (match := _NAME.fullmatch(path.name)) and path.is_dir():
+                found.append((int(match[1]), match[2] is None, path))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CleaveError(
+            f"The checkpoints in {str(folder)!r} cannot be listed ({error.strerror}): "
+            "check that it is a folder you may read."
+        ) from error
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def _remove_older(folder: Path, step: int, keep: int) -> None:
+    older = [path for path in _newest_first(folder) if int(path.name[5:].split(".")[0]) <= step]
+    for path in older[keep:]:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint: it loses its name first, so that a crash leaves no half of one."""
+    doomed = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    try:
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        warnings.warn(
+            f"The old checkpoint {str(path)!r} cannot be removed ({error.strerror}): "
+            "remove it by hand to free its space.",
+            stacklevel=3,
+        )
+
+
+def _verified_header(path: Path) -> _Header:
+    header = _read_header(path)
+    try:
+        with (path / _TENSORS).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _damaged(path, f"{_TENSORS} cannot be read: {error.strerror}") from error
+    if sha256 != header.tensors_sha256:
+        raise _damaged(path, f"the checksum of {_TENSORS} is wrong")
+    return header
+
+
+def _read_header(path: Path) -> _Header:
+    try:
+        text = (path / _META).read_bytes()
+    except OSError as error:
+        raise CleaveError(
+            f"{str(path)!r} is not a checkpoint, its {_META} cannot be read ({error.strerror}): "
+            "give a folder named like step-000123 that `cleave train` wrote."
+        ) from error
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise _damaged(path, f"{_META} is not JSON") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+        raise _damaged(path, f"{_META} names no format version")
+    if fields["format"] > _FORMAT:
+        raise CleaveError(
+            f"The checkpoint {str(path)!r} has format {fields['format']}, this version of Cleave "
+            f"reads up to {_FORMAT}: update Cleave."
+        )
+    kinds = {"step": int, "tensors_sha256": str, "aliases": dict, "meta": dict}
+    for field, kind in kinds.items():
+        if not isinstance(fields.get(field), kind):
+            raise _damaged(path, f"{_META} has no proper {field!r}")
+    return _Header(**{field: fields[field] for field in kinds})
+
+
+def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path / _TENSORS)
+        return tensors | {name: tensors[kept] for name, kept in header.aliases.items()}
+    except (SafetensorError, OSError, KeyError) as error:
+        raise _damaged(path, f"{_TENSORS} does not hold what {_META} says") from error
+
+
+def _damaged(path: Path, reason: str) -> CleaveError:
+    return CleaveError(
+        f"The checkpoint {str(path)!r} is damaged ({reason}): remove it and resume from an "
+        "older one, or start again."
+    )

@@ -1,0 +1,264 @@
+"""The folder of one training run: its configuration, its metrics and its loss curve.
+
+config.toml      what was asked for
+metrics.jsonl    one JSON object per line, written as the run goes
+loss.png         the curve, drawn from the metrics
+"""
+
+import io
+import json
+import math
+import os
+import secrets
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from cleave.errors import CleaveError, UsageError
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in `folder` survive a power loss (where the system can)."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`: whatever happens, a reader sees the old file or the new one.
+
+    The folder is created where it is missing. Raises OSError, and then leaves nothing behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder. It has one writer at a time; anyone may read."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, name: str | None = None, *, now: datetime | None = None) -> Self:
+        """Make a new folder under `root`, called `name` or else by the local time.
+
+        Raises UsageError for a name that is taken or is not a plain name, CleaveError when the
+        folder cannot be made.
+        """
+        if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0")):
+            raise UsageError(f"{name!r} is not a name for a run: use one without slashes.")
+        stem = name or (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
+        attempt = 1
+        while True:
+            path = root / (stem if attempt == 1 else f"{stem}-{attempt}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                if name is not None:
+                    raise UsageError(
+                        f"The run folder {str(path)!r} exists already: choose another name, "
+                        "or resume that run."
+                    ) from None
+                attempt += 1
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+            else:
+                return cls(path)
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def plot_path(self) -> Path:
+        return self.path / "loss.png"
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write `config` as TOML. Keys whose value is None are left out: TOML has no null."""
+        import tomli_w
+
+        try:
+            write_atomically(self.config_path, tomli_w.dumps(_without_none(config)).encode())
+        except OSError as error:
+            raise _cannot_write(self.config_path, error) from error
+
+    def read_config(self) -> dict[str, Any]:
+        """What `write_config` wrote. Raises UsageError where there is none or it is damaged."""
+        try:
+            return tomllib.loads(self.config_path.read_text("utf-8"))
+        except OSError as error:
+            raise UsageError(
+                f"{str(self.path)!r} is not the folder of a run, its config.toml cannot be read "
+                f"({error.strerror}): give the folder that `cleave train` made."
+            ) from error
+        except ValueError as error:
+            raise UsageError(
+                f"{str(self.config_path)!r} is damaged ({error}): repair it, or start a new run."
+            ) from error
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line to metrics.jsonl. It is in the operating system's hands on return.
+
+        NaN and infinity, which JSON lacks, are written as null; numpy and torch scalars as
+        numbers. After a crash call `rewind` before the first `append`.
+        """
+        line = json.dumps(_plain(record), allow_nan=False) + "\n"
+        try:
+            with self.metrics_path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise _cannot_write(self.metrics_path, error) from error
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The records so far, in order. A last line that is still being written is left out.
+
+        Raises CleaveError for any other line that is not a JSON object.
+        """
+        for number, (line, record) in enumerate(self._lines(), start=1):
+            if record is not None:
+                yield record
+            elif line.endswith(b"\n"):
+                raise CleaveError(
+                    f"Line {number} of {str(self.metrics_path)!r} is damaged: "
+                    "remove that line, or resume the run, which does it."
+                )
+
+    def rewind(self, step: int) -> None:
+        """Make the metrics what they were after `step`, before the run goes on from there.
+
+        Drops lines that a crash damaged or cut short, and every record with a later "step".
+        """
+        kept = [
+            line
+            for line, record in self._lines()
+            if record is not None and line.endswith(b"\n") and not _is_later(record, step)
+        ]
+        if not self.metrics_path.exists():
+            return
+        try:
+            write_atomically(self.metrics_path, b"".join(kept))
+        except OSError as error:
+            raise _cannot_write(self.metrics_path, error) from error
+
+    def plot(self) -> Path | None:
+        """Draw "loss" and, where recorded, "eval_loss" over "step" into loss.png.
+
+        Returns its path, or None when no loss has been recorded yet.
+        """
+        records = list(self.records())
+        train = _curve(records, "loss")
+        evaluation = _curve(records, "eval_loss")
+        if not train and not evaluation:
+            return None
+
+        # A Figure of its own, not pyplot: no display, no state shared with the caller's plots.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        if train:
+            axes.plot(*zip(*train, strict=True), linewidth=1, label="train")
+        if evaluation:
+            axes.plot(*zip(*evaluation, strict=True), marker="o", markersize=4, label="validation")
+        axes.set(title=f"Loss of {self.path.name}", xlabel="step", ylabel="loss (nats per token)")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend()
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=120)
+        try:
+            write_atomically(self.plot_path, image.getvalue())
+        except OSError as error:
+            raise _cannot_write(self.plot_path, error) from error
+        return self.plot_path
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+        """Each line of metrics.jsonl with its ending, and its record where it holds one."""
+        try:
+            with self.metrics_path.open("rb") as file:
+                for line in file:
+                    yield line, _parse(line)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CleaveError(
+                f"{str(self.metrics_path)!r} cannot be read ({error.strerror}): "
+                "check the file and its permissions."
+            ) from error
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_later(record: dict[str, Any], step: int) -> bool:
+    recorded = record.get("step")
+    return isinstance(recorded, int | float) and recorded > step
+
+
+def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float]]:
+    """(step, value) of the records that have both as numbers."""
+    return [
+        (record["step"], record[field])
+        for record in records
+        if isinstance(record.get("step"), int | float)
+        and isinstance(record.get(field), int | float)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """`value` in terms of JSON."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):  # a numpy or torch scalar
+        return _plain(value.item())
+    return value
+
+
+def _without_none(value: Any) -> Any:
+    """`value` in terms of TOML."""
+    if isinstance(value, Mapping):
+        return {str(k): _without_none(item) for k, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value if item is not None]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _cannot_write(path: Path, error: OSError) -> CleaveError:
+    return CleaveError(
+        f"{str(path)!r} cannot be written ({error.strerror}): "
+        "free some space there, or choose another folder."
+    )

@@ -1,0 +1,98 @@
+"""Jobs as they are asked for, on the command line or by an operator's message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cleave.errors import UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.models.build import resolve_model
+from cleave.training.job import JobSpec
+from cleave.training.records import DoneRecord, to_dict
+from cleave.training.run_folder import RunFolder
+from cleave.training.trainer import Setting, train
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job, or a run folder whose job is to go on.
+
+    Attributes:
+        job: settings of `JobSpec` by name; with `resume`, only those that are to change.
+        resume: an existing run folder, or empty.
+        name: of a new run folder; empty for one made of the time.
+    """
+
+    job: Mapping[str, Any]
+    resume: str = ""
+    name: str = ""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
+        """Read the arguments of an operator's `submit`.
+
+        Raises:
+            UsageError: when they are of another form.
+        """
+        job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
+        if not isinstance(job, dict) or not isinstance(resume, str) or not isinstance(name, str):
+            raise UsageError("a submitted job is a map with `job`, and `resume` or `name` as text")
+        return cls(job, resume, name)
+
+    def spec(self) -> JobSpec:
+        """The whole job, a resumed one's settings read from its folder.
+
+        Raises:
+            UsageError: when it cannot be run.
+        """
+        if not self.resume:
+            spec = JobSpec.from_dict(self.job)
+        else:
+            saved = JobSpec.from_dict(RunFolder(_existing(self.resume)).read_config())
+            JobSpec.from_dict({"model": saved.model, **self.job})
+            spec = replace(saved, **self.job)
+        spec.check_model(resolve_model(spec.model).spec)
+        return spec
+
+
+def _existing(path: str) -> Path:
+    folder = Path(path)
+    if not (folder / "config.toml").is_file():
+        raise UsageError(
+            f"{path!r} is no run folder (it has no config.toml); "
+            f"give --resume the folder that an earlier run named"
+        )
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class JobRunner:
+    """Runs jobs below a folder. It is what a server is given to train with."""
+
+    runs: Path
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse a request that cannot be run; see `JobRequest.spec`."""
+        JobRequest.from_dict(arguments).spec()
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        fleet: Fleet | None,
+        report: Callable[[dict[str, Any]], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        """Train, reporting records as plain maps."""
+        request = JobRequest.from_dict(arguments)
+        self.train(request, Setting(fleet, lambda record: report(to_dict(record)), stop))
+
+    def train(self, request: JobRequest, setting: Setting) -> DoneRecord:
+        """Train with a setting of one's own."""
+        spec = request.spec()
+        if request.resume:
+            return train(spec, RunFolder(Path(request.resume)), setting, resume=True)
+        folder = RunFolder.create(self.runs, request.name or None)
+        return train(spec, folder, setting)

@@ -1,0 +1,212 @@
+"""Tokenizers: the built-in one, trained once on Python's own source, and those of model folders."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from cleave.errors import UsageError
+from cleave.training.data import Tokens, cache_folder, python_fingerprint, read_documents
+from cleave.training.run_folder import write_atomically
+
+_END_OF_TEXT = "<|endoftext|>"
+_END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
+_BYTES = 256
+_TRAINING_CHARS = 8_000_000
+# Where a model folder does not say which token ends a text.
+_USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+
+
+class TextTokenizer:
+    """Text to token ids and back."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+        """Wraps a copy of `tokenizer`; `eos_id` is the token put after every document."""
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        # A model folder may carry these, meant for batches of its own use.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._eos_id = eos_id
+        self._vocab_size = 1 + max(self._tokenizer.get_vocab().values())
+        recipe = f"{eos_id}\n{self._tokenizer.to_str()}"
+        self._fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: the rows an embedding needs."""
+        return self._vocab_size
+
+    @property
+    def eos_id(self) -> int:
+        return self._eos_id
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256, in hex, of all that decides which ids a text gets."""
+        return self._fingerprint
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        """The ids of each text, 1-D int32, without begin or end tokens."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids` (ints, or a 1-D array or tensor), special tokens included."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+def default_tokenizer(
+    cache_dir: Path | None = None,
+    vocab_size: int = 4096,
+    progress: Callable[[str], None] | None = None,
+) -> TextTokenizer:
+    """A byte-level BPE of `vocab_size` tokens, trained on Python's standard library.
+
+    The same on every run of the same Python. Training takes seconds and its result is kept in
+    `cache_dir` (default: `cleave.training.data.cache_folder()`); where that cannot be written,
+    `progress`, which receives one line at a time, says so and the next run trains again.
+
+    Raises UsageError for a vocabulary that is too small for all bytes, or too large for the text.
+    """
+    if vocab_size <= _BYTES:
+        raise UsageError(
+            f"A vocabulary of {vocab_size} is too small: bytes and the end of text take "
+            f"{_BYTES + 1}."
+        )
+    path = (cache_dir or cache_folder()) / f"tokenizer-{vocab_size}-{python_fingerprint()}.json"
+    if (kept := _load(path, vocab_size)) is not None:
+        return kept
+    tell = progress or (lambda message: None)
+    tell("Training a tokenizer on Python's standard library (only this once)")
+    trained = _train(vocab_size)
+    if trained.get_vocab_size() != vocab_size:
+        raise UsageError(
+            f"A vocabulary of {vocab_size} is too large for the text of Python's standard "
+            f"library, which gives {trained.get_vocab_size()}: choose one not above that."
+        )
+    try:
+        write_atomically(path, trained.to_str().encode())
+    except OSError as error:  # a cache is a convenience: training goes on without one
+        tell(f"The tokenizer is not kept, {str(path)!r} cannot be written: {error.strerror}")
+    return TextTokenizer(trained, _END_OF_TEXT_ID)
+
+
+def folder_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer in a Hugging Face model folder. Nothing is downloaded, no code of it is run.
+
+    Raises UsageError when the folder has none that can be read, or none with an end of text.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
+    path = folder / "tokenizer.json"
+    tokenizer, eos_id = _from_file(path) if path.exists() else _from_transformers(folder)
+    if eos_id is None:
+        eos_id = _end_of_text(folder, tokenizer)
+    if eos_id is None:
+        raise UsageError(
+            f"The tokenizer in {str(folder)!r} names no end-of-text token: "
+            'add "eos_token" to its tokenizer_config.json.'
+        )
+    return TextTokenizer(tokenizer, eos_id)
+
+
+def _train(vocab_size: int) -> Tokenizer:
+    documents = list(read_documents(None))
+    random.Random(0).shuffle(documents)
+    chosen = []
+    chars = 0
+    for document in documents:
+        chosen.append(document)
+        chars += len(document)
+        if chars >= _TRAINING_CHARS:
+            break
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[_END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chosen, trainer)
+    return tokenizer
+
+
+def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
+    """The tokenizer kept at `path`, or None where it is missing or damaged."""
+    if not path.exists():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception:  # noqa: BLE001  the library raises nothing more special
+        return None
+    if tokenizer.token_to_id(_END_OF_TEXT) != _END_OF_TEXT_ID:
+        return None
+    if tokenizer.get_vocab_size() != vocab_size:
+        return None
+    return TextTokenizer(tokenizer, _END_OF_TEXT_ID)
+
+
+def _from_file(path: Path) -> tuple[Tokenizer, int | None]:
+    try:
+        return Tokenizer.from_file(str(path)), None
+    except Exception as error:  # the library raises nothing more special
+        raise UsageError(
+            f"{str(path)!r} cannot be read as a tokenizer ({error}): copy it anew from its source."
+        ) from error
+
+
+def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
+    missing = (
+        f"The folder {str(folder)!r} has no tokenizer.json and no other tokenizer files that "
+        "transformers can read (vocab.json with merges.txt, or tokenizer.model)"
+    )
+    advice = "copy the model's tokenizer files there"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise UsageError(f"{missing} without being installed: {advice}.") from None
+    try:
+        wrapped = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # what it raises on files it does not know is no closed list
+        raise UsageError(f"{missing}: {advice}.") from error
+    tokenizer = getattr(wrapped, "backend_tokenizer", None)
+    if not isinstance(tokenizer, Tokenizer):
+        raise UsageError(f"{missing} into its fast form: {advice}.")
+    return tokenizer, wrapped.eos_token_id
+
+
+def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """The id of the token that ends a text, as the folder's files or else custom has it."""
+    names: list[Any] = [
+        _json_object(folder / file).get("eos_token")
+        for file in ("tokenizer_config.json", "special_tokens_map.json")
+    ]
+    for name in names:
+        token = name.get("content") if isinstance(name, dict) else name
+        if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
+            return found
+    for file in ("generation_config.json", "config.json"):
+        ids = _json_object(folder / file).get("eos_token_id")
+        first = ids[0] if isinstance(ids, list) and ids else ids
+        if isinstance(first, int) and tokenizer.id_to_token(first) is not None:
+            return first
+    known = (tokenizer.token_to_id(token) for token in _USUAL_ENDS)
+    return next((found for found in known if found is not None), None)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
