@@ -21,7 +21,16 @@ from cleave.arrays import DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import Executor
 from cleave.errors import FleetError
-from cleave.fleet.coordinator import Close, Coordinator, Done, Failure, Order, Place, Send
+from cleave.fleet.coordinator import (
+    Close,
+    Coordinator,
+    Done,
+    Failure,
+    Joined,
+    Order,
+    Place,
+    Send,
+)
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
 from cleave.protocol import messages
@@ -210,6 +219,8 @@ class VirtualShell:
                     self._outputs.pop(work)
                     future = self._futures.pop(work)
                     future.error, future.done = reason, True
+                case Joined():
+                    pass
                 case Close(session):
                     self.devices.pop(session, None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from cleave.dispatch.dispatcher import Dispatcher
 from cleave.dispatch.gemm_work import GemmUnit, GemmWork
 from cleave.dispatch.work import Unit
 from cleave.errors import ProtocolError
+from cleave.fleet.probe import Probe
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
@@ -28,6 +29,7 @@ class DeviceState(Enum):
     """What a device session is doing; the values are what users read."""
 
     JOINING = "joining"
+    PROBING = "probing"
     READY = "ready"
     BUSY = "busy"
     DRAINING = "draining"
@@ -48,6 +50,13 @@ class Send:
 @dataclass(slots=True)
 class Close:
     """End this session."""
+
+    session: int
+
+
+@dataclass(slots=True)
+class Joined:
+    """For information: this device may be given work from now on."""
 
     session: int
 
@@ -75,7 +84,7 @@ class Failure:
     reason: str
 
 
-Order: TypeAlias = Send | Close | Place | Done | Failure
+Order: TypeAlias = Send | Close | Joined | Place | Done | Failure
 
 
 @dataclass(slots=True)
@@ -95,15 +104,14 @@ class Session:
     dtypes: tuple[str, ...] = ()
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedRates:
-    """What is assumed of a device that does not say: a laptop on a home network."""
+    """What is assumed of a device that does not say: a modest laptop."""
 
     flops_per_s: float = 50e9
-    downlink_bytes_per_s: float = 50e6
-    uplink_bytes_per_s: float = 20e6
     memory_bytes: int = 2**30
 
 
@@ -163,7 +171,10 @@ class Coordinator:
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
+        probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason
+        if probing:
+            return []
         self.epoch += 1
         return self._do(events.DeviceLost(session_id), now_s)
 
@@ -201,21 +212,48 @@ class Coordinator:
         session.dtypes = message.dtypes
         session.rates = DeviceRates(
             device=session.id,
-            downlink_bytes_per_s=message.downlink_bytes_per_s or self.assumed.downlink_bytes_per_s,
-            uplink_bytes_per_s=message.uplink_bytes_per_s or self.assumed.uplink_bytes_per_s,
+            downlink_bytes_per_s=message.downlink_bytes_per_s,
+            uplink_bytes_per_s=message.uplink_bytes_per_s,
             flops_per_s=message.flops_per_s or self.assumed.flops_per_s,
             latency_s=message.latency_s,
             memory_bytes=message.memory_bytes or self.assumed.memory_bytes,
         )
+        welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
+        if message.downlink_bytes_per_s and message.uplink_bytes_per_s:
+            return welcome + self._ready(session, now_s)
+        session.state, session.probe = DeviceState.PROBING, Probe(session.rates.memory_bytes)
+        return welcome + [Send(session.id, m) for m in session.probe.begin(now_s)]
+
+    def _ready(self, session: Session, now_s: float) -> list[Order]:
+        assert session.rates is not None
         session.state = DeviceState.READY
         self.epoch += 1
-        welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
-        return welcome + self._do(events.DeviceReady(session.rates), now_s)
+        return [Joined(session.id), *self._do(events.DeviceReady(session.rates), now_s)]
+
+    def _probed(
+        self, session: Session, probe: Probe, message: messages.Result, now_s: float
+    ) -> list[Order]:
+        orders: list[Order] = [Send(session.id, m) for m in probe.result(message, now_s)]
+        if probe.rates is not None:
+            assert session.rates is not None
+            session.probe = None
+            session.rates = replace(
+                session.rates,
+                downlink_bytes_per_s=probe.rates.downlink_bytes_per_s,
+                uplink_bytes_per_s=probe.rates.uplink_bytes_per_s,
+                latency_s=probe.rates.latency_s,
+            )
+            orders += self._ready(session, now_s)
+        return orders
 
     def _from_device(self, session: Session, message: Message, now_s: float) -> list[Order]:
         match message:
+            case messages.Result() if session.probe is not None:
+                return self._probed(session, session.probe, message, now_s)
             case messages.Result():
                 return self._result(session, message, now_s)
+            case messages.TaskError() if session.probe is not None:
+                raise ProtocolError(f"the device could not do the probe: {message.reason}")
             case messages.TaskError():
                 session.expected.pop(message.id, None)
                 return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
@@ -225,6 +263,10 @@ class Coordinator:
                 session.telemetry.update(message.values)
                 return []
             case messages.Drain():
+                if session.state is DeviceState.PROBING:
+                    farewell: list[Order] = [Send(session.id, messages.Bye("drained"))]
+                    self.sessions.pop(session.id)
+                    return [*farewell, Close(session.id)]
                 session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
                 self.epoch += 1
                 return self._do(events.DeviceDraining(session.id), now_s)

@@ -28,44 +28,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 # 1 GiB of int32 in memory: a bound for streamed data sets, which may have no end.
 MAX_TOKENS = 2**28
 
-_TEXT_SUFFIXES = frozenset(
-    # fmt: off
-    (
-        ".txt",
-        ".text",
-        ".md",
-        ".rst",
-        ".tex",
-        ".html",
-        ".xml",
-        ".csv",
-        ".py",
-        ".pyi",
-        ".c",
-        ".h",
-        ".cc",
-        ".cpp",
-        ".hpp",
-        ".cu",
-        ".cs",
-        ".go",
-        ".java",
-        ".js",
-        ".jsx",
-        ".kt",
-        ".lua",
-        ".php",
-        ".rb",
-        ".rs",
-        ".scala",
-        ".sh",
-        ".sql",
-        ".swift",
-        ".ts",
-        ".tsx",
-    )
-    # fmt: on
-)
+# fmt: off
+_TEXT_SUFFIXES = frozenset((
+    ".txt", ".text", ".md", ".rst", ".tex", ".html", ".xml", ".csv", ".py", ".pyi", ".c", ".h",
+    ".cc", ".cpp", ".hpp", ".cu", ".cs", ".go", ".java", ".js", ".jsx", ".kt", ".lua", ".php",
+    ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".ts", ".tsx",
+))
+# fmt: on
 _SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
 _FIELDS = ("text", "content")
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,12 @@ def parse_join_url(url: str) -> JoinUrl:
     )
 
 
+def plain_reason(error: BaseException) -> str:
+    """Why the system refused, without Python's wrapping."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number).lower() if number else str(error) or "no answer"
+
+
 async def open_connection(address: str) -> WebSocketConnection:
     """Connect to a server.
 
@@ -65,7 +72,7 @@ async def open_connection(address: str) -> WebSocketConnection:
         )
     except (OSError, TimeoutError) as error:
         raise CleaveError(
-            f"no server answers at {address} ({getattr(error, 'strerror', None) or 'no answer'}); "
+            f"no server answers at {address} ({plain_reason(error)}); "
             f"start one with `cleave serve`, or check address and port"
         ) from None
     except (InvalidHandshake, InvalidURI) as error:

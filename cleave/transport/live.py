@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from cleave.errors import FleetError, ProtocolError
-from cleave.fleet.coordinator import Close, Coordinator, Done, Failure, Order, Place, Send
+from cleave.fleet.coordinator import (
+    Close,
+    Coordinator,
+    Done,
+    Failure,
+    Joined,
+    Order,
+    Place,
+    Send,
+)
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
 from cleave.protocol import limits, messages
@@ -33,6 +42,7 @@ class _Peer:
     outbox: deque[Message] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
+    name: str = ""  # once it has joined
 
 
 class LiveShell:
@@ -68,14 +78,9 @@ class LiveShell:
         self.coordinator.opened(session, self._now())
         sender = asyncio.create_task(self._send_all(peer))
         reason = "the connection broke"
-        name = ""
         try:
             if first is not None:
                 self._obey(self.coordinator.received(session, first, self._now()))
-                record = self.coordinator.sessions.get(session)
-                if record is not None:
-                    name = record.name or f"device {session}"
-                    self._notify(f"{name} joined; {self._fleet_size()}")
             while not peer.closing:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
@@ -95,9 +100,9 @@ class LiveShell:
             await asyncio.wait([sender], timeout=1.0)
             sender.cancel()
             await connection.close()
-            if name:
+            if peer.name:
                 why = f" ({reason})" if known is not None else ""
-                self._notify(f"{name} left{why}; {self._fleet_size()}")
+                self._notify(f"{peer.name} left{why}; {self._fleet_size()}")
 
     async def _send_all(self, peer: _Peer) -> None:
         try:
@@ -116,6 +121,19 @@ class LiveShell:
                 await peer.wake.wait()
         except ConnectionLostError:
             return  # the receiving side learns it too, and says so
+
+    def _announce(self, session: int) -> None:
+        record = self.coordinator.sessions[session]
+        peer = self._peers[session]
+        peer.name = record.name or f"device {session}"
+        rates = record.rates
+        if rates is not None:
+            self._notify(
+                f"{peer.name} joined as device {session} "
+                f"({rates.flops_per_s / 1e9:.0f} GFLOP/s, "
+                f"{rates.downlink_bytes_per_s / 1e6:.0f} MB/s down, "
+                f"{rates.uplink_bytes_per_s / 1e6:.0f} MB/s up); {self._fleet_size()}"
+            )
 
     def _fleet_size(self) -> str:
         ready = self.coordinator.ready_devices
@@ -139,6 +157,8 @@ class LiveShell:
                     self._conclude(work, "")
                 case Failure(work, reason):
                     self._conclude(work, reason)
+                case Joined(session):
+                    self._announce(session)
                 case Close(session):
                     peer = self._peers.get(session)
                     if peer is not None:

@@ -21,6 +21,7 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role
 from cleave.transport.connection import Connection, ConnectionLostError, WebSocketConnection
+from cleave.transport.join import plain_reason
 from cleave.transport.live import LiveShell
 
 WEBSOCKET_PATH = "/ws"
@@ -61,7 +62,7 @@ class ServedFleet(Fleet):
         started.wait()
         if self._failure is not None:
             raise UsageError(
-                f"cannot listen on {host}:{port} ({_plain(self._failure)}); "
+                f"cannot listen on {host}:{port} ({plain_reason(self._failure)}); "
                 f"choose another --port, or stop what uses it"
             )
 
@@ -165,11 +166,6 @@ async def _refuse(connection: Connection, code: ErrorCode, reason: str) -> None:
         await connection.close()
     except ConnectionLostError:
         return
-
-
-def _plain(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return str(text).split("]")[-1].strip() or type(error).__name__
 
 
 def serve(
