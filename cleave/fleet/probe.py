@@ -93,14 +93,15 @@ class Probe:
         ]
 
     def _conclude(self) -> None:
-        round_trip_s = self._took_s[0]
+        round_trip_s = min(self._took_s)
         if len(self._took_s) < 3:  # a tiny memory left no room for more
             self.rates = LinkRates(1e6, 1e6, round_trip_s / 2)
             return
-        # The best of each direction: whatever disturbs a measurement makes it slower.
-        net_s = [max(_LEAST_S, took_s - round_trip_s) for took_s in self._took_s]
-        down = [8 * d / t for (_, d, _), t in zip(self._steps[1::2], net_s[1::2], strict=False)]
-        up = [4 * r * c / t for (r, _, c), t in zip(self._steps[2::2], net_s[2::2], strict=False)]
+        # The best of each direction: whatever disturbs a measurement makes it slower. The round
+        # trip is not subtracted: the first one of a connection is often its slowest.
+        took_s = self._took_s
+        down = [8 * d / t for (_, d, _), t in zip(self._steps[1::2], took_s[1::2], strict=False)]
+        up = [4 * r * c / t for (r, _, c), t in zip(self._steps[2::2], took_s[2::2], strict=False)]
         self.rates = LinkRates(max(down), max(up), round_trip_s / 2)
 
 

@@ -265,11 +265,8 @@ def _put_in_place(temporary: Path, final: Path) -> None:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    found = []
     try:
-        for path in folder.iterdir():
-            if (match := _NAME.fullmatch(path.name)) and path.is_dir():
-                found.append((int(match[1]), match[2] is None, path))
+        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -277,13 +274,21 @@ def _newest_first(folder: Path) -> list[Path]:
             f"The checkpoints in {str(folder)!r} cannot be listed ({error.strerror}): "
             "check that it is a folder you may read."
         ) from error
-    return [path for _, _, path in sorted(found, reverse=True)]
+    return sorted(found, key=lambda path: (_step_of(path), not path.suffix), reverse=True)
 
 
 def _remove_older(folder: Path, step: int, keep: int) -> None:
-    older = [path for path in _newest_first(folder) if int(path.name[5:].split(".")[0]) <= step]
-    for path in older[keep:]:
-        _remove(path)
+    older = [path for path in _newest_first(folder) if _step_of(path) <= step]
+    # Where a crash left both a checkpoint and what it replaced, the two are one.
+    distinct = [path for path in older if not path.suffix or path.with_suffix("") not in older]
+    for path in older:
+        if path not in distinct[:keep]:
+            _remove(path)
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def _remove(path: Path) -> None:
