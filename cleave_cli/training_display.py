@@ -91,7 +91,7 @@ class HumanDisplay(Display):
                 if not self._console.is_terminal:
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
             case "eval":
-                self.note(f"held-out loss after step {record['step']}: {record['loss']:.4f}")
+                self.note(f"held-out loss after step {record['step']}: {record['eval_loss']:.4f}")
             case "note":
                 self.note(str(record.get("text", "")))
             case "done":

@@ -159,5 +159,5 @@ class Optimizer:
                         f"the checkpoint has no optimizer state {key!r} of {name!r}; "
                         f"it is not of this model, or was not written by cleave"
                     )
-                state[key] = value
+                state[key] = value.clone()  # it may lie in the checkpoint's file
             optimizer.state[parameter] = state

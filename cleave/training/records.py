@@ -48,7 +48,7 @@ class EvalRecord:
 
     EVENT: ClassVar[str] = "eval"
     step: int
-    loss: float
+    eval_loss: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,15 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
         )
     except Exception as error:  # what it raises on files it does not know is no closed list
         raise UsageError(f"{missing}: {advice}.") from error
+    # Where its files are not there, transformers makes an empty tokenizer and says nothing.
+    declared: dict[str, str] = wrapped.vocab_files_names
+    absent = [name for name in declared.values() if not (folder / name).exists()]
+    absent = [name for name in absent if name != "tokenizer.json"]
+    if absent:
+        raise UsageError(
+            f"The folder {str(folder)!r} has no tokenizer.json and not all of the files it could "
+            f"be made from, {' and '.join(absent)}: {advice}."
+        )
     tokenizer = getattr(wrapped, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
         raise UsageError(f"{missing} into its fast form: {advice}.")
@@ -185,7 +194,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """The id of the token that ends a text, as the folder's files or else custom has it."""
+    """The id of the token that ends a text, by the folder's files or else by its usual names."""
     names: list[Any] = [
         _json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")

@@ -91,7 +91,7 @@ def train(job: JobSpec, run: RunFolder, setting: Setting, *, resume: bool = Fals
             f"the tokenizer of {job.model!r} has {tokenizer.vocab_size} tokens and the model only "
             f"{source.spec.vocabulary}; the folder's files do not belong together"
         )
-    corpus = build_corpus(job.data or None, tokenizer, progress=note)
+    corpus = build_corpus(job.data or None, tokenizer, min_tokens=job.seq + 1, progress=note)
     corpus.check(job.seq)
     checkpoint = load_latest(run.path / CHECKPOINTS) if resume else None
     if checkpoint is not None:

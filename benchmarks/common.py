@@ -1,0 +1,88 @@
+"""What the benchmarks share: models in training, device processes, memory of a process."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cleave.fleet.fleet import Fleet
+from cleave.models.build import build_model
+from cleave.training.data import build_corpus
+from cleave.training.job import JobSpec
+from cleave.training.records import Record
+from cleave.training.run_folder import RunFolder
+from cleave.training.tokenizer import default_tokenizer
+from cleave.training.trainer import Setting, Trainer
+from cleave.workload.registry import find_model
+
+
+def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
+    """A trainer that writes to a temporary folder and reports nothing."""
+    spec = find_model(job.model)
+    tokenizer = default_tokenizer(vocab_size=min(4096, spec.vocabulary))
+    corpus = build_corpus(job.data or None, tokenizer)
+    folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="cleave-benchmark-")))
+    model = build_model(spec, seed=job.seed)
+    return Trainer(job, spec, model, corpus, tokenizer, folder, Setting(fleet, _ignore))
+
+
+def _ignore(record: Record) -> None:
+    return None
+
+
+@dataclass
+class DeviceProcess:
+    """A `cleave join` process that is ready."""
+
+    process: subprocess.Popen[str]
+
+    def resident_bytes(self) -> int:
+        """Its resident memory now."""
+        return resident_bytes(self.process.pid)
+
+
+@contextmanager
+def joined(url: str, count: int, *options: str) -> Iterator[list[DeviceProcess]]:
+    """`count` device processes that have joined a server; ended when the block is left."""
+    command = [sys.executable, "-m", "cleave_cli", "join", url, "--json", *options]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line or json.loads(line)["event"] != "ready":
+                raise RuntimeError(f"a device process did not become ready: {line!r}")
+        yield [DeviceProcess(process) for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def wait_for_devices(fleet: Fleet, count: int) -> None:
+    """Return when so many devices may be given work (their links are probed after they join)."""
+    import time
+
+    while fleet.device_count < count:
+        time.sleep(0.01)
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process (Linux)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no resident memory")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median with smallest and largest."""
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"

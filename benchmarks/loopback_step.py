@@ -1,0 +1,109 @@
+"""What a training step costs over loopback WebSockets, against plain PyTorch in the same run.
+
+    python -m benchmarks.loopback_step
+
+OPT-125M, batch 2, sequence 32, fp32, with 2 and 4 device processes: step time as a ratio, fixed
+cost of a small GEMM, bytes against the floor of every operand and result crossing once, and memory
+of the PS and the devices from step 5 to step 55.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+
+import numpy as np
+
+import cleave
+from benchmarks.common import joined, make_trainer, resident_bytes, spread, wait_for_devices
+from cleave.arrays import Buffer, DType, empty
+from cleave.fleet.fleet import Fleet, FleetCounters, Side
+from cleave.training.job import JobSpec
+from cleave.training.trainer import Trainer
+
+
+def seconds(trainer: Trainer) -> float:
+    """One step, timed."""
+    began_s = time.perf_counter()
+    trainer._one_step()
+    return time.perf_counter() - began_s
+
+
+def small_gemm_s(fleet: Fleet, repeats: int = 200) -> float:
+    """Median time of an 8x8x8 GEMM with fresh operands."""
+    values = np.ones((8, 8), np.float32)
+    times = []
+    for _ in range(repeats):
+        a, b = (Side(fleet.operand(Buffer(values, DType.FP32))) for _ in range(2))
+        began_s = time.perf_counter()
+        fleet.submit(a, b, empty(8, 8, DType.FP32)).result()
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times)
+
+
+def report_bytes(spent: FleetCounters) -> None:
+    floor = spent.floor_down_bytes + spent.floor_up_bytes
+    moved = spent.downlink_bytes + spent.uplink_bytes
+    print(
+        f"  bytes per step: {spent.downlink_bytes / 1e6:.1f} MB down, "
+        f"{spent.uplink_bytes / 1e6:.1f} MB up; floor {floor / 1e6:.1f} MB "
+        f"({spent.floor_down_bytes / 1e6:.1f} down, {spent.floor_up_bytes / 1e6:.1f} up); "
+        f"ratio {moved / floor:.3f} (at most 1.1)"
+    )
+
+
+def measure(devices: int, pairs: int, soak: int) -> None:
+    job = JobSpec(model="opt-125m", batch=2, seq=32, steps=1000, checkpoint_every=0)
+    with (
+        cleave.serve() as fleet,
+        joined(fleet.url, devices, "--executor", "numpy", "--threads", "1") as processes,
+    ):
+        wait_for_devices(fleet, devices)
+        plain, offloaded = make_trainer(job, None), make_trainer(job, fleet)
+        for trainer in (plain, offloaded):
+            seconds(trainer)
+        ratios, plain_s, ours_s = [], [], []
+        for _ in range(pairs):
+            plain_s.append(seconds(plain))
+            ours_s.append(seconds(offloaded))
+            ratios.append(ours_s[-1] / plain_s[-1])
+        print(f"{devices} devices:")
+        print(
+            f"  step against plain PyTorch: {spread(ratios)} (at most 3); "
+            f"plain {statistics.median(plain_s):.3f} s, ours {statistics.median(ours_s):.3f} s"
+        )
+        del plain
+        before = fleet.counters()
+        offloaded._one_step()
+        report_bytes(fleet.counters() - before)
+        print(f"  small GEMM: {small_gemm_s(fleet) * 1e3:.2f} ms (at most 5)")
+
+        pids = [os.getpid(), *(p.process.pid for p in processes)]
+        while offloaded.step < 5:
+            offloaded._one_step()
+        start, early = offloaded.step, [resident_bytes(pid) for pid in pids]
+        for _ in range(soak):
+            offloaded._one_step()
+        late = [resident_bytes(pid) for pid in pids]
+        growth = [b / a - 1 for a, b in zip(early, late, strict=True)]
+        print(
+            f"  memory from step {start} to {offloaded.step}: PS "
+            f"{early[0] / 1e6:.0f} to {late[0] / 1e6:.0f} MB ({growth[0]:+.2%}), devices "
+            f"{max(growth[1:]):+.2%} at most (below 2 %), {max(late[1:]) / 1e6:.0f} MB largest"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--soak", type=int, default=50)
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4])
+    options = parser.parse_args()
+    for devices in options.devices:
+        measure(devices, options.pairs, options.soak)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,440 @@
+"""Training data: where documents come from, how they are split, and the order of batches."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.errors import UsageError
+from cleave.training.data import (
+    BatchLoader,
+    Corpus,
+    LoaderState,
+    Tokens,
+    build_corpus,
+    cache_folder,
+    read_documents,
+    validation_batches,
+)
+
+EOS = 256
+
+
+class Bytes:
+    """A tokenizer whose ids are UTF-8 bytes; it counts the texts it encodes."""
+
+    vocab_size = 257
+    eos_id = EOS
+
+    def __init__(self, fingerprint: str = "bytes") -> None:
+        self.fingerprint = fingerprint
+        self.encoded = 0
+
+    def encode_batch(self, texts: list[str], /) -> list[Tokens]:
+        self.encoded += len(texts)
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+
+
+def documents_of(tokens: Tokens) -> list[str]:
+    """The documents that were packed into `tokens`."""
+    ends = np.flatnonzero(tokens == EOS)
+    assert len(tokens) == 0 or ends[-1] == len(tokens) - 1
+    parts = np.split(tokens, ends + 1)[:-1]
+    return [bytes(part[:-1].astype(np.uint8)).decode() for part in parts]
+
+
+def write_jsonl(path: Path, documents: list[str]) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return str(path)
+
+
+# --- documents ---------------------------------------------------------------------------------
+
+
+def test_the_default_is_the_source_of_the_standard_library() -> None:
+    documents = list(read_documents(None))
+    assert documents == list(read_documents(None))
+    assert len(documents) > 300
+    assert any("class OrderedDict(dict)" in document for document in documents)
+    assert not any("class BatchLoader" in document for document in documents)
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "corpus"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo \xc3\xa9\n")
+    assert list(read_documents(str(path))) == ["one\n\ntwo é\n"]
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.md", "a/b/c.PY", "c/blank.txt", ".git/x.txt", ".x.txt", "m.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("" if "blank" in name else name)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    write_jsonl(tmp_path / "d.jsonl", ["one", "two"])
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["pq"]}), tmp_path / "e.parquet")
+    found = list(read_documents(str(tmp_path)))
+    assert found == ["a/b/c.PY", "a/z.md", "b.txt", "one", "two", "pq"]
+
+
+def test_jsonl_takes_text_or_content_and_skips_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(
+        '{"text": "a\\u2028b", "id": 1}\n\n{"content": "c"}\n{"text": " "}\n{"text": "d"}'
+    )
+    assert list(read_documents(str(path))) == ["a\u2028b", "c", "d"]
+
+
+def test_half_a_surrogate_pair_does_not_reach_the_tokenizer(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"text": "a\\ud800b"}')
+    assert list(read_documents(str(path))) == ["a?b"]
+
+
+def test_parquet_is_read_by_its_column(tmp_path: Path) -> None:
+    path = tmp_path / "d.parquet"
+    table = pyarrow.table({"id": [1, 2, 3], "content": ["a", None, "b"]})
+    pyarrow.parquet.write_table(table, path)
+    assert list(read_documents(str(path))) == ["a", "b"]
+
+
+def bad_jsonl(line: str) -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        (folder / "bad.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
+        return str(folder / "bad.jsonl")
+
+    return write
+
+
+def bad_file(name: str, content: bytes) -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        (folder / name).write_bytes(content)
+        return str(folder / name)
+
+    return write
+
+
+def bad_parquet(columns: dict[str, list[Any]]) -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / "bad.parquet")
+        return str(folder / "bad.parquet")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (bad_jsonl("{"), "Line 2 of .*bad.jsonl.*not JSON"),
+        (bad_jsonl("[1]"), "Line 2 of .*not a JSON object"),
+        (bad_jsonl('{"body": "x", "id": 1}'), "Line 2 of .*'body', 'id'"),
+        (bad_jsonl('{"text": 5}'), 'Line 2 of .*no string "text"'),
+        (bad_jsonl("[" * 100_000), "Line 2 of .*not JSON"),
+        (bad_file("x.jsonl", b"\xff\xfe"), "not UTF-8"),
+        (bad_file("x.txt", b"caf\xe9"), "x.txt' is not UTF-8 text: convert it"),
+        (bad_file("x.txt", b" \n"), "no text in .*x.txt"),
+        (bad_file("x.jsonl", b""), "no text in .*x.jsonl"),
+        (bad_file("x.parquet", b"PAR1 and so on"), "cannot be read as Parquet"),
+        (bad_file("x.parquet", b""), "cannot be read as Parquet"),
+        (bad_parquet({"body": ["x"], "id": [1]}), "no column .*'body', 'id'"),
+        (bad_parquet({"text": [1]}), "holds int, not strings"),
+        (lambda folder: str(folder), "has no text files"),
+        (lambda folder: str(folder / "missing"), "no file or folder .*missing"),
+        (lambda folder: "corpus.txt", "no file or folder 'corpus.txt': check the path"),
+        (lambda folder: "x" * 5000, "cannot be read .File name too long"),
+    ],
+)
+def test_bad_sources_are_one_sentence(
+    tmp_path: Path, write: Callable[[Path], str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        list(read_documents(write(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_data_set_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match=r"'owner/some-set'.*pip install 'cleave\[datasets\]'"):
+        read_documents("owner/some-set")
+
+
+def test_a_data_set_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, *, split: str, streaming: bool) -> Iterator[dict[str, str]]:
+        assert (name, split, streaming) == ("owner/some-set", "train", True)
+        return iter([{"text": "a"}, {"text": ""}, {"content": "b"}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert list(read_documents("owner/some-set")) == ["a", "b"]
+
+
+def test_a_data_set_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("No route to host.\nmore")
+
+    def broken(*_: object, **__: object) -> Iterator[dict[str, str]]:
+        yield {"text": "a"}
+        raise RuntimeError("lost the connection")
+
+    def other(*_: object, **__: object) -> Iterator[dict[str, str]]:
+        yield {"body": "a"}
+
+    for load_dataset, message in (
+        (refuse, "'some-set'.*No route to host\\): check the name"),
+        (broken, "'some-set'.*lost the connection"),
+        (other, "'some-set' has no string field.*'body'"),
+    ):
+        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+        with pytest.raises(UsageError, match=message):
+            list(read_documents("some-set"))
+
+
+# --- the corpus --------------------------------------------------------------------------------
+
+
+def test_equal_documents_never_part_and_none_is_lost(tmp_path: Path) -> None:
+    documents = [f"document {i % 300}" for i in range(600)]
+    source = write_jsonl(tmp_path / "d.jsonl", documents)
+    corpus = build_corpus(source, Bytes(), validation_fraction=0.2)
+    train, validation = documents_of(corpus.train), documents_of(corpus.validation)
+    assert sorted(train + validation) == sorted(documents)
+    assert not set(train) & set(validation)
+    assert 0.1 < len(validation) / len(documents) < 0.3
+    assert corpus.train.dtype == corpus.validation.dtype == np.int32
+
+
+def test_the_split_of_a_document_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    documents = [f"document {i}" for i in range(400)]
+    first = build_corpus(write_jsonl(tmp_path / "a.jsonl", documents), Bytes())
+    second = build_corpus(write_jsonl(tmp_path / "b.jsonl", documents[::-2]), Bytes())
+    assert set(documents_of(second.validation)) <= set(documents_of(first.validation))
+
+
+def test_a_single_document_gives_its_tail_to_validation(tmp_path: Path) -> None:
+    text = "".join(f"line {i}\n" for i in range(1000))
+    (tmp_path / "one.txt").write_text(text)
+    corpus = build_corpus(str(tmp_path / "one.txt"), Bytes(), validation_fraction=0.1)
+    whole = np.concatenate([corpus.train, corpus.validation])
+    assert documents_of(whole) == [text]
+    assert len(corpus.validation) == round(0.1 * len(whole))
+
+
+def test_a_long_document_stays_whole_although_it_is_encoded_in_pieces(tmp_path: Path) -> None:
+    tokenizer = Bytes()
+    text = "a long line of text\n" * 60_000 + "x" * 2_500_000
+    source = write_jsonl(tmp_path / "long.jsonl", [text])
+    corpus = build_corpus(source, tokenizer)
+    assert tokenizer.encoded > 3
+    assert documents_of(np.concatenate([corpus.train, corpus.validation])) == [text]
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    min_tokens=st.integers(2, 60),
+    fraction=st.floats(0.01, 0.99),
+)
+def test_each_split_has_the_tokens_it_needs_or_an_error_says_so(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], min_tokens: int, fraction: float
+) -> None:
+    documents = ["x" * length for length in lengths]
+    source = write_jsonl(tmp_path_factory.mktemp("data") / "d.jsonl", documents)
+    total = sum(lengths) + len(lengths)
+    if total < 2 * min_tokens:
+        with pytest.raises(UsageError, match=f"{total} tokens.*{min_tokens} each"):
+            build_corpus(source, Bytes(), validation_fraction=fraction, min_tokens=min_tokens)
+        return
+    corpus = build_corpus(source, Bytes(), validation_fraction=fraction, min_tokens=min_tokens)
+    corpus.check(min_tokens - 1)
+    assert len(corpus.train) + len(corpus.validation) == total
+
+
+def test_check_names_the_split_that_is_too_short() -> None:
+    corpus = Corpus(np.zeros(100, np.int32), np.zeros(10, np.int32))
+    corpus.check(9)
+    with pytest.raises(UsageError, match=r"validation split has 10 tokens.*needs 11"):
+        corpus.check(10)
+    with pytest.raises(UsageError, match=r"training split has 100 tokens.*needs 101"):
+        corpus.check(100)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, float("nan")])
+def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
+    with pytest.raises(UsageError, match="validation fraction"):
+        build_corpus(None, Bytes(), validation_fraction=fraction)
+
+
+def test_reading_stops_at_the_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: object, **__: object) -> Iterator[dict[str, str]]:
+        while True:
+            yield {"text": "word " * 100_000}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=endless))
+    told: list[str] = []
+    corpus = build_corpus("endless", Bytes(), max_tokens=1_000_000, progress=told.append)
+    assert 1_000_000 <= len(corpus.train) + len(corpus.validation) < 10_000_000
+    assert any("Stopped reading" in line for line in told)
+
+
+def test_the_default_source_is_encoded_once_per_tokenizer(tmp_path: Path) -> None:
+    tokenizer = Bytes()
+    first = build_corpus(None, tokenizer, cache_dir=tmp_path)
+    encoded = tokenizer.encoded
+    again = build_corpus(None, tokenizer, cache_dir=tmp_path)
+    assert tokenizer.encoded == encoded
+    assert np.array_equal(again.train, first.train)
+    assert np.array_equal(again.validation, first.validation)
+
+    for path in tmp_path.iterdir():  # damage of two kinds is repaired
+        path.write_bytes(path.read_bytes()[:-10] if "train" in path.name else b"")
+    again = build_corpus(None, tokenizer, cache_dir=tmp_path)
+    assert tokenizer.encoded == 2 * encoded
+    assert np.array_equal(again.train, first.train)
+
+    build_corpus(None, Bytes("another"), cache_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    told: list[str] = []
+    corpus = build_corpus(None, Bytes(), cache_dir=tmp_path / "file", progress=told.append)
+    corpus.check(1024)
+    assert any("cannot be written" in line for line in told)
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.delenv("CLEAVE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == Path("/home/ada/.cache/cleave")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder() == Path("/xdg/cleave")
+    monkeypatch.setenv("CLEAVE_CACHE", "/mine")
+    assert cache_folder() == Path("/mine")
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+LOADERS = st.fixed_dictionaries(
+    {"batch": st.integers(1, 7), "seq": st.integers(1, 9), "seed": st.integers(0, 2**40)}
+)
+
+
+def tokens_of(sequences: int, seq: int, extra: int = 0) -> Tokens:
+    """Tokens 0, 1, 2, ...: sequence i starts with i * seq. `extra` < seq of them are left over."""
+    return np.arange(sequences * seq + 1 + extra, dtype=np.int32)
+
+
+@settings(deadline=None)
+@given(arguments=LOADERS, sequences=st.integers(1, 30), data=st.data())
+def test_every_sequence_comes_once_per_epoch(
+    arguments: dict[str, int], sequences: int, data: st.DataObject
+) -> None:
+    seq, batch = arguments["seq"], arguments["batch"]
+    extra = data.draw(st.integers(0, seq - 1))
+    loader = BatchLoader(tokens_of(sequences, seq, extra), **arguments)
+    assert len(loader) == sequences
+    starts: list[int] = []
+    while len(starts) < 3 * sequences:
+        ids, labels = loader.next_batch()
+        assert ids.shape == labels.shape == (batch, seq)
+        assert ids.dtype == labels.dtype == torch.int64
+        assert ids.is_contiguous()
+        assert labels.is_contiguous()
+        assert torch.equal(labels, ids + 1)
+        assert torch.equal(ids, ids[:, :1] + torch.arange(seq))
+        starts += (ids[:, 0] // seq).tolist()
+    for epoch in range(3):
+        seen = starts[epoch * sequences : (epoch + 1) * sequences]
+        assert sorted(seen) == list(range(sequences))
+
+
+@settings(deadline=None)
+@given(arguments=LOADERS, sequences=st.integers(1, 30), before=st.integers(0, 25))
+def test_a_restored_loader_goes_on_with_the_same_batches(
+    arguments: dict[str, int], sequences: int, before: int
+) -> None:
+    tokens = tokens_of(sequences, arguments["seq"])
+    loader = BatchLoader(tokens, **arguments)
+    for _ in range(before):
+        loader.next_batch()
+    state = loader.state()
+    restored = BatchLoader(tokens, **arguments)
+    restored.restore(state)
+    assert restored.state() == state
+    for _ in range(5):
+        for ours, theirs in zip(restored.next_batch(), loader.next_batch(), strict=True):
+            assert torch.equal(ours, theirs)
+    assert restored.state() == loader.state()
+
+
+def test_epochs_and_seeds_differ_in_their_order() -> None:
+    def order(loader: BatchLoader) -> list[int]:
+        ids: list[int] = loader.next_batch()[0][:, 0].tolist()
+        return ids
+
+    tokens = tokens_of(100, 4)
+    loader = BatchLoader(tokens, batch=100, seq=4, seed=1)
+    orders = [order(loader), order(loader), order(BatchLoader(tokens, batch=100, seq=4, seed=2))]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert orders[0] != sorted(orders[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": 0, "seq": 4, "seed": 0}, "batch size is 0"),
+        ({"batch": 1, "seq": 0, "seed": 0}, "sequence length 0"),
+        ({"batch": 1, "seq": 4, "seed": -1}, "seed is -1"),
+        ({"batch": 1, "seq": 40, "seed": 0}, "37 tokens hold no sequence of 40"),
+    ],
+)
+def test_bad_loader_arguments_are_one_sentence(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        BatchLoader(tokens_of(9, 4), **arguments)
+
+
+@pytest.mark.parametrize("state", [LoaderState(0, 9), LoaderState(-1, 0), LoaderState(0, -1)])
+def test_a_state_of_other_data_is_refused(state: LoaderState) -> None:
+    loader = BatchLoader(tokens_of(9, 4), batch=2, seq=4, seed=0)
+    with pytest.raises(UsageError, match="of 9 sequences"):
+        loader.restore(state)
+
+
+@settings(deadline=None)
+@given(
+    batch=st.integers(1, 8),
+    seq=st.integers(1, 5),
+    sequences=st.integers(1, 40),
+    limit=st.none() | st.integers(0, 10),
+)
+def test_validation_batches_are_full_distinct_and_always_the_same(
+    batch: int, seq: int, sequences: int, limit: int | None
+) -> None:
+    tokens = tokens_of(sequences, seq)
+    batches = list(validation_batches(tokens, batch, seq, limit))
+    size = min(batch, sequences)
+    expected = sequences // size if limit is None else min(limit, sequences // size)
+    assert [ids.shape for ids, _ in batches] == [(size, seq)] * expected
+    starts = [start for ids, _ in batches for start in ids[:, 0].tolist()]
+    assert len(set(starts)) == len(starts)
+    assert starts == sorted(starts)
+    for (ids, labels), (again, _) in zip(
+        batches, validation_batches(tokens, batch, seq, limit), strict=True
+    ):
+        assert torch.equal(labels, ids + 1)
+        assert torch.equal(ids, again)
+
+
+def test_validation_without_a_sequence_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="no sequence of 8"):
+        validation_batches(np.zeros(8, np.int32), 1, 8)
