@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect
@@ -21,6 +23,11 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError, WebSocketConnection
+
+INLINE_FLOPS: Final = 4e6
+"""Multiplications below this are over sooner than a thread is woken for them."""
+
+_Outcome: TypeAlias = tuple[memoryview, float] | str  # result and seconds, or what went wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,7 @@ class DeviceSession:
         self._wake = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "cleave-executor")
         self._ending = False
+        self._computing = 0
 
     @property
     def status(self) -> DeviceStatus:
@@ -192,23 +200,36 @@ class DeviceSession:
                 self._send(action)
 
     def _compute(self, order: Compute) -> None:
+        """Multiply, in the executor's thread unless it is over sooner than a thread starts."""
+        if order.flops <= INLINE_FLOPS and not self._computing:
+            self._answer(order, self._multiply(order))
+            return
         loop = asyncio.get_running_loop()
+        self._computing += 1
 
         def work() -> None:
-            began_s = loop.time()
-            try:
-                product = execute(self._executor, order)
-                payload = product.pack()
-            except Exception as error:  # noqa: BLE001 - reported to the PS, which reassigns the run
-                reason = f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
-                loop.call_soon_threadsafe(lambda: self._act(self.core.failed(order.run, reason)))
-                return
-            seconds = loop.time() - began_s
-            loop.call_soon_threadsafe(
-                lambda: self._act(self.core.computed(order.run, payload, seconds))
-            )
+            outcome = self._multiply(order)
+            loop.call_soon_threadsafe(self._computed, order, outcome)
 
         self._pool.submit(work)
+
+    def _computed(self, order: Compute, outcome: _Outcome) -> None:
+        self._computing -= 1
+        self._answer(order, outcome)
+
+    def _multiply(self, order: Compute) -> _Outcome:
+        began_s = time.perf_counter()
+        try:
+            payload = execute(self._executor, order).pack()
+        except Exception as error:  # noqa: BLE001 - reported to the PS, which reassigns the run
+            return f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
+        return payload, time.perf_counter() - began_s
+
+    def _answer(self, order: Compute, outcome: _Outcome) -> None:
+        if isinstance(outcome, str):
+            self._act(self.core.failed(order.run, outcome))
+        else:
+            self._act(self.core.computed(order.run, *outcome))
 
     def _send(self, message: Message) -> None:
         self._outbox.append(message)

@@ -1,0 +1,56 @@
+"""What going through Cleave costs: a step with 8 emulated devices against plain PyTorch.
+
+    python -m benchmarks.step_overhead
+
+OPT-125M, batch 4, sequence 512, fp32 and bf16: the same model is stepped offloaded and plain in
+turn; prints the median ratio of five interleaved pairs. A step is everything: forward, backward,
+clipping, AdamW.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import cleave
+from benchmarks.common import make_trainer, spread
+from cleave.training.job import JobSpec
+from cleave.training.trainer import Trainer
+
+
+def seconds(trainer: Trainer) -> float:
+    """One step, timed."""
+    began_s = time.perf_counter()
+    trainer._one_step()
+    return time.perf_counter() - began_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="opt-125m")
+    parser.add_argument("--pairs", type=int, default=5)
+    options = parser.parse_args()
+    for dtype, limit in (("fp32", 1.35), ("bf16", 1.6)):
+        job = JobSpec(options.model, steps=1000, batch=4, seq=512, dtype=dtype)
+        trainer = make_trainer(job, None)
+        ratios, plain_s, ours_s = [], [], []
+        with cleave.emulated(8) as fleet:
+            for pair in range(options.pairs + 1):
+                plain = seconds(trainer)
+                cleave.offload(trainer.model, fleet)
+                ours = seconds(trainer)
+                cleave.restore(trainer.model)
+                if pair:  # the first one warms up
+                    ratios.append(ours / plain)
+                    plain_s.append(plain)
+                    ours_s.append(ours)
+        print(
+            f"{dtype}: {spread(ratios)} times plain PyTorch (at most {limit}); plain "
+            f"{statistics.median(plain_s):.2f} s, ours {statistics.median(ours_s):.2f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

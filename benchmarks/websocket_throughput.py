@@ -1,0 +1,263 @@
+"""Bytes per second of the PS over loopback WebSockets, against bare `websockets` connections.
+
+    python -m benchmarks.websocket_throughput
+
+The PS runs OPT-125M's weight GEMMs on device processes with a null executor, which answers with
+ready-made bytes, so that nothing but moving bytes is measured. The bare connection moves messages
+of the same sizes, in the same order and direction, with nothing but `websockets` on both sides: the
+PS's traffic is recorded first, then replayed. Interleaved in one run, median of seven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
+
+import cleave
+from benchmarks.common import spread, wait_for_devices
+from cleave.arrays import Buffer, DType
+from cleave.device.core import Compute
+from cleave.fleet.fleet import GemmFuture, Side
+from cleave.protocol import limits
+from cleave.transport import join
+from cleave.transport.serve import ServedFleet
+
+SHAPES = [(64, 768, 768)] * 4 + [(64, 3072, 768), (64, 768, 3072)]
+LAYERS = 12
+
+
+class NullExecutor:
+    """Multiplies nothing."""
+
+    name = "null"
+
+    def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+        """Leave `out` as it is."""
+
+
+def null_device(url: str) -> None:
+    """A device process whose results cost nothing to make."""
+    ready: dict[tuple[int, int], Buffer] = {}
+
+    def execute(_: Any, order: Compute) -> Buffer:
+        key = (order.rows, order.columns)
+        if key not in ready:
+            ready[key] = Buffer(np.zeros(key, np.float32), DType.FP32)
+        return ready[key]
+
+    async def run() -> None:
+        target = join.parse_join_url(url)
+        connection = await join.open_connection(target.address)
+        hello = join.device_hello(
+            credential=target.credential, name="null", memory_bytes=10**9, flops_per_s=1e12
+        )
+        await join.DeviceSession(connection, NullExecutor(), hello).run()
+
+    join.execute = execute  # type: ignore[assignment, attr-defined]
+    asyncio.run(run())
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The matrices of one linear layer: x and y's gradient, weight, and where products go."""
+
+    x: Buffer
+    dy: Buffer
+    weight: Buffer
+    y: Buffer
+    dx: Buffer
+    dw: Buffer
+
+    @classmethod
+    def make(cls, m: int, n: int, k: int) -> Layer:
+        """Zeros, touched once so that no page is missing when bytes are moved."""
+        shapes = ((m, k), (m, n), (n, k), (m, n), (m, k), (n, k))
+        return cls(*(Buffer(np.full(shape, 0, np.float32), DType.FP32) for shape in shapes))
+
+
+def one_pass(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> float:
+    """Seconds for the forward and backward GEMMs of all layers, so many layers at a time."""
+    began_s = time.perf_counter()
+    waiting: deque[GemmFuture] = deque()
+    for layer in layers:
+        x, dy, weight = (fleet.operand(b) for b in (layer.x, layer.dy, layer.weight))
+        waiting.append(fleet.submit(Side(x), Side(weight, True), layer.y))
+        waiting.append(fleet.submit(Side(dy), Side(weight), layer.dx))
+        waiting.append(fleet.submit(Side(dy, True), Side(x), layer.dw))
+        while len(waiting) > 3 * (in_flight - 1):
+            waiting.popleft().result()
+    while waiting:
+        waiting.popleft().result()
+    return time.perf_counter() - began_s
+
+
+# --- the bare connection: the recorded sizes, replayed ---
+
+Script = list[list[tuple[str, int]]]  # by device: ("down" or "up", bytes), in order
+
+
+def bare_client(port: int, script: list[tuple[str, int]], rounds: int) -> None:
+    """Receives and sends what the script says, `rounds` times."""
+
+    async def run() -> None:
+        buffer = memoryview(bytearray(max(size for _, size in script)))
+        options: dict[str, Any] = {"compression": None, "max_size": limits.MAX_MESSAGE_BYTES}
+        async with connect(f"ws://127.0.0.1:{port}", ping_interval=None, **options) as socket:
+            for _ in range(rounds):
+                for direction, size in script:
+                    if direction == "down":
+                        await socket.recv()
+                    else:
+                        await socket.send(buffer[:size])
+
+    asyncio.run(run())
+
+
+class BareServer:
+    """Bare connections in a loop of their own, as the PS has one."""
+
+    def __init__(self, script: Script, rounds: int) -> None:
+        self.script = script
+        self._sockets: list[ServerConnection] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._buffer = memoryview(bytearray(max(size for part in script for _, size in part)))
+        self.port = self._call(self._listen())
+        context = multiprocessing.get_context("spawn")
+        self.clients = [
+            context.Process(target=bare_client, args=(self.port, part, rounds), daemon=True)
+            for part in script
+        ]
+        for number, client in enumerate(self.clients):
+            client.start()
+            while len(self._sockets) <= number:
+                time.sleep(0.01)
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _listen(self) -> int:
+        async def accept(socket: ServerConnection) -> None:
+            self._sockets.append(socket)
+            await asyncio.Event().wait()
+
+        server = await serve(
+            accept, "127.0.0.1", 0, compression=None, max_size=limits.MAX_MESSAGE_BYTES,
+            ping_interval=None,
+        )  # fmt: skip
+        port: int = server.sockets[0].getsockname()[1]
+        return port
+
+    def one_pass(self) -> float:
+        """Seconds for the whole script, all connections at once, sending ahead of receiving."""
+
+        async def one(socket: ServerConnection, part: list[tuple[str, int]]) -> None:
+            async def send() -> None:
+                for direction, size in part:
+                    if direction == "down":
+                        await socket.send(self._buffer[:size])
+
+            async def receive() -> None:
+                for direction, _ in part:
+                    if direction == "up":
+                        await socket.recv(decode=False)
+
+            await asyncio.gather(send(), receive())
+
+        async def every() -> None:
+            await asyncio.gather(
+                *(one(s, p) for s, p in zip(self._sockets, self.script, strict=True))
+            )
+
+        began_s = time.perf_counter()
+        self._call(every())
+        return time.perf_counter() - began_s
+
+
+def record_traffic(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> Script:
+    """What one pass sends and receives, by device."""
+    shell: Any = fleet.shell
+    script: dict[int, list[tuple[str, int]]] = {}
+    for number, peer in shell._peers.items():
+        connection, log = peer.connection, script.setdefault(number, [])
+        send, receive = connection.send, connection.receive
+
+        async def noted_send(parts: Any, send: Any = send, log: Any = log) -> int:
+            log.append(("down", sum(len(part) for part in parts)))
+            size: int = await send(parts)
+            return size
+
+        async def noted_receive(receive: Any = receive, log: Any = log) -> bytes:
+            data: bytes = await receive()
+            log.append(("up", len(data)))
+            return data
+
+        connection.send, connection.receive = noted_send, noted_receive
+    one_pass(fleet, layers, in_flight)  # the receive that is under way already is not noted
+    for log in script.values():
+        log.clear()
+    one_pass(fleet, layers, in_flight)
+    for peer in shell._peers.values():
+        del peer.connection.send
+        del peer.connection.receive
+    return [list(log) for log in script.values()]  # copies: a pending receive notes once more
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--in-flight", type=int, default=4, help="layers whose GEMMs are under way together"
+    )
+    options = parser.parse_args()
+    layers = [Layer.make(*shape) for shape in SHAPES * LAYERS]
+    context = multiprocessing.get_context("spawn")
+    with cleave.serve() as fleet:
+        processes = [
+            context.Process(target=null_device, args=(fleet.url,), daemon=True)
+            for _ in range(options.devices)
+        ]
+        for process in processes:
+            process.start()
+        wait_for_devices(fleet, options.devices)
+        script = record_traffic(fleet, layers, options.in_flight)
+        moved = sum(size for part in script for _, size in part)
+        bare = BareServer(script, options.rounds + 1)
+        one_pass(fleet, layers, options.in_flight)
+        bare.one_pass()
+        ratios, ours_rate, bare_rate = [], [], []
+        for _ in range(options.rounds):
+            before = fleet.counters()
+            ours_s = one_pass(fleet, layers, options.in_flight)
+            spent = fleet.counters() - before
+            ours = (spent.downlink_bytes + spent.uplink_bytes) / ours_s
+            theirs = moved / bare.one_pass()
+            ours_rate.append(ours / 1e6)
+            bare_rate.append(theirs / 1e6)
+            ratios.append(ours / theirs)
+        messages = sum(len(part) for part in script)
+        print(
+            f"{options.devices} devices, {messages} messages, {moved / 1e6:.0f} MB a pass: "
+            f"the PS moves {spread(ratios)} of what bare websockets move (at least 0.70); "
+            f"{statistics.median(ours_rate):.0f} against {statistics.median(bare_rate):.0f} MB/s"
+        )
+        for process in processes:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Real sockets and real processes: a server, devices that join it, jobs that it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.sync.client import connect
+
+import cleave
+from cleave.arrays import Buffer, DType, empty
+from cleave.device.executors import NumpyExecutor
+from cleave.errors import CleaveError, FleetError, UsageError
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.protocol import messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import ErrorCode, Role
+from cleave.training.job import JobSpec
+from cleave.training.records import Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.trainer import Setting, train
+from cleave.transport.connection import memory_link
+from cleave.transport.join import DeviceSession, device_hello, parse_join_url
+from cleave.transport.live import LiveShell
+from cleave.transport.serve import ServedFleet
+from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
+
+DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+
+
+@pytest.fixture
+def served() -> Iterator[ServedFleet]:
+    with cleave.serve() as fleet:
+        yield fleet
+
+
+def until(condition: Any) -> None:
+    """Wait for what another process does; gives up after a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def submit(fleet: Fleet, a: Any, b: Any) -> GemmFuture:
+    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
+    return fleet.submit(left, right, empty(a.shape[0], b.shape[1], DType.FP32))
+
+
+def integers(rows: int, columns: int) -> Any:
+    """Small integers: their products are exact in any order."""
+    return np.random.default_rng(rows * 1000 + columns).integers(-8, 8, (rows, columns))
+
+
+def test_processes_join_multiply_and_leave(served: ServedFleet) -> None:
+    a, b = integers(200, 300), integers(300, 150)
+    with ExitStack() as stack:
+        devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(3)]
+        for _, lines in devices:
+            wait_for_event(lines, "ready")
+        until(lambda: served.device_count == 3)
+        np.testing.assert_array_equal(submit(served, a, b).result().array, a @ b)
+
+        process, lines = devices[0]
+        process.send_signal(signal.SIGINT)  # its owner wants it back: it drains
+        left = wait_for_event(lines, "left")
+        assert left["blocks"] > 0
+        assert process.wait(PATIENCE_S) == 0
+        until(lambda: served.device_count == 2)
+        np.testing.assert_array_equal(submit(served, a, b).result().array, a @ b)
+
+
+def test_a_killed_process_costs_nothing_but_time(served: ServedFleet) -> None:
+    a, b = integers(700, 900), integers(900, 800)
+    with ExitStack() as stack:
+        devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(2)]
+        until(lambda: served.device_count == 2)
+        futures = [submit(served, a, b) for _ in range(6)]
+        devices[0][0].kill()
+        for future in futures:
+            np.testing.assert_array_equal(future.result().array, a @ b)
+        until(lambda: served.device_count == 1)
+
+
+def test_work_waits_for_the_first_device(served: ServedFleet) -> None:
+    a, b = integers(20, 30), integers(30, 10)
+    future = submit(served, a, b)
+    with started("join", served.url, *DEVICE):
+        np.testing.assert_array_equal(future.result().array, a @ b)
+
+
+def test_training_over_processes_follows_plain_pytorch_when_one_is_killed(
+    served: ServedFleet, corpus_file: Path, tmp_path: Path
+) -> None:
+    job = JobSpec(
+        model="opt-nano", data=str(corpus_file), steps=12, batch=3, seq=32, checkpoint_every=0
+    )
+    plain: list[Record] = []
+    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    ours: list[Record] = []
+    with ExitStack() as stack:
+        devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(3)]
+        until(lambda: served.device_count == 3)
+
+        def report(record: Record) -> None:
+            ours.append(record)
+            if isinstance(record, StepRecord) and record.step == 5:
+                devices[1][0].kill()
+
+        train(job, RunFolder(tmp_path / "ours"), Setting(served, report))
+        until(lambda: served.device_count == 2)
+    expected = [r.loss for r in plain if isinstance(r, StepRecord)]
+    steps = [r for r in ours if isinstance(r, StepRecord)]
+    assert [r.loss for r in steps] == pytest.approx(expected, rel=1e-4)
+    assert all(r.clock == "wall" and r.downlink_bytes > 0 for r in steps)
+
+
+def test_a_server_runs_a_job_and_it_can_be_followed_again(
+    corpus_file: Path, tmp_path: Path
+) -> None:
+    train_it = (
+        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "8", "--batch", "2",
+        "--seq", "32", "--checkpoint-every", "0", "--json",
+    )  # fmt: skip
+    with started("serve", "--port", "0", "--json", cwd=tmp_path) as (server, lines):
+        url = wait_for_event(lines, "listening")["url"]
+        with started("join", url, *DEVICE):
+            finished = run(*train_it, "--server", url)
+            assert finished.returncode == 0, finished.stderr
+            steps = [r for r in records(finished.stdout) if r["event"] == "step"]
+            assert [r["step"] for r in steps] == list(range(1, 9))
+            assert records(finished.stdout)[-1]["event"] == "done"
+            again = run("train", "--server", url, "--attach", "job-1", "--json")
+            assert again.stdout == finished.stdout
+
+            reference = run(*train_it, "--devices", "0", cwd=tmp_path)
+            expected = [r["loss"] for r in records(reference.stdout) if r["event"] == "step"]
+            assert [r["loss"] for r in steps] == pytest.approx(expected, rel=1e-4)
+
+            unknown = run("train", "--server", url, "--attach", "job-9", "--json")
+            assert unknown.returncode == 2
+            assert "job-9" in unknown.stderr
+            refused = run("train", "--server", url, "--model", "opt-nano", "--data", "/no/such")
+            assert refused.returncode == 1
+            assert "/no/such" in refused.stderr
+            assert "Traceback" not in refused.stderr
+        server.send_signal(signal.SIGINT)
+        assert server.wait(PATIENCE_S) == 0
+
+
+def test_closing_train_detaches_and_the_job_goes_on(corpus_file: Path, tmp_path: Path) -> None:
+    with started("serve", "--port", "0", "--json", cwd=tmp_path) as (_, lines):
+        url = wait_for_event(lines, "listening")["url"]
+        command = (
+            "train", "--server", url, "--model", "opt-nano", "--data", str(corpus_file), "--steps",
+            "40", "--batch", "2", "--seq", "16", "--checkpoint-every", "0", "--json",
+        )  # fmt: skip
+        with started("join", url, *DEVICE), started(*command) as (trainer, steps):
+            wait_for_event(steps, "step")
+            trainer.send_signal(signal.SIGINT)
+            assert trainer.wait(PATIENCE_S) == 0
+            rest = run("train", "--server", url, "--attach", "job-1", "--json")
+            assert records(rest.stdout)[-1]["event"] == "done"
+            assert len([r for r in records(rest.stdout) if r["event"] == "step"]) == 40
+
+
+# --- strangers ---
+
+
+def test_the_port_answers_health_checks(served: ServedFleet) -> None:
+    base = served.url.replace("ws://", "http://").split("/ws")[0]
+    with urllib.request.urlopen(f"{base}/healthz") as answer:
+        assert answer.read() == b"ok\n"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{base}/../etc/passwd")
+
+
+def talk(url: str, *parts: bytes) -> messages.Message:
+    """Send raw messages and return the last answer before the connection closes."""
+    with connect(parse_join_url(url).address, max_size=None) as socket:
+        for part in parts:
+            socket.send(part)
+        last = None
+        for data in socket:
+            assert isinstance(data, bytes)
+            last = decode(data)
+    assert last is not None
+    return last
+
+
+def hello(credential: str, **changes: Any) -> bytes:
+    message = device_hello(credential=credential, name="test", memory_bytes=10**6)
+    for name, value in changes.items():
+        setattr(message, name, value)
+    return b"".join(encode(message))
+
+
+def test_strangers_are_refused_and_others_go_on(served: ServedFleet) -> None:
+    secret = parse_join_url(served.url).credential
+    with started("join", served.url, *DEVICE):
+        until(lambda: served.device_count == 1)
+        for parts, code, words in [
+            ([hello("wrong")], ErrorCode.CREDENTIAL, "credential"),
+            ([hello(secret, version=99)], ErrorCode.VERSION, "99"),
+            ([b"\xc1garbage"], ErrorCode.PROTOCOL, "message"),
+            ([b"".join(encode(messages.Heartbeat()))], ErrorCode.PROTOCOL, "hello"),
+            ([hello(secret, ops=())], ErrorCode.PROTOCOL, "matmul"),
+            ([hello(secret, role=Role.OPERATOR)], ErrorCode.REQUEST, "operators"),
+            ([hello(secret), b"\x93\x01"], ErrorCode.PROTOCOL, "message"),
+            ([hello(secret), hello(secret)], ErrorCode.PROTOCOL, "hello"),
+        ]:
+            answer = talk(served.url, *parts)
+            assert isinstance(answer, messages.Error), answer
+            assert (answer.code, words in answer.message) == (code, True), answer
+        a, b = integers(30, 40), integers(40, 20)
+        np.testing.assert_array_equal(submit(served, a, b).result().array, a @ b)
+        assert served.device_count == 1
+
+
+def test_a_port_in_use_is_said(served: ServedFleet) -> None:
+    port = int(served.url.split(":")[2].split("/")[0])
+    with pytest.raises(UsageError, match=f"{port}.*already in use.*--port"):
+        cleave.serve(port=port)
+
+
+def test_joining_nothing_is_said() -> None:
+    for url, words in [
+        ("ws://127.0.0.1:9/ws#c=x", "no server answers"),
+        ("http://127.0.0.1:9", "no join URL"),
+    ]:
+        answer = run("join", url, "--executor", "numpy")
+        assert answer.returncode in (1, 2)
+        assert words in answer.stderr
+        assert "Traceback" not in answer.stderr
+
+
+def test_a_closed_fleet_says_so() -> None:
+    fleet = cleave.serve()
+    future = submit(fleet, integers(3, 3), integers(3, 3))
+    fleet.close()
+    with pytest.raises(FleetError, match="closed"):
+        future.result()
+    with pytest.raises(FleetError, match="closed"):
+        submit(fleet, integers(3, 3), integers(3, 3))
+    fleet.close()
+
+
+def test_memory_links_carry_the_same_messages_and_bytes() -> None:
+    a, b = integers(60, 50), integers(50, 70)
+
+    async def scenario() -> tuple[Any, int, int, DeviceSession]:
+        shell = LiveShell(Coordinator("secret"))
+        shell.loop = asyncio.get_running_loop()
+        fleet = Fleet(shell)
+        near, far = memory_link()
+        said = device_hello(credential="secret", name="memory", memory_bytes=10**9)
+        device = DeviceSession(far, NumpyExecutor(), said)
+        serving = asyncio.create_task(shell.session(near))
+        joining = asyncio.create_task(device.run())
+        future = submit(fleet, a, b)
+        result = await asyncio.to_thread(future.result)
+        await far.close()
+        await asyncio.gather(serving, joining)
+        counters = fleet.counters()
+        return result.array, counters.downlink_bytes, counters.uplink_bytes, device
+
+    result, down, up, device = asyncio.run(scenario())
+    np.testing.assert_array_equal(result, a @ b)
+    assert (device.received_bytes, device.sent_bytes) == (down, up)
+
+
+def test_a_wrong_credential_ends_join_with_a_sentence(served: ServedFleet) -> None:
+    url = served.url.split("#")[0] + "#c=wrong"
+    answer = run("join", url, "--executor", "numpy")
+    assert answer.returncode == 1
+    assert "credential" in answer.stderr
+
+
+def test_server_errors_are_cleave_errors() -> None:
+    assert issubclass(UsageError, CleaveError)
+    with pytest.raises(subprocess.CalledProcessError):
+        run("join", "nonsense").check_returncode()

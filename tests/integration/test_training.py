@@ -1,0 +1,191 @@
+"""Training through Cleave against training in plain PyTorch, in this process."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import cleave
+from cleave.errors import CleaveError, UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.training.job import JobSpec
+from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.run_job import JobRequest, JobRunner
+from cleave.training.trainer import CHECKPOINTS, Setting, train
+
+
+def run(
+    job: JobSpec,
+    folder: Path,
+    fleet: Fleet | None = None,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[StepRecord]:
+    """Train and return the steps."""
+    seen: list[Record] = []
+    train(job, RunFolder(folder), Setting(fleet, seen.append, stop), resume=resume)
+    return [record for record in seen if isinstance(record, StepRecord)]
+
+
+def losses(steps: list[StepRecord]) -> list[float]:
+    return [record.loss for record in steps]
+
+
+@pytest.fixture
+def job(corpus_file: Path) -> JobSpec:
+    return JobSpec(
+        model="opt-nano", data=str(corpus_file), steps=6, batch=3, seq=32, checkpoint_every=0
+    )
+
+
+@pytest.mark.parametrize("model", ["opt-nano", "llama-nano"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2)])
+@pytest.mark.parametrize("whole_tiles", [True, False], ids=["whole-tiles", "block-by-block"])
+def test_losses_are_those_of_plain_pytorch(
+    job: JobSpec, tmp_path: Path, model: str, dtype: str, tolerance: float, whole_tiles: bool
+) -> None:
+    job = replace(job, model=model, dtype=dtype)
+    plain = run(job, tmp_path / "plain")
+    with cleave.emulated(8, whole_tiles=whole_tiles) as fleet:
+        ours = run(job, tmp_path / "ours", fleet)
+    assert losses(ours) == pytest.approx(losses(plain), rel=tolerance)
+    assert losses(plain)[-1] < losses(plain)[0]
+    assert all(record.tiles > 0 and record.clock == "virtual" for record in ours)
+
+
+def test_losing_devices_changes_no_loss(job: JobSpec, tmp_path: Path) -> None:
+    plain = losses(run(job, tmp_path / "plain"))
+    with cleave.emulated(4) as fleet:
+        shell = fleet.shell
+        shell.lose(2, in_s=0.004)  # type: ignore[attr-defined]
+        shell.lose(3, in_s=0.05)  # type: ignore[attr-defined]
+        ours = run(job, tmp_path / "ours", fleet)
+    assert losses(ours) == pytest.approx(plain, rel=1e-4)
+    assert sum(record.reissued for record in ours) > 0
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_stepping_inside_the_backward_pass_is_the_usual_update(
+    job: JobSpec, tmp_path: Path, clip: float
+) -> None:
+    plain = run(replace(job, clip=clip, memory="plain"), tmp_path / "plain")
+    lean = run(replace(job, clip=clip, memory="lean"), tmp_path / "lean")
+    assert losses(lean) == pytest.approx(losses(plain), rel=1e-5)
+
+
+def test_accumulated_micro_batches_equal_one_large_batch(job: JobSpec, tmp_path: Path) -> None:
+    large = run(replace(job, batch=4, steps=3), tmp_path / "large")
+    with cleave.emulated(3) as fleet:
+        small = run(replace(job, batch=2, accumulate=2, steps=3), tmp_path / "small", fleet)
+    assert losses(small) == pytest.approx(losses(large), rel=1e-4)
+    assert {record.tokens for record in small} == {record.tokens for record in large}
+
+
+def test_resuming_continues_to_the_same_losses(job: JobSpec, tmp_path: Path) -> None:
+    whole = losses(run(job, tmp_path / "whole"))
+    job = replace(job, checkpoint_every=2)
+    seen = 0
+
+    def stop() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen == 3
+
+    assert losses(run(job, tmp_path / "cut", stop=stop)) == whole[:3]
+    assert losses(run(job, tmp_path / "cut", resume=True)) == whole[3:]
+    written = [r["step"] for r in RunFolder(tmp_path / "cut").records() if r["event"] == "step"]
+    assert written == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_folder_holds_what_was_done(job: JobSpec, tmp_path: Path) -> None:
+    with cleave.emulated(2) as fleet:
+        run(replace(job, eval_every=3), tmp_path / "run", fleet)
+    folder = RunFolder(tmp_path / "run")
+    assert JobSpec.from_dict(folder.read_config()).eval_every == 3
+    lines = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
+    assert [line["event"] for line in lines].count("eval") == 2
+    assert lines[-1]["event"] == "done"
+    assert lines[-1]["run_folder"] == str(folder.path)
+    assert folder.plot_path.read_bytes().startswith(b"\x89PNG")
+    fields = "step loss tokens clock wall_s fleet_s ps_s verify_s downlink_bytes uplink_bytes tiles"
+    assert set(f"{fields} blocks reissued".split()) <= lines[0].keys()
+
+
+def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Path) -> None:
+    from cleave.models.build import build_model
+    from cleave.training.tokenizer import default_tokenizer
+    from cleave.workload.registry import find_model
+
+    spec = find_model("opt-nano")
+    model = build_model(spec, seed=7)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer = default_tokenizer(vocab_size=spec.vocabulary)
+    tokenizer._tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    seeded = losses(run(replace(job, seed=7), tmp_path / "seeded"))
+    # The same weights and the same data order, from a folder.
+    loaded = replace(job, seed=7, model=str(tmp_path / "model"), learning_rate=1e-3)
+    assert losses(run(loaded, tmp_path / "loaded"))[0] == pytest.approx(seeded[0], rel=1e-5)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"batch": 0}, "--batch is 0"),
+        ({"steps": -1}, "--steps is -1"),
+        ({"dtype": "fp8"}, "fp8"),
+        ({"learning_rate": -1.0}, "--learning-rate is -1"),
+        ({"learning_rate": math.nan}, "--learning-rate is nan"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"memory": "huge"}, "huge"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(
+    job: JobSpec, change: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        replace(job, **change)  # type: ignore[arg-type]
+
+
+def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path) -> None:
+    runner = JobRunner(tmp_path / "runs")
+    setting = Setting(None, lambda record: None)
+    for change in ({"model": "opt-1t"}, {"seq": 100_000}, {"model": str(tmp_path / "nothing")}):
+        with pytest.raises(UsageError):
+            runner.train(JobRequest({**job.to_dict(), **change}), setting)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) -> None:
+    run(replace(job, steps=2, checkpoint_every=2), tmp_path / "run")
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    for change in ({"model": "llama-nano"}, {"seed": 5}, {"batch": 2}):
+        with pytest.raises(CleaveError, match=next(iter(change))):
+            run(replace(job, checkpoint_every=2, **change), tmp_path / "run", resume=True)
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(job: JobSpec, tmp_path: Path) -> None:
+    with pytest.raises(CleaveError, match="lower --learning-rate"):
+        run(replace(job, learning_rate=1e30, clip=0.0, steps=30), tmp_path / "run")
+
+
+def test_the_last_record_is_done(job: JobSpec, tmp_path: Path) -> None:
+    seen: list[Record] = []
+    done = train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
+    assert isinstance(done, DoneRecord)
+    assert seen[-1] == done
+    assert any(isinstance(record, NoteRecord) for record in seen)
+    assert done.tokens == job.steps * job.batch * job.seq
+    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+    assert torch.is_grad_enabled()
