@@ -14,23 +14,19 @@ from pathlib import Path
 
 from cleave.fleet.fleet import Fleet
 from cleave.models.build import build_model
-from cleave.training.data import build_corpus
 from cleave.training.job import JobSpec
 from cleave.training.records import Record
 from cleave.training.run_folder import RunFolder
-from cleave.training.tokenizer import default_tokenizer
-from cleave.training.trainer import Setting, Trainer
-from cleave.workload.registry import find_model
+from cleave.training.trainer import Setting, Trainer, prepare
 
 
 def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
     """A trainer that writes to a temporary folder and reports nothing."""
-    spec = find_model(job.model)
-    tokenizer = default_tokenizer(vocab_size=min(4096, spec.vocabulary))
-    corpus = build_corpus(job.data or None, tokenizer)
+    setting = Setting(fleet, _ignore)
+    materials = prepare(job, setting)
     folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="cleave-benchmark-")))
-    model = build_model(spec, seed=job.seed)
-    return Trainer(job, spec, model, corpus, tokenizer, folder, Setting(fleet, _ignore))
+    spec = materials.source.spec
+    return Trainer(job, spec, build_model(spec, seed=job.seed), materials, folder, setting)
 
 
 def _ignore(record: Record) -> None:

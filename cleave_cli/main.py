@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
 from rich.console import Console
 
@@ -52,27 +51,17 @@ def main() -> None:
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
-        code = app(args=arguments, standalone_mode=False)
+        app(args=arguments)  # ends the process itself, with 2 for wrong options
     except CleaveError as error:
         if debug:
             raise
         _complain(str(error))
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted")
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except Exception as error:
         if debug:
             raise
         _complain(f"unexpected {type(error).__name__}: {error}; run again with --debug and report")
         sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _complain(message: str) -> None:

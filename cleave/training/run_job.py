@@ -13,7 +13,7 @@ from cleave.models.build import resolve_model
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, to_dict
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import Setting, train
+from cleave.training.trainer import Setting, prepare, train
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +94,6 @@ class JobRunner:
         spec = request.spec()
         if request.resume:
             return train(spec, RunFolder(Path(request.resume)), setting, resume=True)
+        materials = prepare(spec, setting)  # a job that is refused leaves no folder
         folder = RunFolder.create(self.runs, request.name or None)
-        return train(spec, folder, setting)
+        return train(spec, folder, setting, materials=materials)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,13 @@ from torch import Tensor, nn
 
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet, FleetCounters
-from cleave.models.build import build_model, enable_checkpointing, load_folder, resolve_model
+from cleave.models.build import (
+    ModelSource,
+    build_model,
+    enable_checkpointing,
+    load_folder,
+    resolve_model,
+)
 from cleave.training.checkpoint import (
     LoadedCheckpoint,
     load_latest,
@@ -60,32 +65,32 @@ class Setting:
     stop: Callable[[], bool] = lambda: False
 
 
-def train(job: JobSpec, run: RunFolder, setting: Setting, *, resume: bool = False) -> DoneRecord:
-    """Train a model as the job says.
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """What a job trains and on what: everything that can be refused before a model is built."""
 
-    Args:
-        job: what to train.
-        run: where to write configuration, metrics, checkpoints and the loss plot.
-        setting: fleet, and who listens.
-        resume: go on from the newest checkpoint in `run`; from the start where there is none.
+    source: ModelSource
+    tokenizer: TextTokenizer
+    corpus: Corpus
+
+
+def prepare(job: JobSpec, setting: Setting) -> Materials:
+    """Find the model and read the data of a job; writes nothing but the cache.
 
     Raises:
-        CleaveError: for everything a user can mend; nothing half-written is left.
+        CleaveError: for everything a user can mend.
     """
 
     def note(text: str) -> None:
         setting.report(NoteRecord(text))
 
-    # Everything that can be refused is refused before anything is built.
     source = resolve_model(job.model)
     job.check_model(source.spec)
-    tokenizer = (
-        folder_tokenizer(source.folder)
-        if source.folder
-        else default_tokenizer(
-            vocab_size=min(_TOKENIZER_SIZE, source.spec.vocabulary), progress=note
-        )
-    )
+    if source.folder:
+        tokenizer = folder_tokenizer(source.folder)
+    else:
+        size = min(_TOKENIZER_SIZE, source.spec.vocabulary)
+        tokenizer = default_tokenizer(vocab_size=size, progress=note)
     if tokenizer.vocab_size > source.spec.vocabulary:
         raise CleaveError(
             f"the tokenizer of {job.model!r} has {tokenizer.vocab_size} tokens and the model only "
@@ -93,22 +98,49 @@ def train(job: JobSpec, run: RunFolder, setting: Setting, *, resume: bool = Fals
         )
     corpus = build_corpus(job.data or None, tokenizer, min_tokens=job.seq + 1, progress=note)
     corpus.check(job.seq)
+    return Materials(source, tokenizer, corpus)
+
+
+def train(
+    job: JobSpec,
+    run: RunFolder,
+    setting: Setting,
+    *,
+    resume: bool = False,
+    materials: Materials | None = None,
+) -> DoneRecord:
+    """Train a model as the job says.
+
+    Args:
+        job: what to train.
+        run: where to write configuration, metrics, checkpoints and the loss plot.
+        setting: fleet, and who listens.
+        resume: go on from the newest checkpoint in `run`; from the start where there is none.
+        materials: of `prepare`, where it was called already.
+
+    Raises:
+        CleaveError: for everything a user can mend; nothing half-written is left.
+    """
+    materials = materials or prepare(job, setting)
     checkpoint = load_latest(run.path / CHECKPOINTS) if resume else None
     if checkpoint is not None:
-        _check_same(checkpoint, job, tokenizer)
-
-    note(f"building {source.spec.name} ({source.spec.parameters / 1e6:.1f}M parameters)")
-    if source.folder:
-        model, spec = load_folder(source.folder)
+        _check_same(checkpoint, job, materials.tokenizer)
+    spec, folder = materials.source.spec, materials.source.folder
+    size = f"{spec.parameters / 1e6:.1f}M parameters"
+    setting.report(NoteRecord(f"building {spec.name} ({size})"))
+    if folder:
+        model, spec = load_folder(folder)
     else:
-        model, spec = build_model(source.spec, seed=job.seed), source.spec
-    trainer = Trainer(job, spec, model, corpus, tokenizer, run, setting)
-    if checkpoint is not None:
-        trainer.restore(checkpoint)
-        run.rewind(checkpoint.step)
-        note(f"resuming after step {checkpoint.step}")
-    run.write_config(job.to_dict())
+        model = build_model(spec, seed=job.seed)
+    trainer = Trainer(job, spec, model, materials, run, setting)
     try:
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+            run.rewind(checkpoint.step)
+            setting.report(NoteRecord(f"resuming after step {checkpoint.step}"))
+        elif resume:
+            run.rewind(0)
+        run.write_config(job.to_dict())
         return trainer.run()
     finally:
         restore(model)
@@ -122,8 +154,7 @@ class Trainer:
         job: JobSpec,
         spec: ModelSpec,
         model: nn.Module,
-        corpus: Corpus,
-        tokenizer: TextTokenizer,
+        materials: Materials,
         run: RunFolder,
         setting: Setting,
     ) -> None:
@@ -134,12 +165,12 @@ class Trainer:
             offload(model, setting.fleet)
         self.job = job
         self.model = model.train()
-        self.corpus = corpus
-        self.tokenizer = tokenizer
+        self.corpus = materials.corpus
+        self.tokenizer = materials.tokenizer
         self.folder = run
         self.setting = setting
         self.step = 0
-        self.loader = BatchLoader(corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
+        self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
         # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
             model,
@@ -342,8 +373,3 @@ def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextToken
             "the checkpoint was made with another tokenizer; resume on the machine, or with the "
             "Python version, that it was made with"
         )
-
-
-def run_folder(root: str | Path, name: str | None = None) -> RunFolder:
-    """A new run folder below `root`."""
-    return RunFolder.create(Path(root), name)

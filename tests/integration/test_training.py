@@ -160,7 +160,12 @@ def test_a_job_that_makes_no_sense_is_refused(
 def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path) -> None:
     runner = JobRunner(tmp_path / "runs")
     setting = Setting(None, lambda record: None)
-    for change in ({"model": "opt-1t"}, {"seq": 100_000}, {"model": str(tmp_path / "nothing")}):
+    for change in (
+        {"model": "opt-1t"},
+        {"seq": 100_000},
+        {"model": str(tmp_path / "nothing")},
+        {"data": "/no/such"},
+    ):
         with pytest.raises(UsageError):
             runner.train(JobRequest({**job.to_dict(), **change}), setting)
     assert not (tmp_path / "runs").exists()
