@@ -1,0 +1,1 @@
+"""Tests of the protocol: its codec, its vectors and its document."""

@@ -1,0 +1,349 @@
+"""The codec, with random messages, random bytes and messages at its limits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.device.core import DeviceCore
+from cleave.errors import ProtocolError
+from cleave.protocol import limits
+from cleave.protocol.codec import decode, encode, wire_size
+from cleave.protocol.messages import (
+    Bye,
+    Cancel,
+    Drain,
+    Drop,
+    Error,
+    ErrorCode,
+    Heartbeat,
+    Hello,
+    JobRecord,
+    Message,
+    Put,
+    Reply,
+    Request,
+    Result,
+    Role,
+    Run,
+    TaskError,
+    Telemetry,
+    Welcome,
+)
+from tests.protocol.vectors import HAS_PAYLOAD, TYPES, load, octets
+
+ids = st.integers(0, 2**limits.OBJECT_ID_BITS - 1)
+many_ids = st.lists(ids, max_size=40).map(tuple)
+texts = st.text(max_size=60)
+many_texts = st.lists(texts, max_size=4).map(tuple)
+reals = st.floats(0, allow_nan=False, allow_infinity=False)
+payloads = st.binary(max_size=400)
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+maps = st.dictionaries(texts, plain_values, max_size=4)
+dtypes = st.sampled_from(["fp32", "bf16", "fp16"]) | texts
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+any_message: st.SearchStrategy[Message] = st.one_of(
+    st.builds(
+        Hello,
+        role=st.sampled_from(Role),
+        version=ids,
+        credential=texts,
+        name=texts,
+        ops=many_texts,
+        dtypes=many_texts,
+        memory_bytes=ids,
+        profile=texts,
+        flops_per_s=reals,
+        downlink_bytes_per_s=reals,
+        uplink_bytes_per_s=reals,
+        latency_s=reals,
+    ),
+    st.builds(Welcome, device=ids, version=ids, heartbeat_s=reals),
+    st.builds(Put, id=ids, rows=ids, columns=ids, dtype=dtypes, payload=payloads),
+    st.builds(
+        Run,
+        id=ids,
+        op=texts,
+        inputs=many_ids,
+        transpose_a=st.booleans(),
+        transpose_b=st.booleans(),
+        out=dtypes,
+    ),
+    st.builds(
+        Result, id=ids, rows=ids, columns=ids, dtype=dtypes, compute_s=reals, payload=payloads
+    ),
+    st.builds(TaskError, id=ids, reason=texts),
+    st.builds(Drop, ids=many_ids),
+    st.builds(Cancel, ids=many_ids),
+    st.just(Heartbeat()),
+    st.builds(Telemetry, values=st.dictionaries(texts, finite, max_size=6)),
+    st.just(Drain()),
+    st.builds(Bye, reason=texts),
+    st.builds(Error, code=st.sampled_from(ErrorCode), message=texts),
+    st.builds(Request, id=ids, action=texts, arguments=maps),
+    st.builds(Reply, id=ids, ok=st.booleans(), data=maps),
+    st.builds(JobRecord, job=texts, record=maps),
+)
+
+
+def _bytes(message: Message) -> bytes:
+    return b"".join(encode(message))
+
+
+def _try(data: bytes) -> None:
+    """Decode; nothing but ProtocolError may come out."""
+    try:
+        message = decode(data)
+    except ProtocolError:
+        return
+    assert type(message) in TYPES.values()
+
+
+# --- round trips ------------------------------------------------------------------------------
+
+
+@given(any_message)
+@settings(max_examples=600)
+def test_round_trip(message: Message) -> None:
+    parts = encode(message)
+    data = b"".join(parts)
+    assert decode(data) == message
+    assert wire_size(message) == len(data)
+    assert len(parts) == (2 if message.TYPE in HAS_PAYLOAD else 1)
+
+
+@given(st.sampled_from([0, 1, 255, 256, 65535, 65536, 70000]), ids)
+@settings(max_examples=20)
+def test_round_trip_of_every_length_of_payload(length: int, id: int) -> None:
+    payload = random.Random(length).randbytes(length)
+    data = _bytes(Put(id, 1, length, "bf16", payload))
+    assert decode(data) == Put(id, 1, length, "bf16", payload)
+
+
+def test_a_payload_is_viewed_in_place() -> None:
+    data = _bytes(Put(1, 1, 2, "fp32", b"abcdefgh"))
+    payload = decode(data).payload  # type: ignore[union-attr]
+    assert isinstance(payload, memoryview)
+    assert payload.obj is data
+    assert bytes(payload) == b"abcdefgh"
+
+
+def test_every_field_is_written() -> None:
+    """Also where it has its default: a reader of another version may have another one."""
+    for name, cls in TYPES.items():
+        required = {"hello": (Role.DEVICE,), "error": (ErrorCode.LIMIT, "")}
+        message = cls(*required.get(name, _minimal(cls)))
+        header = bytes(encode(message)[0])
+        for field in fields(cls):
+            assert field.name == "payload" or field.name.encode() in header
+
+
+def _minimal(cls: type[Any]) -> tuple[Any, ...]:
+    samples = {"int": 1, "float": 0.5, "str": "x", "bool": True, "Ids": ()}
+    return tuple(
+        samples[f.type]
+        for f in fields(cls)
+        if isinstance(f.type, str) and f.type in samples and "<factory>" not in repr(f.default)
+    )
+
+
+# --- fuzzing ----------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=120))
+@settings(max_examples=1500)
+def test_random_bytes(data: bytes) -> None:
+    _try(data)
+
+
+@given(st.sampled_from(sorted(TYPES)), plain_values, st.none() | st.binary(max_size=20))
+@settings(max_examples=500)
+def test_any_values_in_an_envelope(kind: str, raw: Any, payload: bytes | None) -> None:
+    import msgpack
+
+    _try(msgpack.packb([kind, raw] if payload is None else [kind, raw, payload]))
+
+
+@given(st.sampled_from(sorted(TYPES)), st.data())
+@settings(max_examples=500)
+def test_any_values_in_the_fields(kind: str, data: st.DataObject) -> None:
+    import msgpack
+
+    names = [f.name for f in fields(TYPES[kind])]
+    raw = {name: data.draw(plain_values | ids) for name in names}
+    parts = [kind, raw, b"1234"] if kind in HAS_PAYLOAD else [kind, raw]
+    _try(msgpack.packb(parts))
+
+
+def test_mutated_messages() -> None:
+    """Valid messages with bytes changed, removed, added, doubled or mixed: 20000 of them."""
+    rng = random.Random(2026)
+    valid = [
+        octets(vector["header"]) + octets(vector.get("payload", "")) for vector in load("messages")
+    ] + [octets(vector["bytes"]) for vector in load("decode")]
+    valid = [data for data in valid if len(data) < 2000]
+    for _ in range(20_000):
+        data = bytearray(rng.choice(valid))
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            at = rng.randrange(len(data) + 1)
+            match rng.randrange(6):
+                case 0 if data:
+                    data[at % len(data)] = rng.randrange(256)
+                case 1 if data:
+                    data[at % len(data)] ^= 1 << rng.randrange(8)
+                case 2:
+                    data[at:at] = rng.randbytes(rng.randrange(1, 6))
+                case 3:
+                    del data[at : at + rng.randrange(1, 6)]
+                case 4:
+                    data[at:at] = data[at : at + rng.randrange(1, 20)]
+                case _:
+                    other = rng.choice(valid)
+                    data[at:] = other[rng.randrange(len(other) + 1) :]
+        _try(bytes(data))
+
+
+@given(any_message, st.data())
+@settings(max_examples=300)
+def test_every_prefix_is_refused(message: Message, data: st.DataObject) -> None:
+    whole = _bytes(message)
+    with pytest.raises(ProtocolError):
+        decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@given(any_message, st.binary(min_size=1, max_size=10))
+@settings(max_examples=300)
+def test_every_suffix_is_refused(message: Message, suffix: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(_bytes(message) + suffix)
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+class _Pretended:
+    """A payload that only says how large it is."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def pack(self) -> memoryview:
+        return memoryview(bytes(self.nbytes))  # zeros: pages that nobody touches
+
+
+def test_largest_message() -> None:
+    empty = wire_size(Put(1, 1, 1, "fp32", bytes(65536))) - 65536
+    fits = limits.MAX_MESSAGE_BYTES - empty
+    assert sum(len(part) for part in encode(Put(1, 1, 1, "fp32", _Pretended(fits)))) == (
+        limits.MAX_MESSAGE_BYTES
+    )
+    with pytest.raises(ProtocolError, match=str(limits.MAX_MESSAGE_BYTES)):
+        encode(Put(1, 1, 1, "fp32", _Pretended(fits + 1)))
+    with pytest.raises(ProtocolError, match=str(limits.MAX_MESSAGE_BYTES)):
+        decode(bytes(limits.MAX_MESSAGE_BYTES + 1))
+
+
+def test_largest_header() -> None:
+    room = limits.MAX_HEADER_BYTES - wire_size(Request(1, "x", {"a": "x" * 70000})) + 70000
+    fits = Request(1, "x", {"a": "x" * room})
+    assert wire_size(fits) == limits.MAX_HEADER_BYTES
+    assert decode(_bytes(fits)) == fits
+    with pytest.raises(ProtocolError):
+        encode(Request(1, "x", {"a": "x" * (room + 1)}))
+
+
+def test_longest_text_and_most_ids() -> None:
+    for message in (
+        Bye("x" * limits.MAX_TEXT),
+        Bye("📱" * limits.MAX_TEXT),
+        Drop((1,) * limits.MAX_IDS),
+        Run(1, "matmul", (1,) * limits.MAX_RUN_INPUTS, False, False, "fp32"),
+    ):
+        assert decode(_bytes(message)) == message
+
+
+BEYOND: dict[str, Message] = {
+    "text": Bye("x" * (limits.MAX_TEXT + 1)),
+    "ids": Drop((1,) * (limits.MAX_IDS + 1)),
+    "inputs": Run(1, "matmul", (1,) * (limits.MAX_RUN_INPUTS + 2), False, False, "fp32"),
+    "id too large": Welcome(device=2**limits.OBJECT_ID_BITS),
+    "id beyond msgpack": Welcome(device=2**64),
+    "id negative": Welcome(device=-1),
+    "not utf-8": Bye("\ud800"),
+    "not plain": Request(1, "x", {"a": object()}),
+    "key not text": Request(1, "x", {"a": {1: 2}}),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="encode checks no limit but the message's and the header's")
+@pytest.mark.parametrize("name", BEYOND)
+def test_encode_refuses_what_decode_would(name: str) -> None:
+    """`limits.py`: both sides check them. A fault is found where it is made."""
+    with pytest.raises(ProtocolError):
+        encode(BEYOND[name])
+
+
+@pytest.mark.xfail(strict=True, reason="a header over the limit is called incomplete")
+def test_a_header_over_the_limit_is_called_so() -> None:
+    (vector,) = (v for v in load("invalid") if v["name"] == "header-too-long")
+    with pytest.raises(ProtocolError, match="limit"):
+        decode(octets(vector["bytes"]))
+
+
+# --- limits at the device ---------------------------------------------------------------------
+
+
+def _core_with_pair(memory_bytes: int, a: tuple[int, int], b: tuple[int, int]) -> DeviceCore:
+    core = DeviceCore(memory_bytes)
+    core.received(Welcome(device=1))
+    for id, (rows, columns) in ((1, a), (2, b)):
+        core.received(Put(id, rows, columns, "fp32", bytes(4 * rows * columns)))
+    return core
+
+
+@pytest.mark.xfail(strict=True, reason="the device does not check MAX_RUNS_IN_FLIGHT")
+def test_a_device_refuses_too_many_runs() -> None:
+    core = _core_with_pair(100, (1, 1), (1, 1))
+    for id in range(limits.MAX_RUNS_IN_FLIGHT):
+        core.received(Run(id, "matmul", (1, 2), False, False, "fp32"))
+    with pytest.raises(ProtocolError):
+        core.received(Run(limits.MAX_RUNS_IN_FLIGHT, "matmul", (1, 2), False, False, "fp32"))
+
+
+@pytest.mark.xfail(strict=True, reason="results do not count against the device's memory")
+def test_a_device_refuses_a_result_larger_than_its_memory() -> None:
+    """No bytes in, 4 TB out: a device would try."""
+    core = _core_with_pair(1000, (10**6, 0), (0, 10**6))
+    (answer,) = core.received(Run(1, "matmul", (1, 2), False, False, "fp32"))
+    assert isinstance(answer, TaskError)
+
+
+@pytest.mark.xfail(strict=True, reason="the device's own reasons can be over MAX_TEXT")
+def test_a_device_gives_reasons_that_can_be_sent() -> None:
+    core = DeviceCore(2**30)
+    pairs = 500
+    for i in range(pairs):
+        core.received(Put(2 * i, 10**6 + i, 0, "fp32", b""))
+        core.received(Put(2 * i + 1, 0, 10**6, "fp32", b""))
+    (answer,) = core.received(Run(1, "matmul", tuple(range(2 * pairs)), False, False, "fp32"))
+    assert isinstance(answer, TaskError)
+    assert decode(_bytes(answer)) == answer
+
+
+@pytest.mark.xfail(strict=True, reason="a device that offers 0 bytes gets 2**30 from the PS")
+def test_a_device_of_unknown_memory_takes_what_the_server_assumes() -> None:
+    assert _core_with_pair(0, (1, 1), (1, 1)).occupied_bytes == 8

@@ -1,0 +1,118 @@
+"""`docs/protocol.md` states what the code does: every limit, message, field and default."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cleave.protocol import limits
+from cleave.protocol.codec import encode
+from cleave.protocol.messages import ErrorCode, Put, Role
+from cleave.server.jobs import JobState
+from cleave.training import records
+from cleave.training.job import JobSpec
+from tests.protocol.vectors import HAS_PAYLOAD, TYPES
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def _section(heading: str) -> str:
+    """The text under a heading, to the next one of any level."""
+    begin = DOCUMENT.index(f"\n{heading}\n") + len(heading) + 2
+    following = re.search(r"^#+ ", DOCUMENT[begin:], re.MULTILINE)
+    return DOCUMENT[begin : begin + following.start()] if following else DOCUMENT[begin:]
+
+
+def _rows(text: str) -> dict[str, list[str]]:
+    """The rows of all tables in a text, by the name in their first cell."""
+    rows = {}
+    for line in text.splitlines():
+        found = re.match(r"\| \[?`(\w+)`.*?\|(.*)\|$", line)
+        if found:
+            rows[found[1]] = [cell.strip() for cell in found[2].split("|")]
+    return rows
+
+
+def _default(field: Any) -> str:
+    """A field's default as the document writes it."""
+    if field.name == "payload" or (field.default is MISSING and field.default_factory is MISSING):
+        return "required"
+    value = field.default_factory() if field.default is MISSING else field.default
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "[]" if value == () else str(value.value if isinstance(value, Enum) else value)
+
+
+def test_every_limit_is_stated_with_its_value() -> None:
+    stated = {name: cells[0] for name, cells in _rows(_section("## Limits")).items()}
+    expected = {name: f"{getattr(limits, name):g}" for name in dir(limits) if name.isupper()}
+    expected |= {
+        name: str(value)
+        for name in dir(limits)
+        if name.isupper() and isinstance(value := getattr(limits, name), int)
+    }
+    assert stated == expected
+
+
+def test_every_message_is_listed() -> None:
+    listed = _rows(_section("## Messages"))
+    assert set(listed) == set(TYPES)
+    for name, cells in listed.items():
+        assert (cells[1] == "yes") == (name in HAS_PAYLOAD)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_field_is_documented_with_its_default(name: str) -> None:
+    section = _section(f"### `{name}`").split("\n| Code |")[0]
+    stated = {field: cells[1] for field, cells in _rows(section).items()}
+    assert stated == {field.name: _default(field) for field in fields(TYPES[name])}
+
+
+def test_every_value_of_the_enums_is_named() -> None:
+    assert {code.value for code in ErrorCode} <= set(_rows(_section("### `error`")))
+    hello = _section("### `hello`")
+    assert all(f"`{role.value}`" in hello for role in Role)
+    operators = _section("## Operators")
+    assert all(f"`{state.value}`" in operators for state in JobState)
+
+
+def test_every_setting_of_a_job_is_documented_with_its_default() -> None:
+    stated = {
+        name: cells[1]
+        for name, cells in _rows(
+            _section("## Operators").split("**Settings of a job.**")[1]
+        ).items()
+    }
+    assert stated == {field.name: _default(field) for field in fields(JobSpec)}
+
+
+@pytest.mark.parametrize(
+    "record", [records.StepRecord, records.EvalRecord, records.NoteRecord, records.DoneRecord]
+)
+def test_every_key_of_a_record_is_documented(record: Any) -> None:
+    (keys,) = _rows(_section("### Records"))[record.EVENT]
+    assert set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", keys))) == {
+        field.name for field in fields(record)
+    }
+
+
+def test_the_worked_example_is_right() -> None:
+    block = DOCUMENT.split("```hex\n")[1].split("```")[0]
+    data = b"".join(
+        bytes.fromhex(re.match(r"(\s*[0-9a-f]{2}\b)+", line)[0])  # type: ignore[index]
+        for line in block.splitlines()
+    )
+    payload = bytes.fromhex("803f00c0")
+    assert data == b"".join(encode(Put(1, 1, 2, "bf16", payload)))
+    assert f"{len(data)} bytes:" in DOCUMENT
+
+
+def test_links_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.*)$", DOCUMENT, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    assert set(re.findall(r"\]\(#(.*?)\)", DOCUMENT)) <= anchors

@@ -1,0 +1,140 @@
+"""The vectors that all clients share, read by the Python codec and the Python device."""
+
+from __future__ import annotations
+
+import pytest
+
+from cleave.device.core import Compute, DeviceCore
+from cleave.device.executors import Executor, NumpyExecutor, TorchExecutor, execute
+from cleave.errors import ProtocolError
+from cleave.protocol import messages
+from cleave.protocol.codec import decode, encode, wire_size
+from cleave.protocol.messages import Message
+from tests.protocol.vectors import FOLDER, TYPES, Vector, each, load, message, octets, plain
+from tests.vectors import generate
+
+FAULTS_OF_THE_CODEC = {
+    "float-nan": "decode lets NaN pass; as a rate it breaks the planner",
+    "float-infinite": "decode lets infinity pass; as a rate it breaks the planner",
+    "float-negative": "decode lets negative times and rates pass; they break the planner",
+    "telemetry-nan": "decode lets NaN pass",
+    "field-name-is-bin": "strict_map_key lets bytes pass as a key",
+    "extension-type": "decode lets ext types pass in untyped values",
+    "timestamp": "decode lets timestamps pass in untyped values",
+    "bin-in-arguments": "decode lets bytes pass in untyped values",
+    "too-many-inputs": "MAX_RUN_INPUTS is checked nowhere",
+    "nested-too-deep": "RecursionError: the error's text is the repr of a deep value",
+}
+
+
+def test_generation_reproduces_the_files() -> None:
+    files = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
+    assert generate.build() == files
+
+
+def test_names_are_unique_and_every_type_has_a_vector() -> None:
+    for name in ("messages", "decode", "invalid", "matmul", "faults"):
+        names = [vector["name"] for vector in load(name)]
+        assert len(names) == len(set(names))
+    assert {vector["type"] for vector in load("messages")} == set(TYPES)
+
+
+@each("messages")
+def test_encode(vector: Vector) -> None:
+    expected = octets(vector["header"]) + octets(vector.get("payload", ""))
+    parts = encode(message(vector))
+    assert b"".join(parts) == expected
+    assert bytes(parts[0]) == octets(vector["header"])
+    assert wire_size(message(vector)) == len(expected)
+
+
+@each("messages")
+def test_decode(vector: Vector) -> None:
+    data = octets(vector["header"]) + octets(vector.get("payload", ""))
+    assert decode(data) == message(vector)
+
+
+@each("decode")
+def test_decode_of_other_forms(vector: Vector) -> None:
+    assert decode(octets(vector["bytes"])) == message(vector)
+
+
+@each("invalid", FAULTS_OF_THE_CODEC)
+def test_invalid(vector: Vector) -> None:
+    with pytest.raises(ProtocolError):
+        decode(octets(vector["bytes"]))
+
+
+# --- products ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    if request.param == "numpy":
+        return NumpyExecutor()
+    pytest.importorskip("torch")
+    return TorchExecutor()
+
+
+def _through_the_wire(sent: Message) -> Message:
+    return decode(b"".join(encode(sent)))
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@each("matmul")
+def test_matmul(vector: Vector, executor: Executor) -> None:
+    core = DeviceCore(memory_bytes=2**20)
+    for put in vector["put"]:
+        values = {name: put[name] for name in ("id", "rows", "columns", "dtype")}
+        received = messages.Put(**values, payload=octets(put["payload"]))
+        assert core.received(_through_the_wire(received)) == []
+    run = messages.Run(**{**vector["run"], "inputs": tuple(vector["run"]["inputs"])})
+    (order,) = core.received(_through_the_wire(run))
+    assert isinstance(order, Compute)
+    product = execute(executor, order)
+    (result,) = core.computed(order.run, product.pack(), 0.25)
+    result = _through_the_wire(result)  # type: ignore[arg-type]
+    expected = vector["result"]
+    assert result == messages.Result(
+        id=run.id,
+        rows=expected["rows"],
+        columns=expected["columns"],
+        dtype=expected["dtype"],
+        compute_s=0.25,
+        payload=octets(expected["payload"]),
+    )
+
+
+@each("matmul")
+def test_payloads_are_the_values(vector: Vector) -> None:
+    """Shapes, values and bytes of a vector say the same."""
+    for matrix, values in [(put, put["values"]) for put in vector["put"]] + [
+        (vector["result"], vector["result"]["exact"])
+    ]:
+        exact = plain(values)
+        assert [len(row) for row in exact] == [matrix["columns"]] * matrix["rows"]
+        assert generate.elements(exact, matrix["dtype"]) == octets(matrix["payload"])
+
+
+@each("faults")
+def test_faults(vector: Vector) -> None:
+    core = DeviceCore(vector["memory_bytes"])
+    core.received(messages.Welcome(device=1))
+    *before, last = [_through_the_wire(message(received)) for received in vector["receive"]]
+    for received in before:
+        assert all(isinstance(action, Compute) for action in core.received(received))
+    match vector["answer"]:
+        case "none":
+            assert core.received(last) == []
+        case "task_error":
+            assert isinstance(last, messages.Run)
+            (answer,) = core.received(last)
+            assert isinstance(answer, messages.TaskError)
+            assert answer.id == last.id
+            assert answer.reason
+            assert core.idle
+        case "error":
+            with pytest.raises(ProtocolError):
+                core.received(last)
+        case other:
+            raise AssertionError(other)

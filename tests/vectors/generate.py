@@ -1,0 +1,722 @@
+"""Writes the test vectors: ``python -m tests.vectors.generate``.
+
+Messages come from the Python codec, odd and invalid ones are put together by hand below. Products
+are computed here with Python's integers and rounded with `struct`, without numpy or torch, so that
+they check the executors as well.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from cleave.protocol import limits
+from cleave.protocol.codec import encode
+from cleave.protocol.messages import (
+    Bye,
+    Cancel,
+    Drain,
+    Drop,
+    Error,
+    ErrorCode,
+    Heartbeat,
+    Hello,
+    JobRecord,
+    Message,
+    Put,
+    Reply,
+    Request,
+    Result,
+    Role,
+    Run,
+    TaskError,
+    Telemetry,
+    Welcome,
+)
+
+FOLDER: Final = Path(__file__).parent
+LARGEST_ID: Final = 2**limits.OBJECT_ID_BITS - 1
+_SAFE_INT: Final = 2**53 - 1  # what every JSON reader keeps exactly
+
+Json = dict[str, Any]
+Matrix = list[list[int]]
+
+
+# --- bytes and fields as JSON -----------------------------------------------------------------
+
+
+def repeated(part: bytes, times: int) -> Json:
+    """Many equal bytes, written short."""
+    return {"hex": part.hex(), "times": times}
+
+
+def plain(value: Any) -> Any:
+    """A field's value as JSON: enums by value, integers that JSON readers round as text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if type(value) is int and abs(value) > _SAFE_INT:
+        return {"$int": str(value)}
+    return value
+
+
+def described(message: Message) -> Json:
+    """Type and fields of a message."""
+    values = {f.name: plain(getattr(message, f.name)) for f in fields(message)}
+    values.pop("payload", None)
+    return {"type": message.TYPE, "fields": values}
+
+
+# --- messages.json ----------------------------------------------------------------------------
+
+
+def _messages() -> list[tuple[str, str, Message]]:
+    device = Hello(
+        role=Role.DEVICE,
+        credential="k7Jd_2-x",
+        name="Anna's phone",
+        ops=("matmul",),
+        dtypes=("fp32", "bf16", "fp16"),
+        memory_bytes=2**30,
+        profile="pixel-8",
+        flops_per_s=5e10,
+        downlink_bytes_per_s=1.25e7,
+        uplink_bytes_per_s=2.5e6,
+        latency_s=0.015625,
+    )
+    block = struct.pack("<4f", 1, 2, 3, 4)
+    long_run = Run(8, "matmul", tuple(range(1, 401)), False, True, "fp32")
+    return [
+        ("hello-device", "what a phone says", device),
+        ("hello-operator", "an operator needs no more", Hello(Role.OPERATOR, credential="k7Jd")),
+        ("hello-unicode", "text is UTF-8", Hello(Role.DEVICE, name="Łukasz’ 📱")),
+        ("welcome", "the answer to a device", Welcome(device=7)),
+        ("welcome-operator", "operators are no devices", Welcome(device=0)),
+        ("put-fp32", "1 2 / 3 4", Put(1, 2, 2, "fp32", block)),
+        ("put-bf16", "1 -2", Put(2, 1, 2, "bf16", bytes.fromhex("803f00c0"))),
+        ("put-fp16", "1 -2", Put(3, 2, 1, "fp16", bytes.fromhex("003c00c0"))),
+        ("put-no-rows", "an empty payload", Put(4, 0, 5, "fp32", b"")),
+        ("put-no-columns", "empty in the other way", Put(5, 5, 0, "bf16", b"")),
+        ("put-largest-id", "ids end at 2**63 - 1", Put(LARGEST_ID, 1, 1, "fp32", block[:4])),
+        ("put-bin8-long", "254 bytes", Put(6, 1, 127, "bf16", b"\xa5" * 254)),
+        ("put-bin16-shortest", "256 bytes", Put(6, 1, 64, "fp32", b"\xa5" * 256)),
+        ("put-bin16-long", "65534 bytes", Put(6, 1, 32767, "bf16", b"\xa5" * 65534)),
+        ("put-bin32-shortest", "65536 bytes", Put(6, 1, 16384, "fp32", b"\xa5" * 65536)),
+        ("run", "one pair", Run(1, "matmul", (1, 2), False, True, "bf16")),
+        ("run-chained", "three pairs, partial sum", Run(2, "matmul", (1, 2, 3, 4, 5, 6), *_TF)),
+        ("run-largest-ids", "2**63 - 1", Run(LARGEST_ID, "matmul", (LARGEST_ID, 0), *_TF)),
+        ("run-long", "a header of more than 512 bytes", long_run),
+        ("run-unknown-op", "well formed; a device answers task_error", replace(long_run, op="fft")),
+        ("result", "1 2 / 3 4", Result(1, 2, 2, "fp32", 0.001953125, block)),
+        ("result-empty", "no rows", Result(2, 0, 3, "bf16", 0.0, b"")),
+        ("result-largest-id", "2**63 - 1", Result(LARGEST_ID, 1, 1, "fp16", 0.5, b"\x00\x3c")),
+        ("result-bin16", "300 bytes", Result(3, 1, 75, "fp32", 0.25, b"\x5a" * 300)),
+        ("task-error", "the session goes on", TaskError(9, "array 4 is not here")),
+        ("drop", "three arrays", Drop((1, 2, 300))),
+        ("drop-nothing", "allowed, does nothing", Drop(())),
+        ("cancel", "two runs", Cancel((4294967296, LARGEST_ID))),
+        ("heartbeat", "no fields", Heartbeat()),
+        ("telemetry", "any names", Telemetry({"temperature_c": 41.5, "battery_ratio": 0.875})),
+        ("telemetry-empty", "nothing to tell", Telemetry()),
+        ("drain", "no fields", Drain()),
+        ("bye", "with a reason", Bye("drained")),
+        ("bye-silent", "without", Bye()),
+        ("bye-longest", "4096 characters", Bye("é" * limits.MAX_TEXT)),
+        *((f"error-{code.value}", "one of the codes", Error(code, "why")) for code in ErrorCode),
+        ("request-status", "no arguments", Request(1, "status")),
+        ("request-attach", "a job's id", Request(2, "attach", {"job": "job-1"})),
+        ("request-submit", "nested maps", Request(3, "submit", {"job": _JOB, "name": "first"})),
+        ("reply", "yes", Reply(3, True, {"job": "job-1"})),
+        ("reply-refused", "no", Reply(4, False, {"text": "no such job", "exit_code": 2})),
+        ("reply-status", "lists of maps", Reply(1, True, {"jobs": [], "devices": [_DEVICE]})),
+        ("job-record", "one step", JobRecord("job-1", {"event": "step", "step": 1, "loss": 5.5})),
+        ("job-record-end", "the last", JobRecord("job-1", {"event": "end", "state": "done"})),
+    ]
+
+
+_TF: Final = (True, False, "fp32")
+_JOB: Final = {"model": "opt-125m", "steps": 10, "learning_rate": 0.0009765625}
+_DEVICE: Final = {"device": 7, "name": "a", "state": "busy", "blocks": 3, "compute_s": 0.5}
+
+
+def _message_vectors() -> list[Json]:
+    vectors = []
+    for name, about, message in _messages():
+        header, *payload = (bytes(part) for part in encode(message))
+        vector = {"name": name, "about": about, **described(message), "header": header.hex()}
+        if payload:
+            (data,) = payload
+            many = len(data) > 64
+            vector["payload"] = repeated(data[:1], len(data)) if many else data.hex()
+        vectors.append(vector)
+    return vectors
+
+
+# --- decode.json: bytes that this codec does not write, but has to read ---------------------------
+
+
+def pack(*parts: Any) -> bytes:
+    """One message of any parts, right or wrong."""
+    return bytes(msgpack.packb(list(parts), use_bin_type=True))
+
+
+def _fields(message: Message, **changes: Any) -> Json:
+    """The fields of a message as they are packed, with changes; None takes one away."""
+    values = {
+        f.name: value.value if isinstance(value := getattr(message, f.name), Enum) else value
+        for f in fields(message)
+        if f.name != "payload"
+    }
+    return {k: v for k, v in {**values, **changes}.items() if v is not None}
+
+
+_PUT: Final = Put(1, 1, 1, "fp32")
+_HELLO: Final = Hello(Role.DEVICE)
+_RUN: Final = Run(1, "matmul", (1, 2), False, False, "fp32")
+_RESULT: Final = Result(1, 1, 1, "fp32", 0.5)
+_FOUR: Final = bytes.fromhex("0000803f")
+
+
+def _decode_vectors() -> list[Json]:
+    text = _text
+    cases: list[tuple[str, str, bytes, Message]] = [
+        (
+            "hello-defaults",
+            "fields left out have their defaults",
+            pack("hello", {"role": "device"}),
+            _HELLO,
+        ),
+        ("welcome-defaults", "likewise", pack("welcome", {"device": 3}), Welcome(3)),
+        ("bye-defaults", "likewise", pack("bye", {}), Bye()),
+        ("telemetry-defaults", "likewise", pack("telemetry", {}), Telemetry()),
+        (
+            "request-defaults",
+            "likewise",
+            pack("request", {"id": 1, "action": "status"}),
+            Request(1, "status"),
+        ),
+        ("reply-defaults", "likewise", pack("reply", {"id": 1, "ok": True}), Reply(1, True)),
+        ("job-record-defaults", "likewise", pack("job_record", {"job": "j"}), JobRecord("j")),
+        (
+            "unknown-field",
+            "unknown fields are ignored, whatever they hold",
+            pack("heartbeat", {"mood": {"good": [1, 2.5, None, "x"]}}),
+            Heartbeat(),
+        ),
+        (
+            "unknown-field-before-payload",
+            "also where a payload follows",
+            pack("put", _fields(_PUT, scale=[0.5]), _FOUR),
+            Put(1, 1, 1, "fp32", _FOUR),
+        ),
+        (
+            "unknown-long-field",
+            "also when they are long",
+            pack("put", _fields(_PUT, comment="x" * 600), _FOUR),
+            Put(1, 1, 1, "fp32", _FOUR),
+        ),
+        (
+            "unknown-field-named-payload",
+            "the payload is a part, not a field",
+            pack("put", _fields(_PUT, payload="x"), _FOUR),
+            Put(1, 1, 1, "fp32", _FOUR),
+        ),
+        (
+            "fields-in-another-order",
+            "the order of fields has no meaning",
+            pack("run", dict(reversed(_fields(_RUN).items()))),
+            _RUN,
+        ),
+        (
+            "integer-for-float",
+            "1 is as good as 1.0",
+            pack("result", _fields(_RESULT, compute_s=2), _FOUR),
+            replace(_RESULT, compute_s=2.0, payload=_FOUR),
+        ),
+        (
+            "float32",
+            "floats may have four bytes",
+            b"\x92" + text("telemetry") + b"\x81" + text("values")
+            + b"\x81" + text("a") + b"\xca" + struct.pack(">f", 1.5),
+            Telemetry({"a": 1.5}),
+        ),
+        (
+            "long-integer",
+            "integers may be longer than they need",
+            b"\x92" + text("welcome") + b"\x81" + text("device") + b"\xcf" + bytes(7) + b"\x05",
+            Welcome(5),
+        ),
+        (
+            "signed-integer",
+            "and of a signed type, if they are not negative",
+            b"\x92" + text("welcome") + b"\x81" + text("device") + b"\xd3" + bytes(7) + b"\x05",
+            Welcome(5),
+        ),
+        (
+            "long-array-and-map",
+            "array32 and map16",
+            b"\xdd\x00\x00\x00\x02" + text("drain") + b"\xde\x00\x00",
+            Drain(),
+        ),
+        ("long-text", "str8 for a short text", b"\x92\xd9\x05drain\x80", Drain()),
+        (
+            "long-bin",
+            "bin32 for a short payload",
+            b"\x93" + text("put") + _map(_fields(_PUT)) + b"\xc6\x00\x00\x00\x04" + _FOUR,
+            Put(1, 1, 1, "fp32", _FOUR),
+        ),
+        (
+            "long-ids",
+            "array16 for two ids",
+            b"\x92" + text("drop") + b"\x81" + text("ids") + b"\xdc\x00\x02\x01\x02",
+            Drop((1, 2)),
+        ),
+    ]  # fmt: skip
+    vectors = []
+    for name, about, data, message in cases:
+        vector = {"name": name, "about": about, **described(message), "bytes": data.hex()}
+        payload = getattr(message, "payload", None)
+        if payload is not None:
+            vector["payload"] = payload.hex()
+        vectors.append(vector)
+    return vectors
+
+
+# --- invalid.json -----------------------------------------------------------------------------
+
+
+def _text(value: str) -> bytes:
+    return bytes(msgpack.packb(value))
+
+
+def _map(value: Json) -> bytes:
+    return bytes(msgpack.packb(value))
+
+
+def _invalid_vectors() -> list[Json]:
+    put = b"\x93" + _text("put") + _map(_fields(_PUT))
+    whole = put + b"\xc4\x04" + _FOUR
+    beat = pack("heartbeat", {})
+    cases: list[tuple[str, str, Any]] = [
+        # not an envelope
+        ("empty", "no bytes", b""),
+        ("text", "JSON, not msgpack", b'["heartbeat",{}]'),
+        ("reserved-byte", "0xc1 is never used by msgpack", b"\x92\xc1\x80"),
+        ("not-an-array", "a map", _map({"type": "heartbeat"})),
+        ("bare-text", "a text alone", _text("heartbeat")),
+        ("no-parts", "an empty array", b"\x90"),
+        ("one-part", "no fields", pack("heartbeat")),
+        ("type-not-text", "a number for a type", pack(7, {})),
+        ("type-is-bin", "bytes for a type", pack(b"heartbeat", {})),
+        ("fields-not-a-map", "an array of fields", pack("heartbeat", [])),
+        ("fields-nil", "nil for fields", pack("heartbeat", None)),
+        ("field-name-not-text", "a number for a field's name", pack("heartbeat", {1: 2})),
+        ("field-name-is-bin", "bytes for a field's name", pack("heartbeat", {b"a": 2})),
+        ("type-not-utf8", "0xff is no UTF-8", b"\x92\xa2\xff\xff\x80"),
+        ("text-not-utf8", "a lone surrogate", b"\x92" + _text("bye") + b"\x81" + _text("reason")
+         + b"\xa3\xed\xa0\x80"),
+        ("unknown-type", "no such message", pack("hola", {})),
+        ("type-in-capitals", "types are lower case", pack("Heartbeat", {})),
+        # length
+        ("truncated-in-header", "the last byte is missing", pack("drop", {"ids": [1, 2]})[:-1]),
+        ("truncated-in-bin-header", "bin8 without its length", put + b"\xc4"),
+        ("truncated-before-payload", "no payload at all", put),
+        ("truncated-payload", "three of four bytes", whole[:-1]),
+        ("trailing-byte", "one byte too many", beat + b"\x00"),
+        ("trailing-message", "two messages in one", beat + beat),
+        ("trailing-after-payload", "one byte too many", whole + b"\x00"),
+        ("payload-missing", "an array of two", b"\x92" + put[1:]),
+        ("payload-unexpected", "an array of three", pack("heartbeat", {}, b"")),
+        ("fourth-part", "an array of four", b"\x94" + whole[1:] + b"\xc0"),
+        ("payload-nil", "nil for a payload", put + b"\xc0"),
+        ("payload-is-text", "text for a payload", put + _text("abcd")),
+        ("payload-is-array", "an array for a payload", put + b"\x94\x00\x00\x00\x00"),
+        ("bin-too-long", "bin32 states 2**32 - 1 bytes", put + b"\xc6\xff\xff\xff\xff" + _FOUR),
+        ("bin-too-short", "bin8 states 3 of 4 bytes", put + b"\xc4\x03" + _FOUR),
+        ("array-claims-too-much", "2**32 - 1 ids in no bytes", b"\x92" + _text("drop") + b"\x81"
+         + _text("ids") + b"\xdd\xff\xff\xff\xff"),
+        ("map-claims-too-much", "2**32 - 1 fields in no bytes", b"\x92" + _text("drain")
+         + b"\xdf\xff\xff\xff\xff"),
+        # fields
+        ("hello-without-role", "a required field is missing", pack("hello", {})),
+        ("put-without-id", "likewise", pack("put", _fields(_PUT, id=None), _FOUR)),
+        ("run-without-inputs", "likewise", pack("run", _fields(_RUN, inputs=None))),
+        ("hello-unknown-role", "not one of the roles", pack("hello", {"role": "king"})),
+        ("hello-role-not-text", "an array", pack("hello", {"role": ["device"]})),
+        ("error-unknown-code", "no such code", pack("error", {"code": "x", "message": ""})),
+        ("id-negative", "-1", pack("welcome", {"device": -1})),
+        ("id-too-large", "2**63", pack("welcome", {"device": 2**63})),
+        ("id-is-float", "1.0 for an integer", pack("welcome", {"device": 1.0})),
+        ("id-is-bool", "true for an integer", pack("welcome", {"device": True})),
+        ("id-is-text", "text for an integer", pack("welcome", {"device": "1"})),
+        ("id-is-nil", "nil is not the default", pack("welcome", {"device": None})),
+        ("ids-not-an-array", "one id for many", pack("drop", {"ids": 1})),
+        ("ids-hold-text", "text for an id", pack("drop", {"ids": [1, "2"]})),
+        ("ids-hold-negative", "-1", pack("cancel", {"ids": [-1]})),
+        ("float-is-text", "text for a float", pack("result", _fields(_RESULT, compute_s="1"),
+         _FOUR)),
+        ("float-is-bool", "true for a float", pack("hello", {"role": "device", "latency_s": True})),
+        ("bool-is-integer", "1 for true", pack("run", _fields(_RUN, transpose_a=1))),
+        ("text-is-bin", "bytes for text", pack("bye", {"reason": b"x"})),
+        ("text-is-integer", "a number for text", pack("bye", {"reason": 1})),
+        ("ops-not-text", "numbers for ops", pack("hello", {"role": "device", "ops": [1]})),
+        ("values-not-a-map", "an array", pack("telemetry", {"values": [1.0]})),
+        ("values-hold-text", "text for a float", pack("telemetry", {"values": {"a": "1"}})),
+        ("arguments-key-not-text", "a number for a key", pack("request", {"id": 1, "action": "a",
+         "arguments": {1: 1}})),
+        ("float-nan", "NaN is no rate", pack("hello", {"role": "device",
+         "flops_per_s": float("nan")})),
+        ("float-infinite", "infinity is no rate", pack("hello", {"role": "device",
+         "uplink_bytes_per_s": float("inf")})),
+        ("float-negative", "time does not run backwards", pack("hello", {"role": "device",
+         "latency_s": -1.0})),
+        ("telemetry-nan", "every value is finite", pack("telemetry", {"values": {
+         "a": float("nan")}})),
+        ("extension-type", "msgpack's ext types are not used", pack("request", {"id": 1,
+         "action": "a", "arguments": {"a": msgpack.ExtType(5, b"x")}})),
+        ("timestamp", "nor its timestamps", pack("request", {"id": 1, "action": "a",
+         "arguments": {"a": msgpack.Timestamp(1)}})),
+        ("bin-in-arguments", "bytes travel as payloads only", pack("request", {"id": 1,
+         "action": "a", "arguments": {"a": b"x"}})),
+        # limits
+        ("text-too-long", "4097 characters", pack("bye", {"reason": "x" * (limits.MAX_TEXT + 1)})),
+        ("too-many-ids", "65537 ids", [b"\x92" + _text("drop") + b"\x81" + _text("ids")
+         + b"\xdd\x00\x01\x00\x01", repeated(b"\x01", limits.MAX_IDS + 1)]),
+        ("too-many-inputs", "4098 inputs", [b"\x92" + _text("run") + b"\x86" + _text("inputs")
+         + b"\xdc\x10\x02", repeated(b"\x01", limits.MAX_RUN_INPUTS + 2),
+         _map(_fields(_RUN, inputs=None))[1:]]),
+        ("header-too-long", "an unknown field of 1 MiB", [b"\x92" + _text("heartbeat") + b"\x81"
+         + _text("x") + b"\xdb\x00\x10\x00\x00", repeated(b"x", limits.MAX_HEADER_BYTES)]),
+        ("nested-too-deep", "1000 arrays, one in another", [b"\x92" + _text("bye") + b"\x81"
+         + _text("reason"), repeated(b"\x91", 1000), b"\xc0"]),
+        ("nested-much-too-deep", "500000 maps, one in another, in an unknown field",
+         [b"\x92" + _text("bye") + b"\x81" + _text("x"), repeated(b"\x81\xa0", 500_000)]),
+    ]  # fmt: skip
+    return [{"name": n, "why": why, "bytes": _hex(data)} for n, why, data in cases]
+
+
+def _hex(data: Any) -> Any:
+    if isinstance(data, bytes):
+        return data.hex()
+    return [_hex(part) for part in data] if isinstance(data, list) else data
+
+
+# --- matmul.json ------------------------------------------------------------------------------
+
+
+def number(value: float, dtype: str) -> bytes:
+    """A number in a dtype, rounded to nearest even."""
+    value = float(value)
+    if dtype == "fp32":
+        return struct.pack("<f", value)
+    if dtype == "fp16":
+        try:
+            return struct.pack("<e", value)
+        except OverflowError:  # struct refuses what rounds to infinity
+            return struct.pack("<e", float("inf") if value > 0 else float("-inf"))
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+
+def elements(matrix: Matrix, dtype: str) -> bytes:
+    """A matrix as a payload, row by row."""
+    return b"".join(number(value, dtype) for row in matrix for value in row)
+
+
+def product(a: Matrix, b: Matrix, depth: int) -> Matrix:
+    """Exact."""
+    columns = len(b[0]) if b else 0
+    return [[sum(row[k] * b[k][j] for k in range(depth)) for j in range(columns)] for row in a]
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    return [list(column) for column in zip(*matrix, strict=True)]
+
+
+def grid(rows: int, columns: int, start: int = 1, step: int = 1) -> Matrix:
+    """Small integers of both signs, none of them zero."""
+    flat = [(start + step * i) % 7 + 1 for i in range(rows * columns)]
+    signed = [-value if i % 3 == 2 else value for i, value in enumerate(flat)]
+    return [signed[r * columns : (r + 1) * columns] for r in range(rows)]
+
+
+def _matmul(
+    name: str,
+    about: str,
+    pairs: Sequence[tuple[Matrix, Matrix]],
+    dtype: str = "fp32",
+    out: str = "",
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Json:
+    """A vector from mathematical matrices; they are stored transposed where the run says so."""
+    out = out or dtype
+    total: Matrix | None = None
+    puts = []
+    for a, b in pairs:
+        part = product(a, b, len(b))
+        total = part if total is None else _sum(total, part)
+        puts += [transposed(a) if transpose_a else a, transposed(b) if transpose_b else b]
+    assert total is not None
+    inputs = tuple(range(1, len(puts) + 1))
+    run = Run(1, "matmul", inputs, transpose_a, transpose_b, out)
+    return {
+        "name": name,
+        "about": about,
+        "put": [
+            {
+                "id": id,
+                "rows": len(matrix),
+                "columns": len(matrix[0]) if matrix else 0,
+                "dtype": dtype,
+                "values": plain(matrix),
+                "payload": elements(matrix, dtype).hex(),
+            }
+            for id, matrix in zip(inputs, puts, strict=True)
+        ],
+        "run": described(run)["fields"],
+        "result": {
+            "rows": len(total),
+            "columns": len(total[0]) if total else 0,
+            "dtype": out,
+            "exact": plain(total),
+            "payload": elements(total, out).hex(),
+        },
+    }
+
+
+def _sum(a: Matrix, b: Matrix) -> Matrix:
+    return [[x + y for x, y in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)]
+
+
+def _matmul_vectors() -> list[Json]:
+    a, b = grid(2, 3), grid(3, 4, 2, 3)
+    chain = [(a, b), (grid(2, 5, 3), grid(5, 4, 1, 2)), (grid(2, 1, 5), grid(1, 4))]
+    vectors = [
+        _matmul("fp32", "2x3 by 3x4", [(a, b)]),
+        _matmul("transpose-a", "A lies transposed", [(a, b)], transpose_a=True),
+        _matmul("transpose-b", "B lies transposed", [(a, b)], transpose_b=True),
+        _matmul("transpose-both", "both do", [(a, b)], transpose_a=True, transpose_b=True),
+        _matmul("chained", "three pairs of depths 3, 5 and 1", chain),
+        _matmul(
+            "chained-transposed",
+            "every A and every B lies transposed",
+            chain,
+            transpose_a=True,
+            transpose_b=True,
+        ),
+        _matmul("vectors", "a row by a column", [(grid(1, 9), grid(9, 1))]),
+        _matmul("outer", "a column by a row", [(grid(5, 1), grid(1, 3))]),
+        _matmul("odd-sides", "7x5 by 5x3", [(grid(7, 5), grid(5, 3, 4))]),
+    ]
+    for dtype in ("bf16", "fp16"):
+        narrow = 256 if dtype == "bf16" else 2048  # from here on, odd integers are not exact
+        ones = [[1]] * 9
+        vectors += [
+            _matmul(dtype, "in and out", [(a, b)], dtype),
+            _matmul(f"{dtype}-to-fp32", "a partial sum", [(a, b)], dtype, "fp32"),
+            _matmul(
+                f"{dtype}-chained",
+                "pairs, B transposed",
+                chain,
+                dtype,
+                transpose_b=True,
+            ),
+            _matmul(
+                f"{dtype}-chained-to-fp32",
+                "as weight gradients are",
+                chain,
+                dtype,
+                "fp32",
+                transpose_a=True,
+            ),
+            _matmul(
+                f"{dtype}-accumulation",
+                f"{narrow} + 1 + ... + 1: wrong unless sums are kept in fp32",
+                [([[narrow] + [1] * 8], ones)],
+                dtype,
+            ),
+            _matmul(
+                f"{dtype}-accumulation-chained",
+                f"{narrow}, + 1, + 1: wrong unless rounded once, after the last pair",
+                [([[narrow]], [[1]]), ([[1]], [[1]]), ([[1]], [[1]])],
+                dtype,
+            ),
+            _matmul(
+                f"{dtype}-ties",
+                "halfway between two values: to the even one, away from and towards zero",
+                [([[narrow, 1], [narrow, 3], [-narrow, -1], [-narrow, -3]], [[1], [1]])],
+                dtype,
+            ),
+        ]
+    largest = (2**8 - 1) * 2**120  # of bf16
+    vectors += [
+        _matmul(
+            "fp16-overflow",
+            "65519 rounds to 65504, 65520 to infinity",
+            [([[65504, 15], [65504, 16], [-65504, -16]], [[1], [1]])],
+            "fp16",
+        ),
+        _matmul(
+            "bf16-overflow",
+            "halfway above the largest value: infinity",
+            [([[largest, 2**118], [largest, 2**119], [-largest, -(2**119)]], [[1], [1]])],
+            "bf16",
+        ),
+        _same_array_twice(),
+        _empty("no-rows", "0x2 by 2x3 is 0x3", (0, 2), (2, 3), "fp32"),
+        _empty("no-columns", "2x3 by 3x0 is 2x0", (2, 3), (3, 0), "fp16"),
+        _empty("no-depth", "2x0 by 0x3 is all zeros", (2, 0), (0, 3), "bf16"),
+    ]
+    return vectors
+
+
+def _same_array_twice() -> Json:
+    vector = _matmul("same-array-twice", "A by its own transpose", [(grid(2, 3), _T)])
+    del vector["put"][1]
+    vector["run"] |= {"inputs": [1, 1], "transpose_b": True}
+    return vector
+
+
+_T: Final = transposed(grid(2, 3))
+
+
+def _empty(name: str, about: str, a: tuple[int, int], b: tuple[int, int], dtype: str) -> Json:
+    def put(id: int, rows: int, columns: int) -> Json:
+        values = grid(rows, columns)
+        payload = elements(values, dtype).hex()
+        shape = {"id": id, "rows": rows, "columns": columns, "dtype": dtype}
+        return {**shape, "values": values, "payload": payload}
+
+    zeros = [[0] * b[1] for _ in range(a[0])]
+    return {
+        "name": name,
+        "about": about,
+        "put": [put(1, *a), put(2, *b)],
+        "run": described(replace(_RUN, out=dtype))["fields"],
+        "result": {
+            "rows": a[0],
+            "columns": b[1],
+            "dtype": dtype,
+            "exact": zeros,
+            "payload": elements(zeros, dtype).hex(),
+        },
+    }
+
+
+# --- faults.json: what a device does with messages that are well formed and cannot be obeyed -----
+
+
+def _fault_vectors() -> list[Json]:
+    def put(id: int, rows: int, columns: int, dtype: str = "fp32") -> Put:
+        return Put(id, rows, columns, dtype, bytes(rows * columns * (4 if dtype == "fp32" else 2)))
+
+    a, b = put(1, 2, 3), put(2, 3, 2)
+    run = _RUN
+    task_errors: list[tuple[str, str, list[Message]]] = [
+        ("unknown-op", "an op that was not offered", [a, b, replace(run, op="fft")]),
+        ("no-inputs", "nothing to multiply", [replace(run, inputs=())]),
+        ("odd-inputs", "half a pair", [a, b, replace(run, inputs=(1, 2, 1))]),
+        ("array-not-here", "array 3 never came", [a, replace(run, inputs=(1, 3))]),
+        ("array-dropped", "array 2 is gone", [a, b, Drop((2,)), run]),
+        ("depths-differ", "2x3 by 2x3", [a, put(2, 2, 3), run]),
+        ("depths-differ-transposed", "3x2 by 3x2", [a, b, replace(run, transpose_a=True)]),
+        ("dtypes-differ", "fp32 by bf16", [a, put(2, 3, 2, "bf16"), run]),
+        (
+            "shapes-differ",
+            "2x2 and 3x3 cannot be added",
+            [a, b, replace(run, inputs=(1, 2, 2, 1))],
+        ),
+    ]
+    errors: list[tuple[str, str, list[Message]]] = [
+        ("put-twice", "id 1 is there", [a, a]),
+        ("put-too-short", "20 bytes for 24", [replace(a, payload=bytes(20))]),
+        ("put-too-long", "28 bytes for 24", [replace(a, payload=bytes(28))]),
+        ("put-unknown-dtype", "no such dtype", [replace(a, dtype="fp8")]),
+        ("put-over-memory", "1001 bytes, 1000 offered", [put(1, 250, 1), put(2, 1, 1)]),
+        ("run-unknown-dtype", "no such dtype", [a, b, replace(run, out="fp8")]),
+        ("run-twice", "run 1 is not answered yet", [a, b, run, run]),
+        ("welcome-twice", "there is one handshake", [Welcome(1)]),
+        ("wrong-direction", "a device gets no results", [Result(1, 0, 0, "fp32", 0.0, b"")]),
+        ("wrong-direction-heartbeat", "nor heartbeats", [Heartbeat()]),
+    ]
+    accepted: list[tuple[str, str, list[Message]]] = [
+        ("drop-unknown", "ids that are not there are ignored", [Drop((7, 8)), Cancel((9,))]),
+        ("put-after-drop", "the same content may come again", [a, Drop((1,)), a]),
+        ("put-exactly-full", "1000 bytes, 1000 offered", [put(1, 250, 1)]),
+        ("put-empty-when-full", "no bytes always fit", [put(1, 250, 1), put(2, 0, 9)]),
+    ]
+    groups = (("task_error", task_errors), ("error", errors), ("none", accepted))
+    return [
+        {
+            "name": name,
+            "about": about,
+            "memory_bytes": 1000,
+            "receive": [_with_payload(message) for message in received],
+            "answer": answer,
+        }
+        for answer, cases in groups
+        for name, about, received in cases
+    ]
+
+
+def _with_payload(message: Message) -> Json:
+    payload = getattr(message, "payload", None)
+    return described(message) | ({} if payload is None else {"payload": _shorter(payload)})
+
+
+def _shorter(payload: bytes) -> Any:
+    return repeated(b"\x00", len(payload)) if len(payload) > 64 else payload.hex()
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def build() -> dict[str, str]:
+    """The files by name."""
+    contents = {
+        "messages.json": _message_vectors(),
+        "decode.json": _decode_vectors(),
+        "invalid.json": _invalid_vectors(),
+        "matmul.json": _matmul_vectors(),
+        "faults.json": _fault_vectors(),
+    }
+    return {
+        name: _render({"protocol_version": limits.VERSION, "vectors": vectors})
+        for name, vectors in contents.items()
+    }
+
+
+def _render(document: Json) -> str:
+    """JSON with one vector a line group: its keys on lines of their own, their values in one."""
+    groups = []
+    for vector in document["vectors"]:
+        lines = [
+            f"      {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+            for key, value in vector.items()
+        ]
+        groups.append("    {\n" + ",\n".join(lines) + "\n    }")
+    version = document["protocol_version"]
+    body = ",\n".join(groups)
+    return f'{{\n  "protocol_version": {version},\n  "vectors": [\n{body}\n  ]\n}}\n'
+
+
+def main() -> None:
+    """Write the files next to this one."""
+    for name, text in build().items():
+        (FOLDER / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
