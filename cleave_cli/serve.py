@@ -22,7 +22,14 @@ def serve(
     credential: Annotated[
         str,
         typer.Option(
-            envvar="CLEAVE_CREDENTIAL", help="What devices and operators must know; else random."
+            envvar="CLEAVE_CREDENTIAL", help="What devices must know; random unless given."
+        ),
+    ] = "",
+    operator_credential: Annotated[
+        str,
+        typer.Option(
+            envvar="CLEAVE_OPERATOR_CREDENTIAL",
+            help="What operators must know; random unless given.",
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
@@ -51,17 +58,29 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     sessions = OperatorSessions()
-    fleet = listen(host, port, credential=credential or None, notify=log, operator=sessions.serve)
+    fleet = listen(
+        host,
+        port,
+        credential=credential or None,
+        operator_credential=operator_credential or None,
+        notify=log,
+        operator=sessions.serve,
+    )
     with fleet:
         jobs = Jobs(fleet, JobRunner(runs), log)
         sessions.jobs, sessions.fleet = jobs, fleet
         if as_json:
-            typer.echo(json.dumps({"event": "listening", "url": fleet.url}))
+            typer.echo(
+                json.dumps(
+                    {"event": "listening", "url": fleet.url, "operator_url": fleet.operator_url}
+                )
+            )
         else:
             typer.echo(
                 f"listening; Ctrl-C to stop\n\n"
-                f"  a device joins with   cleave join '{fleet.url}'\n"
-                f"  train with            cleave train --server '{fleet.url}' --model opt-125m\n",
+                f"a device joins with\n\n  cleave join '{fleet.url}'\n\n"
+                f"train with\n\n"
+                f"  cleave train --model opt-125m --server '{fleet.operator_url}'\n",
                 err=True,
             )
         stop.wait()

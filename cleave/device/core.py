@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from cleave.arrays import DType
 from cleave.errors import ProtocolError
-from cleave.protocol import messages
+from cleave.protocol import limits, messages
 from cleave.protocol.messages import Message, Op
 
 
@@ -49,6 +49,11 @@ class Compute:
     out: DType
     flops: int
 
+    @property
+    def result_bytes(self) -> int:
+        """Size of the result."""
+        return self.rows * self.columns * self.out.itemsize
+
 
 Action: TypeAlias = Compute | Message
 
@@ -68,6 +73,7 @@ class DeviceCore:
         self.welcome: messages.Welcome | None = None
         self.blocks = 0
         self.flops = 0
+        self._results_bytes = 0  # of runs not yet answered
         self._store: dict[int, Array] = {}
         self._running: dict[int, Compute] = {}
 
@@ -96,7 +102,7 @@ class DeviceCore:
                 return []
             case messages.Cancel():
                 for run in message.ids:
-                    self._running.pop(run, None)
+                    self._take(run)
                 return []
             case messages.Welcome() if self.welcome is None:
                 self.welcome = message
@@ -106,7 +112,7 @@ class DeviceCore:
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
         """The executor's result of a run; nothing is sent if it was cancelled meanwhile."""
-        order = self._running.pop(run, None)
+        order = self._take(run)
         if order is None:
             return []
         self.blocks += 1
@@ -117,7 +123,15 @@ class DeviceCore:
 
     def failed(self, run: int, reason: str) -> list[Action]:
         """The executor could not do a run."""
-        return [messages.TaskError(run, reason)] if self._running.pop(run, None) else []
+        if self._take(run) is None:
+            return []
+        return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
+
+    def _take(self, run: int) -> Compute | None:
+        order = self._running.pop(run, None)
+        if order is not None:
+            self._results_bytes -= order.result_bytes
+        return order
 
     def drain(self) -> list[Action]:
         """The owner wants the device back: take nothing new, answer what is there."""
@@ -138,9 +152,10 @@ class DeviceCore:
             )
         if message.id in self._store:
             raise ProtocolError(f"array {message.id} was sent twice")
-        if self.occupied_bytes + nbytes > self.memory_bytes:
+        taken = self.occupied_bytes + self._results_bytes
+        if taken + nbytes > self.memory_bytes:
             raise ProtocolError(
-                f"array {message.id} does not fit: {self.occupied_bytes} of {self.memory_bytes} "
+                f"array {message.id} does not fit: {taken} of {self.memory_bytes} "
                 f"bytes are taken and it has {nbytes}"
             )
         self.occupied_bytes += nbytes
@@ -149,11 +164,16 @@ class DeviceCore:
     def _run(self, message: messages.Run) -> Action:
         if message.id in self._running:
             raise ProtocolError(f"run {message.id} was asked for twice")
+        if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:
+            raise ProtocolError(
+                f"more than {limits.MAX_RUNS_IN_FLIGHT} runs were asked for and not yet answered"
+            )
         try:
             order = self._order(message)
         except _CannotRunError as error:
-            return messages.TaskError(message.id, str(error))
+            return messages.TaskError(message.id, str(error)[: limits.MAX_TEXT])
         self._running[message.id] = order
+        self._results_bytes += order.result_bytes
         return order
 
     def _order(self, message: messages.Run) -> Compute:
@@ -181,18 +201,29 @@ class DeviceCore:
             shapes.add((m, n))
             depth += ka
         if len(shapes) > 1:
-            raise _CannotRunError(f"products of different shapes cannot be added: {sorted(shapes)}")
+            some = sorted(shapes)[:3]
+            raise _CannotRunError(f"products of different shapes cannot be added: {some}")
+        out = _dtype(message.out)
+        if out is not DType.FP32 and any(a.dtype is not out for a, _ in pairs):
+            raise _CannotRunError(f"the result is asked for as {out.value}, which no input is")
         rows, columns = shapes.pop()
-        return Compute(
+        order = Compute(
             message.id,
             pairs,
             message.transpose_a,
             message.transpose_b,
             rows,
             columns,
-            _dtype(message.out),
+            out,
             2 * rows * columns * depth,
         )
+        taken = self.occupied_bytes + self._results_bytes
+        if taken + order.result_bytes > self.memory_bytes:
+            raise _CannotRunError(
+                f"the result has {order.result_bytes} bytes and {taken} of {self.memory_bytes} "
+                f"are taken"
+            )
+        return order
 
 
 class _CannotRunError(Exception):

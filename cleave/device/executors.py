@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -58,6 +59,11 @@ class TorchExecutor:
         import torch
 
         self._torch = torch
+        # Received arrays are views of read-only bytes, of which torch warns once. They are only
+        # read, so the warning is spent here.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
         """See `Executor.matmul`."""

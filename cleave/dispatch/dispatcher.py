@@ -126,7 +126,7 @@ class Dispatcher:
             self._start(work)
         if self._orphans:
             orphans, self._orphans = self._orphans, deque()
-            self._reassign(orphans)
+            self._reassign(unit for unit in orphans if unit.work in self._works)
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
         device = self._devices.get(event.device)
@@ -137,7 +137,7 @@ class Dispatcher:
         device.queue.clear()
         for unit in unsent:
             self._release_needs(event.device, device, unit)
-        self._reassign(unsent)
+        self._reassign(unit for unit in unsent if unit.work in self._works)
         self._finish_draining(event.device, device)
 
     def _finish_draining(self, device_id: int, device: _Device) -> None:
@@ -170,13 +170,15 @@ class Dispatcher:
 
     def _submitted(self, event: events.Submitted, now_s: float) -> None:
         self._works[event.work.id] = event.work
-        if self.devices:
-            self._start(event.work)
-        else:
-            self._waiting.append(event.work)
+        self._start(event.work)
 
     def _start(self, work: Work) -> None:
-        rates = [d.rates for d in self._devices.values() if not d.draining]
+        rates = [
+            d.rates for d in self._devices.values() if not d.draining and work.runs_on(d.rates)
+        ]
+        if not rates:
+            self._waiting.append(work)
+            return
         touched = {}
         try:
             for device_id, unit in work.assign(rates, self):
@@ -199,16 +201,20 @@ class Dispatcher:
 
     def _reassign(self, units: Iterable[Unit]) -> None:
         """Give units to the devices that are predicted to finish them first."""
-        units = list(units)
         candidates = {i: d for i, d in self._devices.items() if not d.draining}
-        if not candidates:
-            self._orphans.extend(units)
-            return
         load_s = {i: self._load_s(d) for i, d in candidates.items()}
         touched = set()
         for unit in units:
+            work = self._works[unit.work]
+            cost_s = {
+                i: load_s[i] + self._unit_s(d, unit)
+                for i, d in candidates.items()
+                if work.runs_on(d.rates)
+            }
+            if not cost_s:
+                self._orphans.append(unit)
+                continue
             self.counters.reissued += 1
-            cost_s = {i: load_s[i] + self._unit_s(d, unit) for i, d in candidates.items()}
             chosen = min(cost_s, key=lambda i: (cost_s[i], i))
             load_s[chosen] = cost_s[chosen]
             self._enqueue(chosen, candidates[chosen], unit)
@@ -297,9 +303,9 @@ class Dispatcher:
             self._unhold(array.id, device_id)
 
     def _tell_forgotten(self, device_id: int, device: _Device) -> None:
-        if device.forget:
-            self._commands.append(events.SendDrop(device_id, tuple(device.forget)))
-            device.forget.clear()
+        while device.forget:
+            some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
+            self._commands.append(events.SendDrop(device_id, tuple(some)))
 
     # --- answers ---
 

@@ -10,6 +10,7 @@ from typing import Any
 from cleave.dispatch.work import Holdings, Stored, Unit
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut, even_cuts, wavefront
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Planner, Residency
+from cleave.protocol import limits
 from cleave.protocol.messages import Op
 
 _RESIDENCY_DEVICES = 64  # comparing holders pairwise is not worth it in larger fleets
@@ -52,6 +53,7 @@ class GemmWork:
         a: MatrixRef,
         b: MatrixRef,
         element: ElementBytes,
+        dtype: str,
         out: str,
         planner: Planner,
     ) -> None:
@@ -60,6 +62,7 @@ class GemmWork:
         self.a = a
         self.b = b
         self.element = element
+        self.dtype = dtype
         self.out = out
         self.plan: Plan | None = None
         self._planner = planner
@@ -70,6 +73,10 @@ class GemmWork:
     def complete(self) -> bool:
         """See `Work.complete`."""
         return self.plan is not None and not self._remaining
+
+    def runs_on(self, device: DeviceRates) -> bool:
+        """See `Work.runs_on`."""
+        return self.dtype in device.dtypes
 
     def assign(
         self, devices: Sequence[DeviceRates], holdings: Holdings
@@ -155,6 +162,8 @@ class GemmWork:
         if grid is None:
             return None
         k_cuts = grid.columns if follow_a else grid.rows
+        if 2 * len(k_cuts) > limits.MAX_RUN_INPUTS:
+            return None
         other = cut_b if follow_a else cut_a
         kept = grid.rows if follow_a else grid.columns
         third = whole.n if follow_a else whole.m

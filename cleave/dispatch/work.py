@@ -71,6 +71,10 @@ class Work(Protocol):
     @property
     def id(self) -> int: ...
 
+    def runs_on(self, device: DeviceRates) -> bool:
+        """Whether a device can do any of it at all."""
+        ...
+
     def assign(
         self, devices: Sequence[DeviceRates], holdings: Holdings
     ) -> Iterable[tuple[int, Unit]]:

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from cleave.arrays import Buffer, DType
 from cleave.dispatch import events
@@ -101,18 +101,13 @@ class Session:
     blocks: int = 0
     compute_s: float = 0.0
     rates: DeviceRates | None = None
-    dtypes: tuple[str, ...] = ()
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
     probe: Probe | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AssumedRates:
-    """What is assumed of a device that does not say: a modest laptop."""
-
-    flops_per_s: float = 50e9
-    memory_bytes: int = 2**30
+ASSUMED_FLOPS_PER_S: Final = 50e9
+"""What is assumed of a device that does not state its speed: a modest laptop."""
 
 
 class Coordinator:
@@ -120,14 +115,12 @@ class Coordinator:
 
     Args:
         credential: what `hello` must carry; empty for none.
-        assumed: rates of devices that state none.
     """
 
-    def __init__(self, credential: str = "", assumed: AssumedRates | None = None) -> None:
+    def __init__(self, credential: str = "") -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
         self.credential = credential
-        self.assumed = assumed or AssumedRates()
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
 
@@ -204,19 +197,24 @@ class Coordinator:
             reason = "the credential is not valid; use the join URL that the server printed"
             return self.refuse(session.id, ErrorCode.CREDENTIAL, reason, now_s)
         if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
-            raise ProtocolError(
-                f"a device needs op 'matmul' and dtype 'fp32'; this one has "
-                f"ops {list(message.ops)} and dtypes {list(message.dtypes)}"
+            raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
+        if message.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
+            reason = (
+                f"the device offers {message.memory_bytes} bytes of memory; "
+                f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
             )
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         session.name, session.profile = message.name, message.profile
-        session.dtypes = message.dtypes
-        session.rates = DeviceRates(
-            device=session.id,
-            downlink_bytes_per_s=message.downlink_bytes_per_s,
-            uplink_bytes_per_s=message.uplink_bytes_per_s,
-            flops_per_s=message.flops_per_s or self.assumed.flops_per_s,
-            latency_s=message.latency_s,
-            memory_bytes=message.memory_bytes or self.assumed.memory_bytes,
+        session.rates = _bounded(
+            DeviceRates(
+                device=session.id,
+                downlink_bytes_per_s=message.downlink_bytes_per_s,
+                uplink_bytes_per_s=message.uplink_bytes_per_s,
+                flops_per_s=message.flops_per_s or ASSUMED_FLOPS_PER_S,
+                latency_s=message.latency_s,
+                memory_bytes=message.memory_bytes,
+                dtypes=message.dtypes,
+            )
         )
         welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
         if message.downlink_bytes_per_s and message.uplink_bytes_per_s:
@@ -237,11 +235,13 @@ class Coordinator:
         if probe.rates is not None:
             assert session.rates is not None
             session.probe = None
-            session.rates = replace(
-                session.rates,
-                downlink_bytes_per_s=probe.rates.downlink_bytes_per_s,
-                uplink_bytes_per_s=probe.rates.uplink_bytes_per_s,
-                latency_s=probe.rates.latency_s,
+            session.rates = _bounded(
+                replace(
+                    session.rates,
+                    downlink_bytes_per_s=probe.rates.downlink_bytes_per_s,
+                    uplink_bytes_per_s=probe.rates.uplink_bytes_per_s,
+                    latency_s=probe.rates.latency_s,
+                )
             )
             orders += self._ready(session, now_s)
         return orders
@@ -261,6 +261,10 @@ class Coordinator:
                 return []
             case messages.Telemetry():
                 session.telemetry.update(message.values)
+                if len(session.telemetry) > limits.MAX_TELEMETRY:
+                    raise ProtocolError(
+                        f"a device may report {limits.MAX_TELEMETRY} named values, not more"
+                    )
                 return []
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
@@ -343,6 +347,17 @@ class Coordinator:
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)
                     self.sessions.pop(device, None)
+
+
+def _bounded(rates: DeviceRates) -> DeviceRates:
+    """Rates that the planner can calculate with, whatever a device states or a probe finds."""
+    return replace(
+        rates,
+        downlink_bytes_per_s=max(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
+        uplink_bytes_per_s=max(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
+        flops_per_s=max(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
+        latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
+    )
 
 
 def _length(payload: Any) -> int:

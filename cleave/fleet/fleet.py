@@ -188,6 +188,7 @@ class Fleet:
             MatrixRef(a.operand.id, a.transposed),
             MatrixRef(b.operand.id, b.transposed),
             element,
+            dtype.value,
             out.dtype.value,
             self.planner,
         )

@@ -18,8 +18,9 @@ from cleave.errors import ProtocolError
 from cleave.protocol import messages
 from cleave.protocol.messages import Message, Op
 
-FIRST_ID: Final = 2**62
-"""Probes name their arrays and runs from here on, so that they never meet the dispatcher's."""
+FIRST_ID: Final = 2**52
+"""Probes name their arrays and runs from here on, so that they never meet the dispatcher's; still
+a whole number in JavaScript."""
 
 _SIZES_BYTES: Final = (64 * 1024, 2 * 1024 * 1024, 2 * 1024 * 1024, 2 * 1024 * 1024)
 _ENOUGH_S: Final = 0.1  # a measurement this long needs no other

@@ -7,6 +7,7 @@ proportion to its own speed. The number of columns with the least predicted make
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,7 +26,8 @@ from cleave.planner.plan import (
 )
 
 _USABLE_MEMORY = 0.9  # of what a device offers; the rest is for messages on their way
-_LARGEST_STRIP_BYTES = 32 * 2**20
+_LARGEST_MESSAGE_BYTES = 32 * 2**20
+_LONGEST_MESSAGE_S = 3.0
 
 
 @dataclass
@@ -134,9 +136,16 @@ def _planned(
     down, up = tile_download_bytes(tile, element), tile_upload_bytes(tile, gemm, element)
     time_s = cost.tile_s(device, down, 2 * tile.volume, up)
     strips = cost.strips_per_side(time_s, tiles)
-    # A strip is one message, and so is a block.
-    rows = max(strips, -(-tile.m.size * tile.k.size * element.sent // _LARGEST_STRIP_BYTES))
-    columns = max(strips, -(-tile.n.size * tile.k.size * element.sent // _LARGEST_STRIP_BYTES))
+    # A strip is one message and so is a block; a long one would keep heartbeats waiting.
+    largest_strip = min(_LARGEST_MESSAGE_BYTES, device.downlink_bytes_per_s * _LONGEST_MESSAGE_S)
+    largest_block = min(_LARGEST_MESSAGE_BYTES, device.uplink_bytes_per_s * _LONGEST_MESSAGE_S)
+    per_side = math.ceil(math.sqrt(up / largest_block))
+    rows = max(
+        strips, per_side, math.ceil(tile.m.size * tile.k.size * element.sent / largest_strip)
+    )
+    columns = max(
+        strips, per_side, math.ceil(tile.n.size * tile.k.size * element.sent / largest_strip)
+    )
     # Strips of a thickness near the other side's, so that a flat tile is not cut where it is thin.
     if tile.m.size < tile.n.size:
         rows = max(1, min(rows, round(rows * tile.m.size * 2 / tile.n.size)))

@@ -19,6 +19,7 @@ class DeviceRates:
         flops_per_s: throughput in matrix multiplication.
         latency_s: one way, taken equal in both directions.
         memory_bytes: what strips and blocks may occupy.
+        dtypes: what it can multiply, as the protocol names it.
     """
 
     device: int
@@ -27,6 +28,7 @@ class DeviceRates:
     flops_per_s: float
     latency_s: float = 0.0
     memory_bytes: int = 2**30
+    dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)

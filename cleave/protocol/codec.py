@@ -6,8 +6,9 @@ socket one after the other without joining them, and a receiver views the payloa
 
 from __future__ import annotations
 
+import math
+import reprlib
 import struct
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import fields
@@ -49,14 +50,24 @@ def encode(message: Message) -> list[Buffer]:
     Raises:
         ProtocolError: when the message is larger than the protocol allows.
     """
-    head = _header(message)
+    try:
+        head = _header(message)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"a {message.TYPE} message cannot be written: {error}") from None
+    if len(head) > limits.MAX_HEADER_BYTES:
+        raise ProtocolError(
+            f"the fields of a {message.TYPE} message take {len(head)} bytes, over the limit of "
+            f"{limits.MAX_HEADER_BYTES}"
+        )
     payload = getattr(message, "payload", None)
     if payload is None:
-        parts: list[Buffer] = [head]
-    else:
-        parts = [head, payload if isinstance(payload, bytes | memoryview) else payload.pack()]
+        if type(message) is messages.Run and len(message.inputs) <= limits.MAX_RUN_INPUTS:
+            return [head]  # made by our own cores, and many
+        decode(head)  # what the other side would refuse is not sent
+        return [head]
+    parts = [head, payload if isinstance(payload, bytes | memoryview) else payload.pack()]
     size = sum(len(part) for part in parts)
-    if size > limits.MAX_MESSAGE_BYTES or len(head) > limits.MAX_HEADER_BYTES:
+    if size > limits.MAX_MESSAGE_BYTES:
         raise ProtocolError(
             f"a {message.TYPE} of {size} bytes is over the limit of "
             f"{limits.MAX_MESSAGE_BYTES} bytes a message"
@@ -112,17 +123,23 @@ def _read_head(data: bytes) -> tuple[str, dict[Any, Any], int, int]:
             kind = unpacker.unpack()
             raw = unpacker.unpack()
         except msgpack.OutOfData:
-            if window < len(data) and window == _PEEK_BYTES:
-                continue
-            raise ProtocolError("a message ends before it is complete") from None
+            if len(data) <= window:
+                raise ProtocolError("a message ends before it is complete") from None
+            continue
         except Exception as error:  # noqa: BLE001 - msgpack raises a dozen types for bad bytes
             raise ProtocolError(f"not a message: {str(error)[:100] or type(error).__name__}") from (
                 None
             )
-        if not isinstance(kind, str) or not isinstance(raw, dict):
+        if not isinstance(kind, str) or not isinstance(raw, dict) or not _all_text(raw):
             raise ProtocolError("a message is an array of a type name and a map of fields")
         return kind, raw, unpacker.tell(), count
-    raise ProtocolError("a message's header is over the limit")
+    raise ProtocolError(
+        f"the fields of a message are over the limit of {limits.MAX_HEADER_BYTES} bytes"
+    )
+
+
+def _all_text(fields: dict[Any, Any]) -> bool:
+    return all(isinstance(name, str) for name in fields)
 
 
 def _read_payload(data: bytes, offset: int, kind: str) -> memoryview:
@@ -184,19 +201,24 @@ def _readers() -> dict[str, tuple[type[Any], Callable[[dict[Any, Any]], dict[str
 
 
 def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    required = [f.name for f in fields(cls) if f.metadata.get("required")]
     checks = {f.name: _check(hints[f.name]) for f in fields(cls) if f.name != "payload"}
     kind = cls.TYPE
 
     def read(raw: dict[Any, Any]) -> dict[str, Any]:
         values = {}
+        for name in required:
+            if name not in raw:
+                raise ProtocolError(f"a {kind} message lacks its {name!r}")
         for name, check in checks.items():
             if name in raw:
                 try:
                     values[name] = check(raw[name])
-                except (ValueError, TypeError, RecursionError):
+                except (ValueError, TypeError):
+                    shown = reprlib.repr(raw[name])  # of deep and long values, only the beginning
                     raise ProtocolError(
-                        f"field {name!r} of a {kind} message is not valid: {raw[name]!r:.80}"
+                        f"field {name!r} of a {kind} message is not valid: {shown}"
                     ) from None
         return values  # unknown fields are ignored: they are how the protocol grows
 
@@ -215,18 +237,30 @@ def _check(hint: Any) -> Callable[[Any], Any]:
     }
     if hint in simple:
         return simple[hint]
+    most = limits.MAX_IDS
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, most = typing.get_args(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         item = _check(arguments[0])
-        return lambda value: _check_tuple(value, item)
+        return lambda value: _check_tuple(value, item, most)
     if origin is dict:
-        item = _check_float if arguments[1] is float else _accept
+        item = _check_finite if arguments[1] is float else _check_plain
         return lambda value: _check_map(value, item)
-    raise TypeError(f"no check for {hint} ({types.UnionType})")
+    raise TypeError(f"no check for {hint}")
 
 
-def _accept(value: Any) -> Any:
-    return value
+def _check_plain(value: Any, depth: int = 1) -> Any:
+    """An untyped value: what JSON has, not nested too deep."""
+    if depth > limits.MAX_NESTING:
+        raise ValueError("nested too deep")
+    if isinstance(value, list):
+        return [_check_plain(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {_check_text(k): _check_plain(v, depth + 1) for k, v in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(value)
 
 
 def _check_int(value: Any) -> int:
@@ -236,7 +270,14 @@ def _check_int(value: Any) -> int:
 
 
 def _check_float(value: Any) -> float:
-    if type(value) not in (int, float):
+    number = _check_finite(value)
+    if number < 0:
+        raise ValueError(value)
+    return number
+
+
+def _check_finite(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(value)
     return float(value)
 
@@ -253,8 +294,8 @@ def _check_bool(value: Any) -> bool:
     return value
 
 
-def _check_tuple(value: Any, item: Callable[[Any], Any]) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or len(value) > limits.MAX_IDS:
+def _check_tuple(value: Any, item: Callable[[Any], Any], most: int) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or len(value) > most:
         raise ValueError(value)
     return tuple(item(v) for v in value)
 

@@ -23,6 +23,24 @@ MAX_IDS: Final = 65536
 MAX_TEXT: Final = 4096
 """Longest text field (names, reasons), in characters."""
 
+MAX_NESTING: Final = 32
+"""Deepest nesting of lists and maps in an untyped value (a job's settings, a record)."""
+
+MAX_TELEMETRY: Final = 64
+"""Most named values that a session may report."""
+
+MIN_DEVICE_MEMORY_BYTES: Final = 16 * 2**20
+"""Least memory a device must offer."""
+
+MIN_BYTES_PER_S: Final = 1000.0
+"""Slowest link, either way, that a device may state."""
+
+MIN_FLOPS_PER_S: Final = 1e6
+"""Slowest computation that a device may state."""
+
+MAX_LATENCY_S: Final = 60.0
+"""Longest latency that a device may state."""
+
 MAX_RUNS_IN_FLIGHT: Final = 4096
 """Most unanswered `run` messages on one session."""
 

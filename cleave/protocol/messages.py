@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from cleave.protocol import limits
 
-Ids: TypeAlias = tuple[int, ...]
+Ids: TypeAlias = Annotated[tuple[int, ...], limits.MAX_IDS]
+Inputs: TypeAlias = Annotated[tuple[int, ...], limits.MAX_RUN_INPUTS]
 
 
 class Op(Enum):
@@ -40,7 +41,7 @@ class Hello:
 
     TYPE: ClassVar[str] = "hello"
     role: Role
-    version: int = limits.VERSION
+    version: int = field(default=limits.VERSION, metadata={"required": True})
     credential: str = ""
     name: str = ""
     ops: tuple[str, ...] = ()
@@ -86,7 +87,7 @@ class Run:
     TYPE: ClassVar[str] = "run"
     id: int
     op: str
-    inputs: Ids
+    inputs: Inputs
     transpose_a: bool
     transpose_b: bool
     out: str
@@ -171,7 +172,7 @@ class Error:
 
 @dataclass(slots=True)
 class Request:
-    """Operator to PS: do something (`submit`, `attach`, `cancel`, `status`)."""
+    """Operator to PS: do something (`submit`, `attach`, `stop`, `status`)."""
 
     TYPE: ClassVar[str] = "request"
     id: int

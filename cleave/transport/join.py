@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeAlias
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidHandshake, InvalidURI
@@ -50,7 +50,8 @@ def parse_join_url(url: str) -> JoinUrl:
             f"{url!r} is no join URL; use the one that `cleave serve` prints, like "
             f"ws://192.168.1.20:8765/ws#c=..."
         )
-    credential = parse_qs(parts.fragment).get("c", [""])[0]
+    fields = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
+    credential = unquote(fields.get("c", ""))
     return JoinUrl(
         urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")), credential
     )
@@ -249,8 +250,9 @@ class DeviceSession:
 
     async def _heartbeat(self) -> None:
         while True:
-            await asyncio.sleep(limits.HEARTBEAT_S / 2)
-            if self.core.welcome is not None:
+            welcome = self.core.welcome
+            await asyncio.sleep((welcome.heartbeat_s if welcome else limits.HEARTBEAT_S) / 2)
+            if welcome is not None:
                 self._send(messages.Heartbeat())
 
 

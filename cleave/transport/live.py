@@ -211,7 +211,10 @@ class LiveShell:
         self._futures[work.id] = future
         self._outputs[work.id] = Output(future.out)
         a, b = future.a.operand.buffer, future.b.operand.buffer
-        self._obey(self.coordinator.submit(work, a, b, self._now()))
+        try:
+            self._obey(self.coordinator.submit(work, a, b, self._now()))
+        except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+            self._conclude(work.id, f"unexpected {type(error).__name__}: {error}")
 
     def wait(self, future: GemmFuture) -> None:
         """See `Shell.wait`."""

@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from urllib.parse import quote
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
@@ -33,7 +34,8 @@ class ServedFleet(Fleet):
     """A fleet of devices that join over the network. Made by `serve`.
 
     Attributes:
-        url: what a device (or an operator) needs to join, credential included.
+        url: what a device needs to join, its credential included.
+        operator_url: likewise for operators.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class ServedFleet(Fleet):
         port: int,
         *,
         credential: str,
+        operator_credential: str,
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
@@ -49,7 +52,7 @@ class ServedFleet(Fleet):
         self._live = LiveShell(Coordinator(credential), notify)
         super().__init__(self._live, planner)
         self._operator = operator
-        self._credential = credential
+        self._operator_credential = operator_credential
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
         started = threading.Event()
@@ -86,7 +89,9 @@ class ServedFleet(Fleet):
             return
         bound_host, bound_port = server.sockets[0].getsockname()[:2]
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-        self.url = f"ws://{shown}:{bound_port}{WEBSOCKET_PATH}#c={self._credential}"
+        address = f"ws://{shown}:{bound_port}{WEBSOCKET_PATH}"
+        self.url = f"{address}#c={quote(self._live.coordinator.credential, safe='')}"
+        self.operator_url = f"{address}#c={quote(self._operator_credential, safe='')}"
         watch = asyncio.create_task(self._live.watch())
         started.set()
         await self._stop.wait()
@@ -113,14 +118,15 @@ class ServedFleet(Fleet):
             await _refuse(connection, ErrorCode.PROTOCOL, str(error))
 
     async def _accept_operator(self, connection: Connection, hello: messages.Hello) -> None:
+        expected = self._operator_credential
         if hello.version != limits.VERSION:
             reason = (
                 f"this server speaks protocol version {limits.VERSION} and the client speaks "
                 f"{hello.version}; install the same version of cleave on both"
             )
             await _refuse(connection, ErrorCode.VERSION, reason)
-        elif not secrets.compare_digest(hello.credential.encode(), self._credential.encode()):
-            reason = "the credential is not valid; use the URL that the server printed"
+        elif not secrets.compare_digest(hello.credential.encode(), expected.encode()):
+            reason = "the credential is not valid; use the operator's URL that the server printed"
             await _refuse(connection, ErrorCode.CREDENTIAL, reason)
         elif self._operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
@@ -173,6 +179,7 @@ def serve(
     port: int = 0,
     *,
     credential: str | None = None,
+    operator_credential: str | None = None,
     planner: Planner | None = None,
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
@@ -183,6 +190,7 @@ def serve(
         host: the address to listen on; `0.0.0.0` for every network of this machine.
         port: 0 for any free one.
         credential: what devices must know; a random one unless given. It is part of `url`.
+        operator_credential: likewise for operators, in `operator_url`.
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
@@ -199,6 +207,9 @@ def serve(
         host,
         port,
         credential=secrets.token_urlsafe(24) if credential is None else credential,
+        operator_credential=(
+            secrets.token_urlsafe(24) if operator_credential is None else operator_credential
+        ),
         planner=planner or GridPlanner(),
         notify=notify,
         operator=operator,

@@ -134,8 +134,9 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
         "--seq", "32", "--checkpoint-every", "0", "--json",
     )  # fmt: skip
     with started("serve", "--port", "0", "--json", cwd=tmp_path) as (server, lines):
-        url = wait_for_event(lines, "listening")["url"]
-        with started("join", url, *DEVICE):
+        listening = wait_for_event(lines, "listening")
+        url = listening["operator_url"]
+        with started("join", listening["url"], *DEVICE):
             finished = run(*train_it, "--server", url)
             assert finished.returncode == 0, finished.stderr
             steps = [r for r in records(finished.stdout) if r["event"] == "step"]
@@ -161,12 +162,13 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
 
 def test_closing_train_detaches_and_the_job_goes_on(corpus_file: Path, tmp_path: Path) -> None:
     with started("serve", "--port", "0", "--json", cwd=tmp_path) as (_, lines):
-        url = wait_for_event(lines, "listening")["url"]
+        listening = wait_for_event(lines, "listening")
+        url = listening["operator_url"]
         command = (
             "train", "--server", url, "--model", "opt-nano", "--data", str(corpus_file), "--steps",
             "40", "--batch", "2", "--seq", "16", "--checkpoint-every", "0", "--json",
         )  # fmt: skip
-        with started("join", url, *DEVICE), started(*command) as (trainer, steps):
+        with started("join", listening["url"], *DEVICE), started(*command) as (trainer, steps):
             wait_for_event(steps, "step")
             trainer.send_signal(signal.SIGINT)
             assert trainer.wait(PATIENCE_S) == 0
@@ -200,7 +202,7 @@ def talk(url: str, *parts: bytes) -> messages.Message:
 
 
 def hello(credential: str, **changes: Any) -> bytes:
-    message = device_hello(credential=credential, name="test", memory_bytes=10**6)
+    message = device_hello(credential=credential, name="test", memory_bytes=10**8)
     for name, value in changes.items():
         setattr(message, name, value)
     return b"".join(encode(message))
@@ -216,7 +218,8 @@ def test_strangers_are_refused_and_others_go_on(served: ServedFleet) -> None:
             ([b"\xc1garbage"], ErrorCode.PROTOCOL, "message"),
             ([b"".join(encode(messages.Heartbeat()))], ErrorCode.PROTOCOL, "hello"),
             ([hello(secret, ops=())], ErrorCode.PROTOCOL, "matmul"),
-            ([hello(secret, role=Role.OPERATOR)], ErrorCode.REQUEST, "operators"),
+            ([hello(secret, role=Role.OPERATOR)], ErrorCode.CREDENTIAL, "operator"),
+            ([hello(secret, memory_bytes=0)], ErrorCode.LIMIT, "memory"),
             ([hello(secret), b"\x93\x01"], ErrorCode.PROTOCOL, "message"),
             ([hello(secret), hello(secret)], ErrorCode.PROTOCOL, "hello"),
         ]:
