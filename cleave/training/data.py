@@ -1,22 +1,20 @@
-"""Training data: documents from many places, packed tokens, and batches in a seeded order."""
+"""Training data: packed tokens, split into training and validation, in a seeded order."""
 
 import hashlib
 import io
-import json
 import os
-import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cleave.errors import UsageError
+from cleave.training.documents import read_documents
 from cleave.training.run_folder import write_atomically
 
 Tokens = npt.NDArray[np.int32]
@@ -28,22 +26,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 # 1 GiB of int32 in memory: a bound for streamed data sets, which may have no end.
 MAX_TOKENS = 2**28
 
-# fmt: off
-_TEXT_SUFFIXES = frozenset((
-    ".txt", ".text", ".md", ".rst", ".tex", ".html", ".xml", ".csv", ".py", ".pyi", ".c", ".h",
-    ".cc", ".cpp", ".hpp", ".cu", ".cs", ".go", ".java", ".js", ".jsx", ".kt", ".lua", ".php",
-    ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".ts", ".tsx",
-))
-# fmt: on
-_SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
-_FIELDS = ("text", "content")
-_DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# Not library source: what is installed beside it, its tests, tables of code points, and what
-# differs between two builds of the same version.
-_NOT_LIBRARY = re.compile(
-    r"(site-packages|dist-packages|test|tests|idlelib|lib2to3|encodings|__pycache__|config-.*"
-    r"|_sysconfigdata.*)"
-)
 _PIECE_CHARS = 2**20
 _BATCH_CHARS = 2**22
 
@@ -184,37 +166,6 @@ def python_fingerprint() -> str:
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
 
-def read_documents(source: str | None) -> Iterator[str]:
-    """The documents of `source`, in an order that never changes; blank ones are left out.
-
-    None is the source code of Python's standard library, one document per module. Otherwise:
-
-    * a `.jsonl` file: the field "text" (or "content") of every line;
-    * a `.parquet` file: the column "text" (or "content");
-    * any other file: one document, UTF-8;
-    * a folder: its text, `.jsonl` and `.parquet` files and those of its subfolders, sorted by
-      path, without hidden ones and without text files that are not UTF-8;
-    * else the name of a data set, whose "train" split the package `datasets` streams.
-
-    Raises UsageError: at once when there is no such source, while iterating when it turns out
-    broken or empty.
-    """
-    if source is None:
-        return _nonempty(_standard_library(), "Python's standard library")
-    path = Path(source).expanduser()
-    try:
-        if path.is_dir():
-            return _nonempty(_read_folder(path), repr(source))
-        exists = path.exists()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if exists:
-        return _nonempty(_read_file(path), repr(source))
-    if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES:
-        return _nonempty(_read_dataset(source), repr(source))
-    raise UsageError(f"There is no file or folder {source!r}: check the path.")
-
-
 def build_corpus(
     source: str | None,
     tokenizer: Encoder,
@@ -284,196 +235,6 @@ def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int) -> Batch:
 
 
 # --- documents ---------------------------------------------------------------------------------
-
-
-def _nonempty(documents: Iterable[str], name: str) -> Iterator[str]:
-    found = False
-    for document in documents:
-        if document and not document.isspace():
-            found = True
-            yield document
-    if not found:
-        raise UsageError(f"There is no text in {name}: give a source that has some.")
-
-
-def _standard_library() -> Iterator[str]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in _walk(root, lambda name: _NOT_LIBRARY.fullmatch(name) is None):
-        if path.suffix == ".py" and (text := _decoded(path)) is not None:
-            yield text
-
-
-def _read_folder(folder: Path) -> Iterator[str]:
-    paths = _walk(folder, lambda name: not name.startswith("."))
-    chosen = [path for path in paths if path.suffix.lower() in _SUFFIXES]
-    if not chosen:
-        raise UsageError(
-            f"The folder {str(folder)!r} has no text files (.txt, .md, .py, .jsonl, .parquet and "
-            "the like): give one that has."
-        )
-    for path in chosen:
-        if path.suffix.lower() in _TEXT_SUFFIXES:
-            if (text := _decoded(path)) is not None:
-                yield text
-        else:
-            yield from _read_file(path)
-
-
-def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """All files below `root`, sorted, leaving out every file and folder not `wanted` by name."""
-
-    def fail(error: OSError) -> None:
-        raise _unreadable(Path(error.filename or root), error) from error
-
-    found = []
-    for folder, subfolders, files in os.walk(root, onerror=fail):
-        subfolders[:] = filter(wanted, subfolders)
-        found += [Path(folder, name) for name in files if wanted(name)]
-    return sorted(found)
-
-
-def _read_file(path: Path) -> Iterator[str]:
-    match path.suffix.lower():
-        case ".jsonl":
-            yield from _read_jsonl(path)
-        case ".parquet":
-            yield from _read_parquet(path)
-        case _:
-            if (text := _decoded(path)) is None:
-                raise _not_utf8(path)
-            yield text
-
-
-def _decoded(path: Path) -> str | None:
-    """The text of a file, or None when it is not UTF-8."""
-    try:
-        return path.read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _read_jsonl(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="\n") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.isspace():
-                    yield _text_of_line(path, number, line)
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _text_of_line(path: Path, number: int, line: str) -> str:
-    where = f"Line {number} of {str(path)!r}"
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON ({error}): every line must be one object.") from None
-    if not isinstance(record, dict):
-        raise UsageError(f'{where} is not a JSON object: write it as {{"text": ...}}.')
-    for field in _FIELDS:
-        if isinstance(text := record.get(field), str):
-            # JSON can spell halves of surrogate pairs, which no tokenizer takes.
-            return text.encode("utf-8", "replace").decode("utf-8")
-    raise UsageError(
-        f'{where} has no string "text" or "content" but {_listed(record)}: rename its field.'
-    )
-
-
-def _read_parquet(path: Path) -> Iterator[str]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UsageError(
-            f"Reading {str(path)!r} needs pyarrow: pip install 'cleave[train]'."
-        ) from None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            field = next((name for name in _FIELDS if name in columns), None)
-            if field is None:
-                raise UsageError(
-                    f'{str(path)!r} has no column "text" or "content" but {_listed(columns)}: '
-                    "rename the one that holds the text."
-                )
-            for rows in file.iter_batches(columns=[field], batch_size=1024):
-                for text in rows.column(0).to_pylist():
-                    if text is not None and not isinstance(text, str):
-                        raise UsageError(
-                            f"The column {field!r} of {str(path)!r} holds {type(text).__name__}, "
-                            "not strings: give a file whose column is text."
-                        )
-                    yield text or ""
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be read as Parquet ({_first_line(error)}): check the file."
-        ) from error
-
-
-def _read_dataset(name: str) -> Iterator[str]:
-    try:
-        import datasets
-    except ImportError:
-        raise UsageError(
-            f"There is no file or folder {name!r}: check the path, or, if it is the name of a "
-            "data set, pip install 'cleave[datasets]'."
-        ) from None
-    # What a loader of arbitrary data sets raises is no closed list, hence the broad excepts.
-    try:
-        rows = iter(datasets.load_dataset(name, split="train", streaming=True))
-    except Exception as error:
-        raise _unreachable(name, error) from error
-    return _texts_of_rows(rows, name)
-
-
-def _texts_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[str]:
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:
-            raise _unreachable(name, error) from error
-        if row is None:
-            return
-        text = next((row[field] for field in _FIELDS if isinstance(row.get(field), str)), None)
-        if text is None:
-            raise UsageError(
-                f'The data set {name!r} has no string field "text" or "content" but '
-                f"{_listed(row)}: choose another, or export its text to a .jsonl file."
-            )
-        yield text
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "no fields at all"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _unreadable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"{str(path)!r} cannot be read ({error.strerror}): check the path and its permissions."
-    )
-
-
-def _not_utf8(path: Path) -> UsageError:
-    return UsageError(f"{str(path)!r} is not UTF-8 text: convert it, or give another file.")
-
-
-def _unreachable(name: str, error: Exception) -> UsageError:
-    return UsageError(
-        f"There is no file or folder {name!r}, and as a data set it cannot be loaded "
-        f"({_first_line(error)}): check the name and the network, or give a local file."
-    )
-
-
-# --- tokens ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cleave.errors import UsageError
-from cleave.training.data import Tokens, cache_folder, python_fingerprint, read_documents
+from cleave.training.data import Tokens, cache_folder, python_fingerprint
+from cleave.training.documents import read_documents
 from cleave.training.run_folder import write_atomically
 
 _END_OF_TEXT = "<|endoftext|>"

@@ -23,9 +23,9 @@ from cleave.training.data import (
     Tokens,
     build_corpus,
     cache_folder,
-    read_documents,
     validation_batches,
 )
+from cleave.training.documents import read_documents
 
 EOS = 256
 
