@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave.device.core import DeviceCore
+from cleave.device.core import Compute, DeviceCore
 from cleave.errors import ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode, wire_size
@@ -36,6 +36,7 @@ from cleave.protocol.messages import (
     Welcome,
 )
 from tests.protocol.vectors import HAS_PAYLOAD, TYPES, load, octets
+from tests.vectors.generate import nested
 
 ids = st.integers(0, 2**limits.OBJECT_ID_BITS - 1)
 many_ids = st.lists(ids, max_size=40).map(tuple)
@@ -153,7 +154,7 @@ def test_every_field_is_written() -> None:
 
 
 def _minimal(cls: type[Any]) -> tuple[Any, ...]:
-    samples = {"int": 1, "float": 0.5, "str": "x", "bool": True, "Ids": ()}
+    samples = {"int": 1, "float": 0.5, "str": "x", "bool": True, "Ids": (), "Inputs": ()}
     return tuple(
         samples[f.type]
         for f in fields(cls)
@@ -283,6 +284,12 @@ BEYOND: dict[str, Message] = {
     "id too large": Welcome(device=2**limits.OBJECT_ID_BITS),
     "id beyond msgpack": Welcome(device=2**64),
     "id negative": Welcome(device=-1),
+    "real negative": Hello(Role.DEVICE, latency_s=-1.0),
+    "real not finite": Hello(Role.DEVICE, flops_per_s=float("inf")),
+    "telemetry not finite": Telemetry({"a": float("nan")}),
+    "nested too deep": Request(1, "x", {"a": nested(limits.MAX_NESTING + 1)}),
+    "nested much too deep": JobRecord("x", {"a": nested(800)}),
+    "bytes in a map": Reply(1, True, {"a": b"x"}),
     "not utf-8": Bye("\ud800"),
     "not plain": Request(1, "x", {"a": object()}),
     "key not text": Request(1, "x", {"a": {1: 2}}),
@@ -314,11 +321,16 @@ def _core_with_pair(memory_bytes: int, a: tuple[int, int], b: tuple[int, int]) -
 
 
 def test_a_device_refuses_too_many_runs() -> None:
-    core = _core_with_pair(100, (1, 1), (1, 1))
-    for id in range(limits.MAX_RUNS_IN_FLIGHT):
-        core.received(Run(id, "matmul", (1, 2), False, False, "fp32"))
-    with pytest.raises(ProtocolError):
-        core.received(Run(limits.MAX_RUNS_IN_FLIGHT, "matmul", (1, 2), False, False, "fp32"))
+    most = limits.MAX_RUNS_IN_FLIGHT
+    core = _core_with_pair(8 + 4 * (most + 1), (1, 1), (1, 1))
+    for id in range(most):
+        (order,) = core.received(Run(id, "matmul", (1, 2), False, False, "fp32"))
+        assert isinstance(order, Compute)
+    with pytest.raises(ProtocolError, match=str(most)):
+        core.received(Run(most, "matmul", (1, 2), False, False, "fp32"))
+    core.computed(0, bytes(4), 0.5)
+    (order,) = core.received(Run(most, "matmul", (1, 2), False, False, "fp32"))
+    assert isinstance(order, Compute)
 
 
 def test_a_device_refuses_a_result_larger_than_its_memory() -> None:
@@ -337,3 +349,91 @@ def test_a_device_gives_reasons_that_can_be_sent() -> None:
     (answer,) = core.received(Run(1, "matmul", tuple(range(2 * pairs)), False, False, "fp32"))
     assert isinstance(answer, TaskError)
     assert decode(_bytes(answer)) == answer
+
+
+few_ids = st.integers(0, 5)
+sides = st.integers(0, 6)
+itemsize = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@st.composite
+def _fitting_put(draw: st.DrawFn) -> Put:
+    rows, columns, dtype = draw(sides), draw(sides), draw(st.sampled_from(sorted(itemsize)))
+    return Put(draw(few_ids), rows, columns, dtype, bytes(rows * columns * itemsize[dtype]))
+
+
+@dataclass
+class _Finish:
+    """Not a message: the executor is done with a run, well or not."""
+
+    run: int
+    well: bool
+
+
+ps_messages: st.SearchStrategy[Message] = st.one_of(
+    _fitting_put(),
+    st.builds(
+        Put,
+        id=few_ids,
+        rows=sides | ids,
+        columns=sides | ids,
+        dtype=dtypes,
+        payload=payloads,
+    ),
+    st.builds(
+        Run,
+        id=few_ids,
+        op=st.just("matmul"),
+        inputs=st.tuples(few_ids, few_ids) | st.lists(few_ids, max_size=6).map(tuple),
+        transpose_a=st.booleans(),
+        transpose_b=st.booleans(),
+        out=st.sampled_from(sorted(itemsize)),
+    ),
+    st.builds(Drop, ids=st.lists(few_ids, max_size=3).map(tuple)),
+    st.builds(Cancel, ids=st.lists(few_ids, max_size=3).map(tuple)),
+    any_message,
+)
+
+
+@given(
+    st.integers(0, 400),
+    st.lists(ps_messages | st.builds(_Finish, few_ids, st.booleans()), max_size=40),
+)
+@settings(max_examples=600)
+def test_no_messages_harm_a_device(memory_bytes: int, steps: list[Message | _Finish]) -> None:
+    """It obeys or raises ProtocolError, answers what can be sent, and keeps to its memory."""
+    core = DeviceCore(memory_bytes)
+    arrays: dict[int, int] = {}  # bytes by id, counted here once more
+    results: dict[int, int] = {}
+    for step in steps:
+        try:
+            if isinstance(step, _Finish):
+                payload = bytes(results.get(step.run, 0))
+                answers = (
+                    core.computed(step.run, payload, 0.5)
+                    if step.well
+                    else core.failed(step.run, "x" * (limits.MAX_TEXT + 1))
+                )
+                assert len(answers) == (step.run in results)
+                results.pop(step.run, None)
+            else:
+                answers = core.received(decode(_bytes(step)))
+        except ProtocolError:
+            continue  # a session would end here; the core must hold even so
+        match step:
+            case Put():
+                assert isinstance(step.payload, bytes)
+                arrays[step.id] = len(step.payload)
+            case Drop():
+                arrays = {id: size for id, size in arrays.items() if id not in step.ids}
+            case Cancel():
+                results = {id: size for id, size in results.items() if id not in step.ids}
+        for answer in answers:
+            if isinstance(answer, Compute):
+                assert answer.run not in results
+                results[answer.run] = answer.rows * answer.columns * itemsize[answer.out.value]
+            else:
+                assert decode(_bytes(answer)) == answer
+        assert core.occupied_bytes == sum(arrays.values())
+        assert core.occupied_bytes + sum(results.values()) <= memory_bytes
+        assert core.idle == (not results)

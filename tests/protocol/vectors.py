@@ -26,21 +26,9 @@ def load(name: str) -> list[Vector]:
     return vectors
 
 
-def each(name: str, failing: dict[str, str] | None = None) -> pytest.MarkDecorator:
-    """One test for each vector of a file. `failing`: known faults, by vector, with their reason."""
-    known = failing or {}
-    vectors = load(name)
-    assert set(known) <= {vector["name"] for vector in vectors}
-    cases = [
-        pytest.param(
-            vector,
-            id=vector["name"],
-            marks=[pytest.mark.xfail(strict=True, reason=known[vector["name"]])]
-            if vector["name"] in known
-            else [],
-        )
-        for vector in vectors
-    ]
+def each(name: str) -> pytest.MarkDecorator:
+    """One test for each vector of a file."""
+    cases = [pytest.param(vector, id=vector["name"]) for vector in load(name)]
     return pytest.mark.parametrize("vector", cases)
 
 

@@ -185,6 +185,7 @@ _HELLO: Final = Hello(Role.DEVICE)
 _RUN: Final = Run(1, "matmul", (1, 2), False, False, "fp32")
 _RESULT: Final = Result(1, 1, 1, "fp32", 0.5)
 _FOUR: Final = bytes.fromhex("0000803f")
+_PLAIN: Final[Json] = {"a": [None, True, False, -1, 2**64 - 1, 0.5, "x", [], {}, {"": [1]}]}
 
 
 def _decode_vectors() -> list[Json]:
@@ -193,7 +194,7 @@ def _decode_vectors() -> list[Json]:
         (
             "hello-defaults",
             "fields left out have their defaults",
-            pack("hello", {"role": "device"}),
+            pack("hello", {"role": "device", "version": 1}),
             _HELLO,
         ),
         ("welcome-defaults", "likewise", pack("welcome", {"device": 3}), Welcome(3)),
@@ -251,6 +252,24 @@ def _decode_vectors() -> list[Json]:
             Telemetry({"a": 1.5}),
         ),
         (
+            "nested-32-deep",
+            "the deepest value that arguments may hold",
+            pack("request", {"id": 1, "action": "a", "arguments": {"a": nested(32)}}),
+            Request(1, "a", {"a": nested(limits.MAX_NESTING)}),
+        ),
+        (
+            "plain-values",
+            "all that untyped values may be",
+            pack("request", {"id": 1, "action": "a", "arguments": _PLAIN}),
+            Request(1, "a", _PLAIN),
+        ),
+        (
+            "telemetry-negative",
+            "only rates and times cannot be below 0",
+            pack("telemetry", {"values": {"temperature_c": -10.5}}),
+            Telemetry({"temperature_c": -10.5}),
+        ),
+        (
             "long-integer",
             "integers may be longer than they need",
             b"\x92" + text("welcome") + b"\x81" + text("device") + b"\xcf" + bytes(7) + b"\x05",
@@ -303,6 +322,16 @@ def _map(value: Json) -> bytes:
     return bytes(msgpack.packb(value))
 
 
+def _hello(**changes: Any) -> bytes:
+    """A hello that is right but for what is given."""
+    return pack("hello", _fields(_HELLO, **changes))
+
+
+def nested(depth: int) -> Any:
+    """A number within lists, `depth` deep itself."""
+    return [nested(depth - 1)] if depth > 1 else 0
+
+
 def _invalid_vectors() -> list[Json]:
     put = b"\x93" + _text("put") + _map(_fields(_PUT))
     whole = put + b"\xc4\x04" + _FOUR
@@ -348,11 +377,12 @@ def _invalid_vectors() -> list[Json]:
         ("map-claims-too-much", "2**32 - 1 fields in no bytes", b"\x92" + _text("drain")
          + b"\xdf\xff\xff\xff\xff"),
         # fields
-        ("hello-without-role", "a required field is missing", pack("hello", {})),
+        ("hello-without-role", "a required field is missing", pack("hello", {"version": 1})),
+        ("hello-without-version", "likewise: it has no default", pack("hello", {"role": "device"})),
         ("put-without-id", "likewise", pack("put", _fields(_PUT, id=None), _FOUR)),
         ("run-without-inputs", "likewise", pack("run", _fields(_RUN, inputs=None))),
-        ("hello-unknown-role", "not one of the roles", pack("hello", {"role": "king"})),
-        ("hello-role-not-text", "an array", pack("hello", {"role": ["device"]})),
+        ("hello-unknown-role", "not one of the roles", _hello(role="king")),
+        ("hello-role-not-text", "an array", _hello(role=["device"])),
         ("error-unknown-code", "no such code", pack("error", {"code": "x", "message": ""})),
         ("id-negative", "-1", pack("welcome", {"device": -1})),
         ("id-too-large", "2**63", pack("welcome", {"device": 2**63})),
@@ -365,23 +395,21 @@ def _invalid_vectors() -> list[Json]:
         ("ids-hold-negative", "-1", pack("cancel", {"ids": [-1]})),
         ("float-is-text", "text for a float", pack("result", _fields(_RESULT, compute_s="1"),
          _FOUR)),
-        ("float-is-bool", "true for a float", pack("hello", {"role": "device", "latency_s": True})),
+        ("float-is-bool", "true for a float", _hello(latency_s=True)),
         ("bool-is-integer", "1 for true", pack("run", _fields(_RUN, transpose_a=1))),
         ("text-is-bin", "bytes for text", pack("bye", {"reason": b"x"})),
         ("text-is-integer", "a number for text", pack("bye", {"reason": 1})),
-        ("ops-not-text", "numbers for ops", pack("hello", {"role": "device", "ops": [1]})),
+        ("ops-not-text", "numbers for ops", _hello(ops=[1])),
         ("values-not-a-map", "an array", pack("telemetry", {"values": [1.0]})),
         ("values-hold-text", "text for a float", pack("telemetry", {"values": {"a": "1"}})),
         ("arguments-key-not-text", "a number for a key", pack("request", {"id": 1, "action": "a",
          "arguments": {1: 1}})),
-        ("float-nan", "NaN is no rate", pack("hello", {"role": "device",
-         "flops_per_s": float("nan")})),
-        ("float-infinite", "infinity is no rate", pack("hello", {"role": "device",
-         "uplink_bytes_per_s": float("inf")})),
-        ("float-negative", "time does not run backwards", pack("hello", {"role": "device",
-         "latency_s": -1.0})),
+        ("float-nan", "NaN is no rate", _hello(flops_per_s=float("nan"))),
+        ("float-infinite", "infinity is no rate", _hello(uplink_bytes_per_s=float("inf"))),
+        ("float-negative", "time does not run backwards", _hello(latency_s=-1.0)),
         ("telemetry-nan", "every value is finite", pack("telemetry", {"values": {
          "a": float("nan")}})),
+        ("telemetry-infinite", "likewise", pack("telemetry", {"values": {"a": float("-inf")}})),
         ("extension-type", "msgpack's ext types are not used", pack("request", {"id": 1,
          "action": "a", "arguments": {"a": msgpack.ExtType(5, b"x")}})),
         ("timestamp", "nor its timestamps", pack("request", {"id": 1, "action": "a",
@@ -397,6 +425,8 @@ def _invalid_vectors() -> list[Json]:
          _map(_fields(_RUN, inputs=None))[1:]]),
         ("header-too-long", "an unknown field of 1 MiB", [b"\x92" + _text("heartbeat") + b"\x81"
          + _text("x") + b"\xdb\x00\x10\x00\x00", repeated(b"x", limits.MAX_HEADER_BYTES)]),
+        ("nested-33-deep", "a list as arguments may hold it, but one deeper", pack("request",
+         {"id": 1, "action": "a", "arguments": {"a": nested(limits.MAX_NESTING + 1)}})),
         ("nested-too-deep", "1000 arrays, one in another", [b"\x92" + _text("bye") + b"\x81"
          + _text("reason"), repeated(b"\x91", 1000), b"\xc0"]),
         ("nested-much-too-deep", "500000 maps, one in another, in an unknown field",
@@ -638,6 +668,23 @@ def _fault_vectors() -> list[Json]:
             "2x2 and 3x3 cannot be added",
             [a, b, replace(run, inputs=(1, 2, 2, 1))],
         ),
+        ("out-of-another-dtype", "bf16 of fp32 inputs", [a, b, replace(run, out="bf16")]),
+        (
+            "out-of-another-16-bit-dtype",
+            "fp16 of bf16 inputs",
+            [put(1, 2, 3, "bf16"), put(2, 3, 2, "bf16"), replace(run, out="fp16")],
+        ),
+        ("result-over-memory", "no bytes in, 1024 out", [put(1, 16, 0), put(2, 0, 16), run]),
+        (
+            "result-over-what-is-left",
+            "960 bytes of arrays, a result of 64",
+            [put(1, 4, 0), put(2, 0, 4), put(3, 240, 1), run],
+        ),
+        (
+            "second-result-over-memory",
+            "two results of 576 bytes",
+            [put(1, 12, 0), put(2, 0, 12), run, replace(run, id=2)],
+        ),
     ]
     errors: list[tuple[str, str, list[Message]]] = [
         ("put-twice", "id 1 is there", [a, a]),
@@ -645,6 +692,11 @@ def _fault_vectors() -> list[Json]:
         ("put-too-long", "28 bytes for 24", [replace(a, payload=bytes(28))]),
         ("put-unknown-dtype", "no such dtype", [replace(a, dtype="fp8")]),
         ("put-over-memory", "1001 bytes, 1000 offered", [put(1, 250, 1), put(2, 1, 1)]),
+        (
+            "put-over-memory-with-result",
+            "900 bytes of a result that is under way, 104 of an array",
+            [put(1, 15, 0), put(2, 0, 15), run, put(3, 26, 1)],
+        ),
         ("run-unknown-dtype", "no such dtype", [a, b, replace(run, out="fp8")]),
         ("run-twice", "run 1 is not answered yet", [a, b, run, run]),
         ("welcome-twice", "there is one handshake", [Welcome(1)]),
@@ -655,6 +707,16 @@ def _fault_vectors() -> list[Json]:
         ("drop-unknown", "ids that are not there are ignored", [Drop((7, 8)), Cancel((9,))]),
         ("put-after-drop", "the same content may come again", [a, Drop((1,)), a]),
         ("put-exactly-full", "1000 bytes, 1000 offered", [put(1, 250, 1)]),
+        (
+            "put-exactly-full-with-result",
+            "900 bytes of a result that is under way, 100 of an array",
+            [put(1, 15, 0), put(2, 0, 15), run, put(3, 25, 1)],
+        ),
+        (
+            "put-after-cancel",
+            "the result of a cancelled run takes no memory",
+            [put(1, 15, 0), put(2, 0, 15), run, Cancel((1,)), put(3, 250, 1)],
+        ),
         ("put-empty-when-full", "no bytes always fit", [put(1, 250, 1), put(2, 0, 9)]),
     ]
     groups = (("task_error", task_errors), ("error", errors), ("none", accepted))
