@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from cleave.arrays import DType
 from cleave.errors import ProtocolError
 from cleave.protocol import limits, messages
+from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Message, Op
 
 
@@ -144,7 +145,7 @@ class DeviceCore:
         dtype = _dtype(message.dtype)
         nbytes = message.rows * message.columns * dtype.itemsize
         payload = message.payload
-        length = len(payload) if isinstance(payload, bytes) else payload.nbytes
+        length = payload_bytes(payload)
         if length != nbytes:
             raise ProtocolError(
                 f"array {message.id} came with {length} bytes; "
@@ -193,7 +194,7 @@ class DeviceCore:
         for a, b in pairs:
             m, ka = (a.columns, a.rows) if message.transpose_a else (a.rows, a.columns)
             kb, n = (b.columns, b.rows) if message.transpose_b else (b.rows, b.columns)
-            if ka != kb or a.dtype is not b.dtype:
+            if ka != kb or a.dtype is not b.dtype or a.dtype is not pairs[0][0].dtype:
                 raise _CannotRunError(
                     f"a {m}x{ka} {a.dtype.value} array cannot be multiplied "
                     f"by a {kb}x{n} {b.dtype.value} one"
@@ -217,6 +218,8 @@ class DeviceCore:
             out,
             2 * rows * columns * depth,
         )
+        if order.result_bytes > limits.MAX_MESSAGE_BYTES - limits.MAX_HEADER_BYTES:
+            raise _CannotRunError(f"a result of {order.result_bytes} bytes fits no message")
         taken = self.occupied_bytes + self._results_bytes
         if taken + order.result_bytes > self.memory_bytes:
             raise _CannotRunError(

@@ -22,6 +22,7 @@ from cleave.fleet.probe import Probe
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
+from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode, Message, Op
 
 
@@ -288,12 +289,12 @@ class Coordinator:
             block = detail.block
             dtype = detail.out
             shape = (block.m.size, block.n.size, dtype)
-            if (message.rows, message.columns, message.dtype) != shape or _length(
+            if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
                 message.payload
             ) != unit.output_bytes:
                 reason = (
                     f"the result is {message.rows}x{message.columns} {message.dtype} of "
-                    f"{_length(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
+                    f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
                 )
                 return self._do(events.RunFailed(session.id, message.id, reason), now_s)
             session.blocks += 1
@@ -353,15 +354,15 @@ def _bounded(rates: DeviceRates) -> DeviceRates:
     """Rates that the planner can calculate with, whatever a device states or a probe finds."""
     return replace(
         rates,
-        downlink_bytes_per_s=max(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
-        uplink_bytes_per_s=max(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
-        flops_per_s=max(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
+        downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
+        uplink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
+        flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
         latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
     )
 
 
-def _length(payload: Any) -> int:
-    return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
+def _within(least: float, value: float) -> float:
+    return min(limits.MAX_PER_S, max(least, value))
 
 
 def _run_message(run: int, unit: Unit) -> messages.Run:

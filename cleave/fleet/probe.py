@@ -16,6 +16,7 @@ import numpy as np
 from cleave.arrays import Buffer, DType
 from cleave.errors import ProtocolError
 from cleave.protocol import messages
+from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Message, Op
 
 FIRST_ID: Final = 2**52
@@ -71,7 +72,9 @@ class Probe:
             ProtocolError: when it is not the answer to the probe.
         """
         rows, _, columns = self._steps[len(self._took_s)]
-        if message.id != self._run or (message.rows, message.columns) != (rows, columns):
+        nbytes = rows * columns * DType.FP32.itemsize
+        answer = (message.id, message.rows, message.columns, payload_bytes(message.payload))
+        if answer != (self._run, rows, columns, nbytes):
             raise ProtocolError(f"result {message.id} is not the answer to the probe {self._run}")
         self._took_s.append(max(_LEAST_S, now_s - self._sent_s))
         drop: Message = messages.Drop(self._arrays)

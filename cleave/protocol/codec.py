@@ -35,7 +35,8 @@ class Packable(Protocol):
     def pack(self) -> memoryview: ...
 
 
-def _payload_bytes(payload: Any) -> int:
+def payload_bytes(payload: Any) -> int:
+    """Size of a payload, as it came or as it lies in process."""
     return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
 
 
@@ -79,7 +80,7 @@ def wire_size(message: Message) -> int:
     """Bytes of the encoded message, without encoding its payload."""
     size = len(_header(message))
     payload = getattr(message, "payload", None)
-    return size if payload is None else size + _payload_bytes(payload)
+    return size if payload is None else size + payload_bytes(payload)
 
 
 def decode(data: bytes) -> Message:
@@ -185,7 +186,7 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
         head: bytes = prefix + pack({name: plain(getattr(message, name)) for name in names})
         if has_payload:
             payload = message.payload
-            head += _bin_header(0 if payload is None else _payload_bytes(payload))
+            head += _bin_header(0 if payload is None else payload_bytes(payload))
         return head
 
     return write

@@ -38,6 +38,9 @@ MIN_BYTES_PER_S: Final = 1000.0
 MIN_FLOPS_PER_S: Final = 1e6
 """Slowest computation that a device may state."""
 
+MAX_PER_S: Final = 1e15
+"""Fastest link (bytes/s) and computation (FLOP/s) that a device is believed to have."""
+
 MAX_LATENCY_S: Final = 60.0
 """Longest latency that a device may state."""
 

@@ -169,6 +169,9 @@ class Error:
     code: ErrorCode
     message: str
 
+    def __post_init__(self) -> None:
+        self.message = self.message[: limits.MAX_TEXT]
+
 
 @dataclass(slots=True)
 class Request:

@@ -244,7 +244,9 @@ class hold_weights:  # noqa: N801 - reads as a statement
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._sets = {m._cleave for m in model.modules() if isinstance(m, OffloadedLinear)}
+        self._sets: set[_Operands] = {
+            module.__dict__["_cleave"] for module in model.modules() if "_cleave" in module.__dict__
+        }
 
     def __enter__(self) -> None:
         for operands in self._sets:

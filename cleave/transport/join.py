@@ -251,7 +251,8 @@ class DeviceSession:
     async def _heartbeat(self) -> None:
         while True:
             welcome = self.core.welcome
-            await asyncio.sleep((welcome.heartbeat_s if welcome else limits.HEARTBEAT_S) / 2)
+            every_s = welcome.heartbeat_s if welcome else limits.HEARTBEAT_S
+            await asyncio.sleep(max(0.1, every_s / 2))
             if welcome is not None:
                 self._send(messages.Heartbeat())
 

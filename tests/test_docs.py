@@ -1,0 +1,53 @@
+"""What the documentation shows works: its programs run, its commands exist."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import run
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    """The code blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_programs_run(page: Path) -> None:
+    for program in fenced(page, "python"):
+        exec(compile(program, str(page), "exec"), {"__name__": "documentation"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for block in fenced(page, "sh"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] != ["cleave"]:
+                continue
+            shown = run(words[1], "--help")
+            assert shown.returncode == 0, line
+            for option in (word for word in words if word.startswith("--")):
+                assert option in shown.stdout, f"{option} of: {line}"
+
+
+@pytest.mark.parametrize("name", ["emulator.virtual", "cleave.transport.serve"])
+def test_examples_in_docstrings(name: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(name))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
