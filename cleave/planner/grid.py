@@ -28,6 +28,7 @@ from cleave.planner.plan import (
 _USABLE_MEMORY = 0.9  # of what a device offers; the rest is for messages on their way
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
+_MOST_BY_TIME = 64  # a link so slow that this is not enough is beyond help
 
 
 @dataclass
@@ -136,16 +137,12 @@ def _planned(
     down, up = tile_download_bytes(tile, element), tile_upload_bytes(tile, gemm, element)
     time_s = cost.tile_s(device, down, 2 * tile.volume, up)
     strips = cost.strips_per_side(time_s, tiles)
-    # A strip is one message and so is a block; a long one would keep heartbeats waiting.
-    largest_strip = min(_LARGEST_MESSAGE_BYTES, device.downlink_bytes_per_s * _LONGEST_MESSAGE_S)
-    largest_block = min(_LARGEST_MESSAGE_BYTES, device.uplink_bytes_per_s * _LONGEST_MESSAGE_S)
-    per_side = math.ceil(math.sqrt(up / largest_block))
-    rows = max(
-        strips, per_side, math.ceil(tile.m.size * tile.k.size * element.sent / largest_strip)
-    )
-    columns = max(
-        strips, per_side, math.ceil(tile.n.size * tile.k.size * element.sent / largest_strip)
-    )
+    # A strip is one message and so is a block: neither may be too large, nor, where links are slow,
+    # take so long that heartbeats wait behind it.
+    rows = max(strips, _messages(tile.m.size * tile.k.size * element.sent, device, up=False))
+    columns = max(strips, _messages(tile.n.size * tile.k.size * element.sent, device, up=False))
+    per_side = math.isqrt(_messages(up, device, up=True) - 1) + 1
+    rows, columns = max(rows, per_side), max(columns, per_side)
     # Strips of a thickness near the other side's, so that a flat tile is not cut where it is thin.
     if tile.m.size < tile.n.size:
         rows = max(1, min(rows, round(rows * tile.m.size * 2 / tile.n.size)))
@@ -153,6 +150,13 @@ def _planned(
         columns = max(1, min(columns, round(columns * tile.n.size * 2 / tile.m.size)))
     cut = cut_tile(tile, rows, columns, align=4 if min(tile.m.size, tile.n.size) >= 64 else 1)
     return PlannedTile(device.device, cut, down, up, time_s)
+
+
+def _messages(nbytes: int, device: DeviceRates, *, up: bool) -> int:
+    """How many messages so many bytes of a device are cut into, at least."""
+    rate = device.uplink_bytes_per_s if up else device.downlink_bytes_per_s
+    by_time = min(_MOST_BY_TIME, math.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
+    return max(1, by_time, math.ceil(nbytes / _LARGEST_MESSAGE_BYTES))
 
 
 def _fit_memory(
