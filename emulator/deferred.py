@@ -94,8 +94,9 @@ class DeferredOutput:
         if not first.partial:
             executor.matmul(left, right, self._output.out.region(m, n))
         else:
-            sums = self._output.sums().region(m, n)
-            executor.matmul(left, right, sums, accumulate=first.block.k.start > 0)
+            lowest = first.block.k.start == 0
+            sums = self._output.sums(m, n, first=lowest)
+            executor.matmul(left, right, sums, accumulate=not lowest)
         return True
 
 

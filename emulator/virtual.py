@@ -20,7 +20,7 @@ from typing import Any
 from cleave.arrays import DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import Executor
-from cleave.errors import FleetError
+from cleave.errors import FleetError, UsageError
 from cleave.fleet.coordinator import (
     Close,
     Coordinator,
@@ -237,7 +237,9 @@ class VirtualShell:
     def _to_device(self, device: _VirtualDevice, message: Message) -> None:
         if not device.alive:
             return
-        if isinstance(message, messages.Bye | messages.Error):
+        if isinstance(message, messages.Error):
+            raise UsageError(f"emulated device {device.profile.name!r}: {message.message}")
+        if isinstance(message, messages.Bye):
             return
         for action in device.core.received(message):
             if isinstance(action, Compute):

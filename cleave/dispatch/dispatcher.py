@@ -22,8 +22,8 @@ from cleave.planner.cost import tile_s
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits
 
-MAX_ATTEMPTS: Final = 4
-"""How often a unit that fails on devices is given out before its work fails."""
+MAX_FAILURES: Final = 4
+"""How often a unit may fail, and on every device that is there, before its work fails."""
 
 _DROP_BATCH: Final = 512
 
@@ -126,7 +126,7 @@ class Dispatcher:
             self._start(work)
         if self._orphans:
             orphans, self._orphans = self._orphans, deque()
-            self._reassign(unit for unit in orphans if unit.work in self._works)
+            self._reassign(orphans)
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
         device = self._devices.get(event.device)
@@ -137,11 +137,11 @@ class Dispatcher:
         device.queue.clear()
         for unit in unsent:
             self._release_needs(event.device, device, unit)
-        self._reassign(unit for unit in unsent if unit.work in self._works)
+        self._reassign(unsent)
         self._finish_draining(event.device, device)
 
     def _finish_draining(self, device_id: int, device: _Device) -> None:
-        if device.draining and not device.running:
+        if device_id in self._devices and device.draining and not device.running:
             self._forget_device(device_id)
             self._commands.append(events.Drained(device_id))
 
@@ -149,8 +149,7 @@ class Dispatcher:
         device = self._forget_device(event.device)
         if device is None:
             return
-        unfinished = [u for u in (*device.running.values(), *device.queue) if u.work in self._works]
-        self._reassign(unfinished)
+        self._reassign([*device.running.values(), *device.queue])
 
     def _forget_device(self, device_id: int) -> _Device | None:
         device = self._devices.pop(device_id, None)
@@ -201,26 +200,34 @@ class Dispatcher:
 
     def _reassign(self, units: Iterable[Unit]) -> None:
         """Give units to the devices that are predicted to finish them first."""
-        candidates = {i: d for i, d in self._devices.items() if not d.draining}
-        load_s = {i: self._load_s(d) for i, d in candidates.items()}
+        load_s = {i: self._load_s(d) for i, d in self._devices.items() if not d.draining}
         touched = set()
         for unit in units:
-            work = self._works[unit.work]
-            cost_s = {
-                i: load_s[i] + self._unit_s(d, unit)
-                for i, d in candidates.items()
-                if work.runs_on(d.rates)
-            }
-            if not cost_s:
+            work = self._works.get(unit.work)
+            if work is None:  # it failed meanwhile
+                continue
+            able = [i for i in load_s if work.runs_on(self._devices[i].rates)]
+            if not able:
                 self._orphans.append(unit)
                 continue
-            self.counters.reissued += 1
+            roomy = [i for i in able if self._holds(self._devices[i], unit)]
+            if not roomy:
+                self._fail(unit.work, f"no device has the memory for {_need(unit)} bytes at once")
+                continue
+            # Where it failed it is tried again only if there is nobody else.
+            fresh = [i for i in roomy if i not in unit.failed_on] or roomy
+            cost_s = {i: load_s[i] + self._unit_s(self._devices[i], unit) for i in fresh}
             chosen = min(cost_s, key=lambda i: (cost_s[i], i))
             load_s[chosen] = cost_s[chosen]
-            self._enqueue(chosen, candidates[chosen], unit)
+            self.counters.reissued += 1
+            self._enqueue(chosen, self._devices[chosen], unit)
             touched.add(chosen)
         for device_id in sorted(touched):
-            self._pump(device_id, candidates[device_id])
+            self._pump(device_id, self._devices[device_id])
+
+    @staticmethod
+    def _holds(device: _Device, unit: Unit) -> bool:
+        return _need(unit) <= device.rates.memory_bytes
 
     def _load_s(self, device: _Device) -> float:
         return sum(self._unit_s(device, u) for u in (*device.running.values(), *device.queue))
@@ -258,7 +265,6 @@ class Dispatcher:
                 device.occupied_bytes += array.nbytes
                 self._commands.append(events.SendArray(device_id, array))
             run = next(self._runs)
-            unit.attempts += 1
             device.running[run] = unit
             device.occupied_bytes += unit.output_bytes
             self._commands.append(events.SendRun(device_id, run, unit))
@@ -348,24 +354,19 @@ class Dispatcher:
             return
         device, unit = taken
         if unit.work in self._works:
-            if unit.attempts >= MAX_ATTEMPTS:
+            unit.failed_on.add(event.device)
+            unit.failures += 1
+            untried = [i for i in self.devices if i not in unit.failed_on]
+            if unit.failures >= MAX_FAILURES and not untried:
                 self._fail(
                     unit.work,
-                    f"a unit failed on {unit.attempts} devices, "
+                    f"a unit failed on every device that was there, {unit.failures} times, "
                     f"last on device {event.device}: {event.reason}",
                 )
             else:
-                self._reassign_elsewhere(event.device, unit)
+                self._reassign([unit])
         self._pump(event.device, device)
         self._finish_draining(event.device, device)
-
-    def _reassign_elsewhere(self, failed_on: int, unit: Unit) -> None:
-        """To any device but this one, if there is another."""
-        device = self._devices[failed_on]
-        others = [i for i, d in self._devices.items() if i != failed_on and not d.draining]
-        was_draining, device.draining = device.draining, device.draining or bool(others)
-        self._reassign([unit])
-        device.draining = was_draining
 
     def _assemble(self, ready: Iterable[tuple[Unit, Any]]) -> None:
         for unit, payload in ready:
@@ -386,6 +387,7 @@ class Dispatcher:
     def _fail(self, work: int, reason: str) -> None:
         if self._works.pop(work, None) is None:
             return
+        freed = []
         for device_id, device in self._devices.items():
             runs = tuple(run for run, unit in device.running.items() if unit.work == work)
             for run in runs:
@@ -394,7 +396,12 @@ class Dispatcher:
                 self._release_needs(device_id, device, unit)
             if runs:
                 self._commands.append(events.SendCancel(device_id, runs))
+                freed.append((device_id, device))
         self._commands.append(events.Failed(work, reason))
+        for device_id, device in freed:  # what waited for room may go now
+            if device_id in self._devices:
+                self._pump(device_id, device)
+                self._finish_draining(device_id, device)
 
     # --- operands ---
 
@@ -411,3 +418,8 @@ class Dispatcher:
     def unfinished(self) -> Iterator[Work]:
         """Work that was submitted and is neither finished nor failed."""
         yield from self._works.values()
+
+
+def _need(unit: Unit) -> int:
+    """Bytes that a device holds at once to do a unit."""
+    return sum({a.id: a.nbytes for a in unit.inputs}.values()) + unit.output_bytes

@@ -234,18 +234,23 @@ class _FoldOrder:
         self._waits = dict.fromkeys(units, 0)
         self._followers: dict[Unit, list[Unit]] = {unit: [] for unit in units}
         self._parked: dict[Unit, Any] = {}
-        by_depth = sorted(units, key=lambda u: u.detail.block.k)
-        for i, upper in enumerate(by_depth):
-            block = upper.detail.block
-            for lower in by_depth[:i]:
-                below = lower.detail.block
-                if (
-                    below.k.stop <= block.k.start
-                    and below.m.overlaps(block.m)
-                    and below.n.overlaps(block.n)
-                ):
-                    self._waits[upper] += 1
-                    self._followers[lower].append(upper)
+        # All cuts together divide C into cells. In a cell a unit waits for the one before it in k,
+        # which waited for the one before that.
+        rows = _cells({span for unit in units for span in unit.detail.block.m})
+        columns = _cells({span for unit in units for span in unit.detail.block.n})
+        latest: dict[tuple[int, int], Unit] = {}
+        for unit in sorted(units, key=lambda u: u.detail.block.k):
+            block = unit.detail.block
+            before = set()
+            for row in range(rows[block.m.start], rows[block.m.stop]):
+                for column in range(columns[block.n.start], columns[block.n.stop]):
+                    lower = latest.get((row, column))
+                    if lower is not None:
+                        before.add(lower)
+                    latest[row, column] = unit
+            self._waits[unit] = len(before)
+            for lower in before:
+                self._followers[lower].append(unit)
 
     def arrived(self, unit: Unit, payload: Any) -> list[tuple[Unit, Any]]:
         if self._waits[unit]:
@@ -260,3 +265,8 @@ class _FoldOrder:
             if not self._waits[follower] and follower in self._parked:
                 ready.append((follower, self._parked.pop(follower)))
         return ready
+
+
+def _cells(bounds: set[int]) -> dict[int, int]:
+    """Boundaries, numbered in order."""
+    return {bound: number for number, bound in enumerate(sorted(bounds))}

@@ -7,7 +7,7 @@ inputs, says which arrived results may be assembled when, and knows when it is c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cleave.gemm import Span
@@ -42,7 +42,8 @@ class Unit:
         flops: its cost.
         output_bytes: the size of its result.
         detail: what the shells need to send and assemble it; opaque to the dispatcher.
-        attempts: how often it was given out.
+        failures: how often a device could not do it.
+        failed_on: those devices.
     """
 
     work: int
@@ -50,7 +51,8 @@ class Unit:
     flops: int
     output_bytes: int
     detail: Any
-    attempts: int = 0
+    failures: int = 0
+    failed_on: set[int] = field(default_factory=set)
 
 
 class Holdings(Protocol):

@@ -8,7 +8,7 @@ from itertools import count
 from types import TracebackType
 from typing import Protocol, Self
 
-from cleave.arrays import Buffer
+from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.errors import FleetError
 from cleave.fleet.coordinator import gemm_of
@@ -180,6 +180,11 @@ class Fleet:
             raise ValueError(
                 f"{a.shape} {dtype.value} @ {b.shape} {b.operand.buffer.dtype.value} does not go "
                 f"into {out.shape}"
+            )
+        if out.dtype not in (dtype, DType.FP32):
+            raise ValueError(
+                f"a product of {dtype.value} matrices is {dtype.value} or fp32, "
+                f"not {out.dtype.value}"
             )
         element = ElementBytes(dtype.itemsize, out.dtype.itemsize)
         work = GemmWork(

@@ -7,6 +7,7 @@ from typing import Any
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmUnit
+from cleave.gemm import Span
 
 
 class Output:
@@ -19,6 +20,7 @@ class Output:
     def __init__(self, out: Buffer) -> None:
         self.out = out
         self._sums: Buffer | None = None
+        self._summed: list[tuple[Span, Span]] = []  # which elements are sums
 
     def place(self, unit: GemmUnit, payload: Any) -> None:
         """Put one result in its place. Partial sums must come in the order of k."""
@@ -29,21 +31,31 @@ class Output:
         if not unit.partial:
             self.out.region(block.m, block.n).array[...] = payload.array
             return
-        target = self.sums().region(block.m, block.n).array
+        target = self.sums(block.m, block.n, first=block.k.start == 0).array
         if block.k.start == 0:
             target[...] = payload.array
         else:
             target += payload.array
 
-    def sums(self) -> Buffer:
-        """The fp32 accumulator: C itself where it is fp32."""
+    def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
+        """The fp32 accumulator of some elements: C itself where it is fp32.
+
+        Args:
+            rows, columns: which elements.
+            first: whether this is their first partial sum.
+        """
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
             self._sums = self.out if fp32 else arrays.empty(*self.out.shape, DType.FP32)
-        return self._sums
+        if first:
+            self._summed.append((rows, columns))
+        return self._sums.region(rows, columns)
 
     def finish(self) -> None:
         """Everything is in: round the sums to the dtype of C."""
         if self._sums is not None and self._sums is not self.out:
-            self.out.array[...] = arrays.narrow(self._sums.array, self.out.dtype)
-            self._sums = None
+            for rows, columns in self._summed:
+                exact = self._sums.region(rows, columns).array
+                self.out.region(rows, columns).array[...] = arrays.narrow(exact, self.out.dtype)
+        self._sums = None
+        self._summed.clear()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from cleave.errors import PlanError
-from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
+from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.planner import cost
 from cleave.planner.plan import (
     DeviceRates,
@@ -28,6 +28,7 @@ from cleave.planner.plan import (
 _USABLE_MEMORY = 0.9  # of what a device offers; the rest is for messages on their way
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
+_MOST_PIECES = 8  # that a device's share may be cut into to fit its memory
 _MOST_BY_TIME = 64  # a link so slow that this is not enough is beyond help
 
 
@@ -57,9 +58,10 @@ class GridPlanner:
             fresh = self._cache[key] = self._fresh(gemm, element, devices)
         rates = {d.device: d for d in devices}
         reusing = (_reuse(gemm, element, rates, r) for r in residencies)
-        return min([fresh, *reusing], key=lambda p: p.makespan_s)
+        return min([fresh, *filter(None, reusing)], key=lambda p: p.makespan_s)
 
     def _fresh(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        devices = _roomy(gemm, element, devices)
         speed = {d.device: _speed(gemm, element, d, len(devices)) for d in devices}
         ranked = sorted(devices, key=lambda d: (-speed[d.device], d.device))
         plans = []
@@ -67,6 +69,27 @@ class GridPlanner:
             boxes = _partition(gemm, ranked, speed, columns)
             plans.append(_assemble(gemm, element, boxes))
         return min(plans, key=lambda p: p.makespan_s)
+
+
+def _roomy(
+    gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
+) -> Sequence[DeviceRates]:
+    """The devices that can hold an equal share of C in a few pieces; the others stay idle."""
+    side = (gemm.m * gemm.n / len(devices)) ** 0.5
+    rows, columns = min(side, gemm.m), min(side, gemm.n)
+    share = (rows + columns) * gemm.k * element.sent + rows * columns * element.finished
+    roomy = [d for d in devices if share <= _MOST_PIECES * d.memory_bytes * _USABLE_MEMORY]
+    if roomy:
+        return roomy
+    # All are small: then those that can hold anything at all.
+    least = 2 * element.sent + max(element.finished, element.partial)
+    some = [d for d in devices if least <= d.memory_bytes * _USABLE_MEMORY]
+    if not some:
+        most = max(d.memory_bytes for d in devices)
+        raise PlanError(
+            f"no device has the memory for a single multiplication; the largest offers {most} bytes"
+        )
+    return some
 
 
 def _column_counts(devices: int) -> Iterable[int]:
@@ -139,15 +162,20 @@ def _planned(
     strips = cost.strips_per_side(time_s, tiles)
     # A strip is one message and so is a block: neither may be too large, nor, where links are slow,
     # take so long that heartbeats wait behind it.
-    rows = max(strips, _messages(tile.m.size * tile.k.size * element.sent, device, up=False))
-    columns = max(strips, _messages(tile.n.size * tile.k.size * element.sent, device, up=False))
     per_side = math.isqrt(_messages(up, device, up=True) - 1) + 1
-    rows, columns = max(rows, per_side), max(columns, per_side)
+    least_rows = max(
+        per_side, _messages(tile.m.size * tile.k.size * element.sent, device, up=False)
+    )
+    least_columns = max(
+        per_side, _messages(tile.n.size * tile.k.size * element.sent, device, up=False)
+    )
     # Strips of a thickness near the other side's, so that a flat tile is not cut where it is thin.
+    rows = columns = strips
     if tile.m.size < tile.n.size:
         rows = max(1, min(rows, round(rows * tile.m.size * 2 / tile.n.size)))
     elif tile.n.size < tile.m.size:
         columns = max(1, min(columns, round(columns * tile.n.size * 2 / tile.m.size)))
+    rows, columns = max(rows, least_rows), max(columns, least_columns)
     cut = cut_tile(tile, rows, columns, align=4 if min(tile.m.size, tile.n.size) >= 64 else 1)
     return PlannedTile(device.device, cut, down, up, time_s)
 
@@ -184,16 +212,16 @@ def _fit_memory(
 
 def _reuse(
     gemm: Gemm, element: ElementBytes, rates: dict[int, DeviceRates], residency: Residency
-) -> Plan:
+) -> Plan | None:
+    """The plan that follows what devices hold; None when it does not fit them."""
     tiles = []
     for device, cut in residency.tiles.items():
         held = residency.held_bytes.get(device, 0)
-        down = max(0, _download(cut, element) - held)
+        whole = tile_download_bytes(cut.tile, element)
+        down = max(0, whole - held)
         up = tile_upload_bytes(cut.tile, gemm, element)
+        if whole + up > rates[device].memory_bytes * _USABLE_MEMORY:
+            return None
         time_s = cost.tile_s(rates[device], down, 2 * cut.tile.volume, up)
         tiles.append(PlannedTile(device, cut, down, up, time_s))
     return Plan(gemm, tuple(tiles), max(t.time_s for t in tiles))
-
-
-def _download(cut: TileCut, element: ElementBytes) -> int:
-    return tile_download_bytes(cut.tile, element)

@@ -1,0 +1,157 @@
+"""Multiplying whole tiles gives what multiplying block by block gives."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave import arrays
+from cleave.arrays import Buffer, DType
+from cleave.device.core import Array, Compute
+from cleave.device.executors import NumpyExecutor
+from cleave.dispatch.dispatcher import Dispatcher
+from cleave.dispatch.gemm_work import GemmWork, MatrixRef
+from cleave.dispatch.work import Unit
+from cleave.fleet.output import Output
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes
+from emulator.deferred import DeferredOutput, DeferredProduct, default_executor
+from tests.dispatch.test_dispatcher import BoxPlanner
+
+FLEET = [DeviceRates(i, 1e6, 1e6, 1e9) for i in (1, 2, 3)]
+
+
+class Counting(NumpyExecutor):
+    """Counts its multiplications."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+        self.calls += 1
+        super().matmul(a, b, out, accumulate=accumulate)
+
+
+def _buffer(values: Any, dtype: DType) -> Buffer:
+    return Buffer(arrays.narrow(values.astype(np.float32), dtype), dtype)
+
+
+def _product(unit: Unit, operands: tuple[Buffer, Buffer], executor: Any, copy: bool) -> Any:
+    """What an emulated device answers, of strips that are views of the operands, or copies."""
+    stored = []
+    for i, name in enumerate(unit.inputs):
+        region = operands[i % 2].region(name.rows, name.columns)
+        rows, columns = region.shape
+        payload: Any = bytes(region.pack()) if copy else region
+        stored.append(Array(rows, columns, region.dtype, payload, region.nbytes))
+    detail = unit.detail
+    order = Compute(
+        1,
+        list(zip(stored[::2], stored[1::2], strict=True)),
+        detail.transpose_a,
+        detail.transpose_b,
+        detail.block.m.size,
+        detail.block.n.size,
+        DType(detail.out),
+        unit.flops,
+    )
+    return DeferredProduct(order, executor)
+
+
+@given(
+    gemm=st.builds(Gemm, *[st.integers(1, 10)] * 3),
+    seed=st.integers(0, 2**32 - 1),
+    turn_a=st.booleans(),
+    turn_b=st.booleans(),
+    copies=st.sampled_from([0.0, 0.1, 1.0]),
+    kinds=st.sampled_from([(DType.FP32, DType.FP32), (DType.BF16, DType.FP32)]),
+)
+def test_any_plan_in_any_order(
+    gemm: Gemm,
+    seed: int,
+    turn_a: bool,
+    turn_b: bool,
+    copies: float,
+    kinds: tuple[DType, DType],
+) -> None:
+    random, rng = Random(seed), np.random.default_rng(seed)
+    dtype, out_dtype = kinds
+    a, b = rng.integers(-2, 3, (gemm.m, gemm.k)), rng.integers(-2, 3, (gemm.k, gemm.n))
+    operands = _buffer(a.T if turn_a else a, dtype), _buffer(b.T if turn_b else b, dtype)
+    work = GemmWork(
+        1,
+        gemm,
+        MatrixRef(1, turn_a),
+        MatrixRef(2, turn_b),
+        ElementBytes(dtype.itemsize, out_dtype.itemsize),
+        dtype.value,
+        out_dtype.value,
+        BoxPlanner(seed),
+    )
+    units = [unit for _, unit in work.assign(FLEET, Dispatcher())]
+    random.shuffle(units)
+    out = arrays.empty(gemm.m, gemm.n, out_dtype)
+    out.array.view(np.uint8)[...] = 0x7F
+    output = DeferredOutput(out)
+    for unit in units:
+        product = _product(unit, operands, NumpyExecutor(), random.random() < copies)
+        real = random.random() < copies / 2
+        output.place(unit.detail, product.compute() if real else product)
+    output.finish()
+    assert np.array_equal(out.float32(), a @ b)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize(("turn_a", "turn_b"), [(False, False), (True, False), (False, True)])
+def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bool) -> None:
+    from cleave.planner.grid import GridPlanner
+
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-2, 3, (40, 7)), rng.integers(-2, 3, (7, 50))
+    operands = _buffer(a.T if turn_a else a, dtype), _buffer(b.T if turn_b else b, dtype)
+    refs = MatrixRef(1, turn_a), MatrixRef(2, turn_b)
+    element = ElementBytes(dtype.itemsize, dtype.itemsize)
+    slow = [DeviceRates(i, 1e2, 1e2, 1e3) for i in (1, 2, 3)]
+    work = GemmWork(1, Gemm(40, 50, 7), *refs, element, dtype.value, dtype.value, GridPlanner())
+    units = [unit for _, unit in work.assign(slow, Dispatcher())]
+    assert work.plan is not None
+    assert len(units) > len(work.plan.tiles)
+    executor = Counting()
+    out, blockwise = (arrays.empty(40, 50, dtype) for _ in range(2))
+    output, plain = DeferredOutput(out), Output(blockwise)
+    for unit in units:
+        output.place(unit.detail, _product(unit, operands, executor, False))
+        plain.place(unit.detail, _product(unit, operands, NumpyExecutor(), False).compute())
+    assert executor.calls == 0
+    output.finish()
+    plain.finish()
+    assert executor.calls == len(work.plan.tiles)
+    assert np.array_equal(out.float32(), a @ b)
+    assert np.array_equal(out.array, blockwise.array)
+
+
+def test_a_product_knows_its_size_before_it_is_computed() -> None:
+    executor = Counting()
+    ones = _buffer(np.ones((3, 3)), DType.BF16)
+    stored = Array(3, 3, DType.BF16, ones, ones.nbytes)
+    order = Compute(1, [(stored, stored)], False, False, 3, 3, DType.FP32, 54)
+    product = DeferredProduct(order, executor)
+    assert product.nbytes == 36
+    assert executor.calls == 0
+    assert len(product.pack()) == 36
+    assert (product.compute().array == 3).all()
+
+
+def test_nothing_placed_leaves_the_output_alone() -> None:
+    out = _buffer(np.ones((2, 2)), DType.BF16)
+    DeferredOutput(out).finish()
+    assert (out.float32() == 1).all()
+
+
+def test_there_is_always_an_executor() -> None:
+    assert default_executor().name in ("numpy", "torch")

@@ -1,0 +1,488 @@
+"""The virtual fleet: its clock, its counted bytes, its numbers, and what losses do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from cleave import arrays
+from cleave.arrays import Buffer, DType
+from cleave.device.executors import NumpyExecutor
+from cleave.errors import FleetError, UsageError
+from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, Side
+from cleave.gemm import Gemm, Span, Tile, cut_tile
+from cleave.planner.grid import GridPlanner
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    Plan,
+    PlannedTile,
+    Planner,
+    Residency,
+)
+from cleave.protocol import messages
+from cleave.protocol.codec import encode, wire_size
+from emulator.virtual import Direction, Transfer, VirtualShell, emulated
+from profiles.device_profile import DeviceProfile
+from profiles.fleets import paper_fleet
+
+DEVICE = DeviceProfile("test", 1e6, 1e4, 5e3, 0.5, 2**30)
+
+
+@dataclass
+class OneDevice:
+    """All of the GEMM to one device, in p x p strips."""
+
+    device: int
+    strips: int = 1
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
+        cut = cut_tile(whole, self.strips, self.strips)
+        return Plan(gemm, (PlannedTile(self.device, cut, 0, 0, 0.0),), 0.0)
+
+
+def _fleet(
+    profiles: Sequence[DeviceProfile] = (DEVICE,) * 3,
+    *,
+    planner: Planner | None = None,
+    whole_tiles: bool = True,
+) -> tuple[Fleet, VirtualShell]:
+    shell = VirtualShell(profiles, NumpyExecutor(), whole_tiles)
+    return Fleet(shell, planner or GridPlanner()), shell
+
+
+def _matrix(rows: int, columns: int, seed: int, dtype: DType = DType.FP32) -> Buffer:
+    values = np.random.default_rng(seed).integers(-2, 3, (rows, columns)).astype(np.float32)
+    return Buffer(arrays.narrow(values, dtype), dtype)
+
+
+def _submit(
+    fleet: Fleet, m: int = 12, n: int = 10, k: int = 8, seed: int = 0, dtype: DType = DType.FP32
+) -> GemmFuture:
+    a, b = _matrix(m, k, seed, dtype), _matrix(k, n, seed + 1, dtype)
+    sides = Side(fleet.operand(a)), Side(fleet.operand(b))
+    return fleet.submit(*sides, arrays.empty(m, n, dtype))
+
+
+def _check(future: GemmFuture) -> None:
+    product = _side(future.a) @ _side(future.b)
+    assert np.array_equal(future.result().float32(), product)
+
+
+def _side(side: Side) -> arrays.Array:
+    values = side.operand.buffer.float32()
+    return values.T if side.transposed else values
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("whole_tiles", [True, False])
+@pytest.mark.parametrize("devices", [1, 5, 40])
+def test_products_are_right(devices: int, whole_tiles: bool, dtype: DType) -> None:
+    fleet, _ = _fleet(paper_fleet(devices), whole_tiles=whole_tiles)
+    _check(_submit(fleet, 33, 47, 20, dtype=dtype))
+
+
+@pytest.mark.parametrize("turn_a", [False, True])
+@pytest.mark.parametrize("turn_b", [False, True])
+def test_products_of_transposed_operands(turn_a: bool, turn_b: bool) -> None:
+    fleet, _ = _fleet(paper_fleet(7))
+    a, b = (
+        _matrix(*s, seed=3)
+        for s in [(8, 30) if turn_a else (30, 8), (20, 8) if turn_b else (8, 20)]
+    )
+    sides = Side(fleet.operand(a), turn_a), Side(fleet.operand(b), turn_b)
+    _check(fleet.submit(*sides, arrays.empty(30, 20, DType.FP32)))
+
+
+def test_whole_tiles_are_within_rounding_of_blocks() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (Buffer(rng.standard_normal(s, np.float32), DType.FP32) for s in [(90, 70), (70, 110)])
+    results, times, blocks = [], [], []
+    for whole_tiles in (True, False):
+        fleet, shell = _fleet([DEVICE] * 6, whole_tiles=whole_tiles)
+        out = arrays.empty(90, 110, DType.FP32)
+        future = fleet.submit(Side(fleet.operand(a)), Side(fleet.operand(b)), out)
+        results.append(future.result().array)
+        times.append(shell.now_s)
+        blocks.append(fleet.counters().blocks)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(results[0], a.array @ b.array, rtol=1e-4, atol=1e-4)
+    assert times[0] == times[1]
+    assert blocks[0] == blocks[1] > 6
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)], ids=str)
+def test_empty_gemms(shape: tuple[int, int, int]) -> None:
+    fleet, shell = _fleet()
+    before_s = shell.now_s
+    m, n, k = shape
+    out = arrays.empty(m, n, DType.BF16)
+    out.array[...] = 7
+    a, b = _matrix(m, k, 0, DType.BF16), _matrix(k, n, 0, DType.BF16)
+    future = fleet.submit(Side(fleet.operand(a)), Side(fleet.operand(b)), out)
+    assert future.result() is out
+    assert not out.array.any()
+    assert shell.now_s == before_s
+
+
+def test_shapes_and_dtypes_must_fit() -> None:
+    fleet, _ = _fleet()
+    a, b = fleet.operand(_matrix(3, 4, 0)), fleet.operand(_matrix(4, 5, 0))
+    half = fleet.operand(_matrix(4, 5, 0, DType.BF16))
+    out = arrays.empty(3, 5, DType.FP32)
+    with pytest.raises(ValueError, match="cannot be multiplied"):
+        fleet.submit(Side(a), Side(b, True), out)
+    with pytest.raises(ValueError, match="fp32"):
+        fleet.submit(Side(a), Side(b), arrays.empty(5, 3, DType.FP32))
+    with pytest.raises(ValueError, match="fp32"):
+        fleet.submit(Side(a), Side(half), out)
+
+
+def test_the_result_has_the_dtype_of_the_operands_or_fp32() -> None:
+    fleet, _ = _fleet()
+    a, b = fleet.operand(_matrix(3, 4, 0)), fleet.operand(_matrix(4, 5, 0))
+    with pytest.raises(ValueError, match="fp32"):
+        fleet.submit(Side(a), Side(b), arrays.empty(3, 5, DType.BF16))
+
+
+# --- bytes ---
+
+
+@pytest.mark.parametrize("whole_tiles", [True, False])
+def test_counted_bytes_are_those_of_the_encoded_messages(whole_tiles: bool) -> None:
+    fleet, shell = _fleet(paper_fleet(4), whole_tiles=whole_tiles)
+    seen: list[Transfer] = []
+    before = fleet.counters()
+    shell.observers.append(seen.append)
+    for seed in range(3):  # operands go after each, so that there are drops as well
+        _check(_submit(fleet, 40, 30, 20, seed, DType.BF16))
+    counted = fleet.counters() - before
+    total = dict.fromkeys(Direction, 0)
+    for transfer in seen:
+        encoded = sum(len(part) for part in encode(transfer.message))
+        assert encoded == transfer.nbytes == wire_size(transfer.message)
+        total[transfer.direction] += encoded
+    assert counted.downlink_bytes == total[Direction.DOWN]
+    assert counted.uplink_bytes == total[Direction.UP]
+    assert {type(t.message) for t in seen} == {
+        messages.Put,
+        messages.Run,
+        messages.Drop,
+        messages.Result,
+    }
+
+
+def test_counters_of_a_gemm() -> None:
+    fleet, _ = _fleet(paper_fleet(4))
+    before = fleet.counters()
+    assert isinstance(before, FleetCounters)
+    future = _submit(fleet, 40, 30, 20)
+    future.result()
+    counted = fleet.counters() - before
+    assert future.work.plan is not None
+    assert (counted.gemms, counted.tiles) == (1, len(future.work.plan.tiles))
+    assert counted.floor_down_bytes == (40 * 20 + 20 * 30) * 4 < counted.downlink_bytes
+    assert counted.floor_up_bytes == 40 * 30 * 4 < counted.uplink_bytes
+    assert counted.reissued == counted.late == 0
+    assert counted.waited_s > 0
+
+
+def test_an_operand_that_is_held_is_sent_once() -> None:
+    fleet, shell = _fleet(paper_fleet(1))
+    x = fleet.operand(_matrix(50, 40, 0))
+    seen: list[Transfer] = []
+    shell.observers.append(seen.append)
+    for seed in (1, 2, 3):
+        w = fleet.operand(_matrix(40, 30, seed))
+        _check(fleet.submit(Side(x), Side(w), arrays.empty(50, 30, DType.FP32)))
+    puts = [t.message.payload.nbytes for t in seen if isinstance(t.message, messages.Put)]
+    assert sum(puts) == (50 * 40 + 3 * 40 * 30) * 4
+
+
+def test_released_operands_are_forgotten_everywhere() -> None:
+    fleet, shell = _fleet(paper_fleet(3))
+    for seed in range(20):
+        _submit(fleet, 20, 20, 20, seed).result()
+    _submit(fleet, 1, 1, 1).result()
+    shell._forget_released()
+    dispatcher = shell.coordinator.dispatcher
+    assert not dispatcher._arrays
+    assert not dispatcher._holders
+    assert not shell.coordinator._buffers
+    assert not shell._outputs
+    assert not shell._futures
+    stored = sum(d.core.occupied_bytes for d in shell.devices.values())
+    assert stored <= 2 * 20 * 20 * 4 * 3  # what is told with the next message
+
+
+# --- time ---
+
+
+def _streamed_s(profile: DeviceProfile, future: GemmFuture, seen: list[Transfer]) -> float:
+    """When the last result is in, from the sizes of the messages alone."""
+    welcome = wire_size(messages.Welcome(device=1))
+    down_s = up_s = compute_s = welcome / profile.downlink_bytes_per_s
+    compute_s = up_s = 0.0
+    results = iter([t.nbytes for t in seen if isinstance(t.message, messages.Result)])
+    flops = {}
+    sizes: dict[int, tuple[int, int]] = {}
+    last_s = 0.0
+    for transfer in seen:
+        if transfer.direction is Direction.UP:
+            continue
+        message = transfer.message
+        down_s += transfer.nbytes / profile.downlink_bytes_per_s
+        if isinstance(message, messages.Put):
+            sizes[message.id] = (message.rows, message.columns)
+        elif isinstance(message, messages.Run):
+            (m, k), (_, n) = (sizes[i] for i in message.inputs)
+            flops[message.id] = 2 * m * n * k
+            arrived_s = down_s + profile.latency_s
+            compute_s = max(compute_s, arrived_s) + flops[message.id] / profile.flops_per_s
+            up_s = max(up_s, compute_s) + next(results) / profile.uplink_bytes_per_s
+            last_s = up_s + profile.latency_s
+    assert sum(flops.values()) == future.work.gemm.flops
+    return last_s
+
+
+def test_time_of_one_unit_is_download_compute_and_upload() -> None:
+    fleet, shell = _fleet([DEVICE], planner=OneDevice(1))
+    started_s = shell.now_s
+    hello = messages.Hello(
+        role=messages.Role.DEVICE,
+        name="test",
+        ops=("matmul",),
+        dtypes=tuple(d.value for d in DType),
+        memory_bytes=2**30,
+        profile="test",
+        flops_per_s=1e6,
+        downlink_bytes_per_s=1e4,
+        uplink_bytes_per_s=5e3,
+        latency_s=0.5,
+    )
+    assert started_s == pytest.approx(wire_size(hello) / 5e3 + 0.5)
+    seen: list[Transfer] = []
+    shell.observers.append(seen.append)
+    _check(_submit(fleet, 12, 10, 8))
+    put_a, put_b, run, result = seen
+    down = wire_size(messages.Welcome(device=1)) + put_a.nbytes + put_b.nbytes + run.nbytes
+    expected_s = down / 1e4 + 0.5 + 2 * 12 * 10 * 8 / 1e6 + result.nbytes / 5e3 + 0.5
+    assert shell.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
+    assert fleet.counters().fleet_s == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("strips", [2, 5])
+@pytest.mark.parametrize("flops_per_s", [2e2, 1e5])
+@pytest.mark.parametrize("uplink_bytes_per_s", [1e2, 1e5])
+def test_strips_blocks_and_computing_overlap(
+    strips: int, flops_per_s: float, uplink_bytes_per_s: float
+) -> None:
+    profile = replace(DEVICE, flops_per_s=flops_per_s, uplink_bytes_per_s=uplink_bytes_per_s)
+    fleet, shell = _fleet([profile], planner=OneDevice(1, strips))
+    seen: list[Transfer] = []
+    shell.observers.append(seen.append)
+    started_s = shell.now_s
+    future = _submit(fleet, 12, 10, 8)
+    _check(future)
+    expected_s = _streamed_s(profile, future, seen)
+    assert shell.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_gemms_submitted_before_the_first_wait_overlap() -> None:
+    class Alternating(OneDevice):
+        def plan(
+            self,
+            gemm: Gemm,
+            element: ElementBytes,
+            devices: Sequence[DeviceRates],
+            residencies: Sequence[Residency] = (),
+        ) -> Plan:
+            self.device = 3 - self.device
+            return super().plan(gemm, element, devices, residencies)
+
+    one_by_one, shell = _fleet([DEVICE] * 2, planner=Alternating(1))
+    began_s = shell.now_s
+    for seed in range(2):
+        _check(_submit(one_by_one, seed=seed))
+    in_turn_s = shell.now_s - began_s
+
+    together, shell = _fleet([DEVICE] * 2, planner=Alternating(1))
+    began_s = shell.now_s
+    futures = [_submit(together, seed=seed) for seed in range(2)]
+    assert shell.now_s == began_s  # the clock moves only while somebody waits
+    for future in futures:
+        _check(future)
+    both_s = shell.now_s - began_s
+    assert both_s == pytest.approx(in_turn_s / 2, rel=0.01)
+    assert together.counters().fleet_s == pytest.approx(both_s)
+
+
+def _trace(seen: list[Transfer]) -> list[tuple[float, int, Direction, str, int]]:
+    return [(t.at_s, t.device, t.direction, t.message.TYPE, t.nbytes) for t in seen]
+
+
+def test_identical_runs_leave_identical_traces() -> None:
+    traces, ends = [], []
+    for _ in range(2):
+        fleet, shell = _fleet(paper_fleet(9))
+        seen: list[Transfer] = []
+        shell.observers.append(seen.append)
+        futures = [_submit(fleet, 40, 50, 30, seed) for seed in range(3)]
+        shell.lose(3, in_s=1e-3)
+        shell.lose(5, in_s=2e-3)
+        for future in futures:
+            _check(future)
+        del futures
+        _check(_submit(fleet, 20, 20, 20))
+        traces.append(_trace(seen))
+        ends.append((shell.now_s, shell.events, fleet.counters().downlink_bytes))
+    assert traces[0] == traces[1]
+    assert ends[0] == ends[1]
+    times = [t[0] for t in traces[0]]
+    assert times == sorted(times)
+
+
+# --- devices that come and go ---
+
+
+@pytest.mark.parametrize("whole_tiles", [True, False])
+def test_a_device_lost_on_the_way_costs_time_and_no_numbers(whole_tiles: bool) -> None:
+    fleet, shell = _fleet([replace(DEVICE, latency_s=0.0)] * 3, whole_tiles=whole_tiles)
+    calm, calm_shell = _fleet([replace(DEVICE, latency_s=0.0)] * 3, whole_tiles=whole_tiles)
+    began_s = shell.now_s
+    _check(_submit(calm, 30, 30, 30))
+    took_s = calm_shell.now_s - began_s
+    future = _submit(fleet, 30, 30, 30)
+    shell.lose(2, in_s=0.6 * took_s)
+    _check(future)
+    assert shell.now_s - began_s > took_s
+    assert fleet.counters().reissued > 0
+    assert fleet.device_count == 2
+    _check(_submit(fleet, 30, 30, 30, 5))
+
+
+def test_without_devices_a_result_fails_and_a_new_device_takes_over() -> None:
+    fleet, shell = _fleet([DEVICE] * 2)
+    future = _submit(fleet)
+    for device in list(shell.devices):
+        shell.lose(device, in_s=0.7)
+    with pytest.raises(FleetError, match="gone"):
+        future.result()
+    assert fleet.device_count == 0
+    with pytest.raises(FleetError, match="gone"):
+        future.result()
+    shell.join(DEVICE)
+    _check(future)
+    assert fleet.device_count == 1
+
+
+def test_work_submitted_to_nobody_waits_for_somebody() -> None:
+    fleet, shell = _fleet([])
+    assert fleet.device_count == 0
+    future = _submit(fleet)
+    shell.join(DEVICE)
+    _check(future)
+
+
+def test_losing_a_device_twice_or_before_its_hello_changes_nothing() -> None:
+    fleet, shell = _fleet([DEVICE] * 2)
+    shell.lose(1)
+    shell.lose(1)
+    shell.lose(99)
+    shell.lose(shell.join(DEVICE))
+    _check(_submit(fleet))
+    assert fleet.device_count == 1
+
+
+def test_a_device_that_joins_is_used_from_the_next_gemm_on() -> None:
+    fleet, shell = _fleet([DEVICE])
+    _check(_submit(fleet))
+    new = shell.join(DEVICE)
+    while fleet.device_count < 2:
+        shell._step()
+    future = _submit(fleet, 40, 40, 40)
+    _check(future)
+    assert future.work.plan is not None
+    assert new in {t.device for t in future.work.plan.tiles}
+
+
+def test_a_device_that_drains_answers_and_goes() -> None:
+    fleet, shell = _fleet([replace(DEVICE, latency_s=0.0)] * 2)
+    future = _submit(fleet, 30, 30, 30)
+    device = shell.devices[2]
+    for message in device.core.drain():
+        assert isinstance(message, messages.Drain)
+        shell._send_up(device, message)
+    _check(future)
+    assert fleet.device_count == 1
+    assert 2 not in shell.devices
+
+
+def test_a_closed_fleet_says_so() -> None:
+    fleet, _ = _fleet()
+    with fleet:
+        _check(_submit(fleet))
+    fleet.close()
+    with pytest.raises(FleetError):
+        _submit(fleet).result()
+
+
+def test_an_emulated_device_that_is_refused_is_explained() -> None:
+    with pytest.raises(UsageError, match="memory"):
+        emulated([replace(DEVICE, memory_bytes=1000)])
+
+
+def test_gemms_that_share_an_operand_fit_small_devices() -> None:
+    """X is small, every W larger than the device; each alone is cut to fit."""
+    fleet, _ = _fleet([replace(DEVICE, memory_bytes=16 * 2**20, downlink_bytes_per_s=1e9)])
+    x = fleet.operand(Buffer(np.ones((4, 512), np.float32), DType.FP32))
+    for _ in range(2):
+        w = fleet.operand(Buffer(np.ones((512, 10_000), np.float32), DType.FP32))
+        out = fleet.submit(Side(x), Side(w), arrays.empty(4, 10_000, DType.FP32)).result()
+        assert (out.array == 512).all()
+
+
+def test_the_published_fleet() -> None:
+    first = paper_fleet(3)
+    rng = np.random.default_rng(42)
+    vectors = [rng.uniform(*r, 3) for r in [(5e12, 7e12), (5e6, 1e7), (1e7, 1e8), (1e9, 3e9)]]
+    for i, device in enumerate(first):
+        assert device.flops_per_s == vectors[0][i]
+        assert device.uplink_bytes_per_s == vectors[1][i]
+        assert device.downlink_bytes_per_s == vectors[2][i]
+        assert device.memory_bytes == int(vectors[3][i])
+        assert device.latency_s == 0
+    assert [round(d.flops_per_s / 1e9) for d in first] == [6548, 5878, 6717]
+    with pytest.raises(ValueError, match="empty"):
+        paper_fleet(0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flops_per_s": 0.0},
+        {"downlink_bytes_per_s": -1.0},
+        {"uplink_bytes_per_s": float("nan")},
+        {"memory_bytes": 0},
+        {"latency_s": -0.1},
+        {"latency_s": float("nan")},
+    ],
+    ids=str,
+)
+def test_profiles_state_sensible_values(changes: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        replace(DEVICE, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,114 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
+
+spans = st.builds(lambda a, size: Span(a, a + size), st.integers(0, 1000), st.integers(0, 500))
+filled = st.builds(lambda a, size: Span(a, a + size), st.integers(0, 1000), st.integers(1, 500))
+
+
+@given(spans, st.integers(1, 600), st.integers(1, 64))
+def test_even_cuts_cover_a_span_exactly(span: Span, pieces: int, align: int) -> None:
+    cuts = even_cuts(span, pieces, align)
+    assert cuts[0].start == span.start
+    assert cuts[-1].stop == span.stop
+    assert all(x.stop == y.start for x, y in pairwise(cuts))
+    if span.size:
+        assert all(cut.size > 0 for cut in cuts)
+        assert len(cuts) <= pieces
+    else:
+        assert cuts == (span,)
+
+
+@given(filled, st.integers(1, 600), st.integers(1, 64))
+def test_even_cuts_are_even_and_aligned(span: Span, pieces: int, align: int) -> None:
+    cuts = even_cuts(span, pieces, align)
+    assert all((cut.start - span.start) % align == 0 for cut in cuts)
+    inner = [cut.size for cut in cuts[:-1]]
+    if inner:
+        assert max(inner) - min(inner) <= align
+    # As many pieces as were asked for, where there are so many aligned ones.
+    assert len(cuts) == min(pieces, -(-span.size // align))
+
+
+tiles = st.builds(Tile, filled, filled, filled)
+
+
+@given(tiles, st.integers(1, 20), st.integers(1, 20))
+def test_wavefront_yields_every_pair_of_strips_once(tile: Tile, rows: int, columns: int) -> None:
+    cut = cut_tile(tile, rows, columns)
+    blocks = list(wavefront(cut))
+    assert len(blocks) == len(cut.m_cuts) * len(cut.n_cuts)
+    assert {(b.m, b.n) for b in blocks} == {(m, n) for m in cut.m_cuts for n in cut.n_cuts}
+    assert all(b.pieces == (tile.k,) for b in blocks)
+    assert sum(b.flops for b in blocks) == 2 * tile.volume
+    assert sum(b.elements for b in blocks) == tile.m.size * tile.n.size
+
+
+def _needed_order(blocks: list[Block]) -> list[tuple[str, Span]]:
+    """The strips in the order in which blocks first need them, A before B."""
+    order: list[tuple[str, Span]] = []
+    for block in blocks:
+        order += [s for s in (("a", block.m), ("b", block.n)) if s not in order]
+    return order
+
+
+@given(tiles, st.integers(1, 20), st.integers(1, 20))
+def test_strips_come_up_alternately(tile: Tile, rows: int, columns: int) -> None:
+    cut = cut_tile(tile, rows, columns)
+    expected = []
+    for i in range(max(len(cut.m_cuts), len(cut.n_cuts))):
+        expected += [("a", m) for m in cut.m_cuts[i : i + 1]]
+        expected += [("b", n) for n in cut.n_cuts[i : i + 1]]
+    assert _needed_order(list(wavefront(cut))) == expected
+
+
+@given(st.integers(1, 16), st.integers(1, 16))
+def test_after_a_share_of_the_strips_its_square_of_blocks_is_ready(rows: int, columns: int) -> None:
+    cut = cut_tile(Tile(Span(0, rows), Span(0, columns), Span(0, 1)), rows, columns)
+    blocks = list(wavefront(cut))
+    arrival: dict[tuple[str, Span], int] = {}
+    for i in range(max(rows, columns)):
+        if i < rows:
+            arrival["a", cut.m_cuts[i]] = len(arrival)
+        if i < columns:
+            arrival["b", cut.n_cuts[i]] = len(arrival)
+    ready_at = [max(arrival["a", b.m], arrival["b", b.n]) for b in blocks]
+    assert ready_at == sorted(ready_at)  # in the order in which they become ready
+    both = min(rows, columns)
+    for i in range(1, both + 1):  # after i strips of each side
+        assert sum(t < 2 * i for t in ready_at) == i * i
+
+
+def test_wavefront_of_a_tile_cut_in_depth_names_all_pieces() -> None:
+    pieces = (Span(0, 3), Span(3, 8))
+    cut = cut_tile(Tile(Span(0, 2), Span(0, 2), Span(0, 8)), 2, 1)
+    (first, second) = wavefront(type(cut)(cut.tile, cut.m_cuts, cut.n_cuts, pieces))
+    assert first.pieces == second.pieces == pieces
+    assert first.k == Span(0, 8)
+    assert first.flops == 2 * 1 * 2 * 8
+
+
+@given(spans, spans)
+def test_overlap_is_having_an_index_in_common(x: Span, y: Span) -> None:
+    common = set(range(x.start, x.stop)) & set(range(y.start, y.stop))
+    assert x.overlaps(y) == y.overlaps(x)
+    if x.size and y.size:
+        assert x.overlaps(y) == bool(common)
+
+
+@pytest.mark.parametrize("sides", [(-1, 2, 2), (2, -1, 2), (2, 2, -1)])
+def test_a_gemm_has_no_negative_side(sides: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        Gemm(*sides)
+
+
+def test_counts_of_a_gemm() -> None:
+    assert Gemm(2, 3, 5).volume == 30
+    assert Gemm(2, 3, 5).flops == 60
+    assert Gemm(2, 0, 5).volume == 0
+    assert not Tile(Span(0, 1), Span(0, 1), Span(0, 5)).is_partial(Gemm(2, 3, 5))
+    assert Tile(Span(0, 1), Span(0, 1), Span(1, 5)).is_partial(Gemm(2, 3, 5))
