@@ -35,6 +35,7 @@ def join(
     import signal
 
     from cleave.device.executors import choose
+    from cleave.device.memory import hold_strips_well
     from cleave.errors import UsageError
     from cleave.transport import join as device
 
@@ -43,6 +44,7 @@ def join(
     if threads < 0:
         raise UsageError(f"--threads {threads} is below zero; give 0 for all cores, or a count")
     target = device.parse_join_url(url)
+    give_back = hold_strips_well()
     speed = choose(executor)
     label = name or socket.gethostname()
 
@@ -71,7 +73,7 @@ def join(
             memory_bytes=memory * 10**6,
             flops_per_s=speed.flops_per_s,
         )
-        session = device.DeviceSession(connection, speed.executor, hello, ready)
+        session = device.DeviceSession(connection, speed.executor, hello, ready, give_back)
         loop = asyncio.get_running_loop()
         running = asyncio.ensure_future(session.run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from pathlib import Path
@@ -42,6 +43,9 @@ def serve(
 
       cleave serve --host 0.0.0.0 --port 9000
     """
+    # Threads that spin while they wait make small operations twenty times slower when anything else
+    # wants the core, and the server's own loop always does. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     need_train_extra("cleave serve")
     from cleave.server.jobs import Jobs
     from cleave.server.operator import OperatorSessions

@@ -26,6 +26,7 @@ MAX_FAILURES: Final = 4
 """How often a unit may fail, and on every device that is there, before its work fails."""
 
 _DROP_BATCH: Final = 512
+_DROP_BATCH_BYTES: Final = 2**20
 
 
 @dataclass(slots=True)
@@ -47,7 +48,8 @@ class _Device:
     held: OrderedDict[int, Stored] = field(default_factory=OrderedDict)  # least recently used first
     needed: Counter[int] = field(default_factory=Counter)  # uses by queued and running units
     occupied_bytes: int = 0  # arrays held and results under way
-    forget: list[int] = field(default_factory=list)  # dropped, to be told with the next message
+    forget: list[int] = field(default_factory=list)  # dropped, to be told with the next array
+    forget_bytes: int = 0
 
 
 class Dispatcher:
@@ -268,8 +270,7 @@ class Dispatcher:
             device.running[run] = unit
             device.occupied_bytes += unit.output_bytes
             self._commands.append(events.SendRun(device_id, run, unit))
-        if len(device.forget) >= _DROP_BATCH:
-            self._tell_forgotten(device_id, device)
+        self._tell_if_much(device_id, device)
 
     def _make_room(self, device_id: int, device: _Device, unit: Unit, room: int) -> bool:
         """Evict until `room` bytes fit; False when running units must finish first."""
@@ -305,10 +306,17 @@ class Dispatcher:
         del device.held[array.id]
         device.occupied_bytes -= array.nbytes
         device.forget.append(array.id)
+        device.forget_bytes += array.nbytes
         if not device.needed[array.id]:
             self._unhold(array.id, device_id)
 
+    def _tell_if_much(self, device_id: int, device: _Device) -> None:
+        """Arrays that nobody needs are not left on a device for want of a next message."""
+        if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
+            self._tell_forgotten(device_id, device)
+
     def _tell_forgotten(self, device_id: int, device: _Device) -> None:
+        device.forget_bytes = 0
         while device.forget:
             some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
             self._commands.append(events.SendDrop(device_id, tuple(some)))
@@ -412,8 +420,7 @@ class Dispatcher:
                 if array.id in device.held and not device.needed[array.id]:
                     self._drop(device_id, device, array)
         for device_id, device in self._devices.items():
-            if len(device.forget) >= _DROP_BATCH:
-                self._tell_forgotten(device_id, device)
+            self._tell_if_much(device_id, device)
 
     def unfinished(self) -> Iterator[Work]:
         """Work that was submitted and is neither finished nor failed."""

@@ -18,6 +18,7 @@ from websockets.exceptions import InvalidHandshake, InvalidURI
 from cleave.arrays import DType
 from cleave.device.core import Action, Compute, DeviceCore
 from cleave.device.executors import Executor, execute
+from cleave.device.memory import IDLE_BYTES
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
@@ -26,6 +27,8 @@ from cleave.transport.connection import Connection, ConnectionLostError, WebSock
 
 INLINE_FLOPS: Final = 4e6
 """Multiplications below this are over sooner than a thread is woken for them."""
+
+_FRAMES_AHEAD: Final = 4  # received before they are wanted; strips are large
 
 _Outcome: TypeAlias = tuple[memoryview, float] | str  # result and seconds, or what went wrong
 
@@ -74,6 +77,7 @@ async def open_connection(address: str) -> WebSocketConnection:
             address,
             compression=None,
             max_size=limits.MAX_MESSAGE_BYTES,
+            max_queue=_FRAMES_AHEAD,
             ping_interval=None,
             open_timeout=limits.HANDSHAKE_S,
             proxy=None,
@@ -107,6 +111,7 @@ class DeviceSession:
         executor: what multiplies.
         hello: what the device says of itself.
         on_ready: called once the PS has welcomed the device.
+        on_idle: called, once a second at most, when it has dropped what it held.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class DeviceSession:
         executor: Executor,
         hello: messages.Hello,
         on_ready: Callable[[int], None] | None = None,
+        on_idle: Callable[[], None] | None = None,
     ) -> None:
         self.core = DeviceCore(hello.memory_bytes)
         self.received_bytes = 0
@@ -123,6 +129,8 @@ class DeviceSession:
         self._executor = executor
         self._hello = hello
         self._on_ready = on_ready or (lambda _: None)
+        self._on_idle = on_idle or (lambda: None)
+        self._idled_s = 0.0
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "cleave-executor")
@@ -192,6 +200,15 @@ class DeviceSession:
                     self._on_ready(message.device)
                 case _:
                     self._act(self.core.received(message))
+                    if isinstance(message, messages.Drop):
+                        self._notice_idle()
+
+    def _notice_idle(self) -> None:
+        now_s = time.monotonic()
+        held = self.core.occupied_bytes
+        if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:
+            self._idled_s = now_s
+            self._on_idle()
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:

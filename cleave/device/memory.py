@@ -1,0 +1,41 @@
+"""How a device process holds memory: strips come and go by the hundred megabytes."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Final
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+_LARGEST_MMAP_THRESHOLD = 32 * 2**20
+
+IDLE_BYTES: Final = 2 * 2**20
+"""A device that holds less than this, and has nothing to do, is between two steps."""
+
+
+def hold_strips_well() -> Callable[[], None]:
+    """Tell glibc to reuse freed strips instead of returning and faulting in every page anew.
+
+    By default glibc moves its thresholds to what is freed, and a process that stores and drops
+    strips of many sizes spends its time in the kernel and grows by fragmentation.
+
+    Returns:
+        What gives all free memory back to the system, to be called when the device is idle; it
+        does nothing where there is no glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return _nothing
+    try:
+        libc = ctypes.CDLL(None)
+        mallopt, malloc_trim = libc.mallopt, libc.malloc_trim
+    except (OSError, AttributeError):  # another libc
+        return _nothing
+    mallopt(_M_ARENA_MAX, 1)
+    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    mallopt(_M_TRIM_THRESHOLD, 8 * _LARGEST_MMAP_THRESHOLD)
+    return lambda: malloc_trim(0)
+
+
+def _nothing() -> None:
+    return None
