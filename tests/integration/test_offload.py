@@ -197,7 +197,7 @@ def test_restore_gives_back_the_plain_model(fleet: Fleet) -> None:
 
 
 def test_what_cannot_be_offloaded_is_said(fleet: Fleet) -> None:
-    with pytest.raises(UsageError, match=r"no nn\\.Linear"):
+    with pytest.raises(UsageError, match=r"no nn\.Linear"):
         cleave.offload(nn.ReLU(), fleet)
     model = nn.Sequential(nn.Linear(4, 4))
     cleave.offload(model, fleet)
