@@ -9,7 +9,7 @@ from cleave.planner.plan import DeviceRates
 MAX_STRIPS: Final = 16
 """Most strips a side; beyond it the fill is below 3 % and messages cost more than they save."""
 
-PS_BLOCK_S: Final = 1e-4
+PS_BLOCK_S: Final = 3e-4
 """What one block costs the PS (decode, assemble, account), in seconds of its one event loop."""
 
 

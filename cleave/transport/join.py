@@ -28,8 +28,6 @@ from cleave.transport.connection import Connection, ConnectionLostError, WebSock
 INLINE_FLOPS: Final = 4e6
 """Multiplications below this are over sooner than a thread is woken for them."""
 
-_FRAMES_AHEAD: Final = 4  # received before they are wanted; strips are large
-
 _Outcome: TypeAlias = tuple[memoryview, float] | str  # result and seconds, or what went wrong
 
 
@@ -77,7 +75,6 @@ async def open_connection(address: str) -> WebSocketConnection:
             address,
             compression=None,
             max_size=limits.MAX_MESSAGE_BYTES,
-            max_queue=_FRAMES_AHEAD,
             ping_interval=None,
             open_timeout=limits.HANDSHAKE_S,
             proxy=None,
