@@ -19,7 +19,7 @@ from cleave.training.job import JobSpec
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=500)
     options = parser.parse_args()
     job = JobSpec("opt-tiny", steps=options.steps, batch=8, seq=128, checkpoint_every=0)
     began_s = time.perf_counter()
