@@ -8,7 +8,7 @@ and only as far as the device's memory goes; what a lost device had not answered
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -421,10 +421,6 @@ class Dispatcher:
                     self._drop(device_id, device, array)
         for device_id, device in self._devices.items():
             self._tell_if_much(device_id, device)
-
-    def unfinished(self) -> Iterator[Work]:
-        """Work that was submitted and is neither finished nor failed."""
-        yield from self._works.values()
 
 
 def _need(unit: Unit) -> int:
