@@ -19,16 +19,18 @@ from cleave.training.job import JobSpec
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=900)
     options = parser.parse_args()
-    job = JobSpec("opt-tiny", steps=options.steps, batch=8, seq=128, checkpoint_every=0)
+    job = JobSpec(
+        "opt-tiny", steps=options.steps, batch=8, seq=128, dtype="bf16", checkpoint_every=0
+    )
     began_s = time.perf_counter()
     with cleave.emulated(8) as fleet:
         trainer = make_trainer(job, fleet)
         first = trainer.evaluate()
         first_train = last_train = 0.0
         while trainer.step < job.steps:
-            last_train = trainer._one_step().loss
+            last_train = trainer.train_step().loss
             first_train = first_train or last_train
             if time.perf_counter() - began_s > options.minutes * 60:
                 break

@@ -31,7 +31,7 @@ from cleave.training.trainer import Trainer
 def seconds(trainer: Trainer) -> float:
     """One step, timed."""
     began_s = time.perf_counter()
-    trainer._one_step()
+    trainer.train_step()
     return time.perf_counter() - began_s
 
 
@@ -80,16 +80,16 @@ def measure(devices: int, pairs: int, soak: int) -> None:
         )
         del plain
         before = fleet.counters()
-        offloaded._one_step()
+        offloaded.train_step()
         report_bytes(fleet.counters() - before)
         print(f"  small GEMM: {small_gemm_s(fleet) * 1e3:.2f} ms (at most 5)")
 
         pids = [os.getpid(), *(p.process.pid for p in processes)]
         while offloaded.step < 5:
-            offloaded._one_step()
+            offloaded.train_step()
         start, early = offloaded.step, [resident_bytes(pid) for pid in pids]
         for _ in range(soak):
-            offloaded._one_step()
+            offloaded.train_step()
         late = [resident_bytes(pid) for pid in pids]
         growth = [b / a - 1 for a, b in zip(early, late, strict=True)]
         print(

@@ -25,7 +25,7 @@ def losses(
     trainer = make_trainer(job, fleet)
     found = []
     while trainer.step < job.steps:
-        found.append(trainer._one_step().loss)
+        found.append(trainer.train_step().loss)
         after(trainer.step)
     return found
 

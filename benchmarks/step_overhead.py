@@ -22,7 +22,7 @@ from cleave.training.trainer import Trainer
 def seconds(trainer: Trainer) -> float:
     """One step, timed."""
     began_s = time.perf_counter()
-    trainer._one_step()
+    trainer.train_step()
     return time.perf_counter() - began_s
 
 

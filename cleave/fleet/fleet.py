@@ -12,8 +12,8 @@ from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.errors import FleetError
 from cleave.fleet.coordinator import gemm_of
-from cleave.planner.grid import GridPlanner
 from cleave.planner.plan import ElementBytes, Planner
+from cleave.planner.planner import TilePlanner
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class Fleet:
     """
 
     shell: Shell
-    planner: Planner = field(default_factory=GridPlanner)
+    planner: Planner = field(default_factory=TilePlanner)
 
     def __post_init__(self) -> None:
         self._operands = count(1)

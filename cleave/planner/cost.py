@@ -40,11 +40,13 @@ def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_byte
     )
 
 
-def strips_per_side(tile_time_s: float, tiles: int) -> int:
+def strips_per_side(tile_time_s: float, tiles: int, block_s: float = PS_BLOCK_S) -> int:
     """How many strips a side a tile is cut into.
 
     More strips shorten the fill (0.48 T / p) and cost the PS p^2 blocks for each of `tiles`; the
-    sum is least where ``2 tiles PS_BLOCK_S p^3 = 0.48 T``.
+    sum is least where ``2 tiles block_s p^3 = 0.48 T``.
     """
-    best = float(0.24 * tile_time_s / (max(1, tiles) * PS_BLOCK_S)) ** (1 / 3)
+    if not block_s:
+        return MAX_STRIPS
+    best = float(0.24 * tile_time_s / (max(1, tiles) * block_s)) ** (1 / 3)
     return int(max(1, min(MAX_STRIPS, round(best))))

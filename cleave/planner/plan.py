@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from cleave.gemm import Gemm, Tile, TileCut
+from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,22 @@ class DeviceRates:
 
 
 @dataclass(frozen=True, slots=True)
+class PsRates:
+    """What the planner knows of the parameter server.
+
+    Attributes:
+        egress_bytes_per_s, ingress_bytes_per_s: its network card, each direction.
+        memory_bytes: for partial sums that wait for lower ones of their elements.
+        block_s: what one block costs its event loop (decode, assemble, account).
+    """
+
+    egress_bytes_per_s: float = math.inf
+    ingress_bytes_per_s: float = math.inf
+    memory_bytes: float = math.inf
+    block_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ElementBytes:
     """Bytes per element: of what is sent, of a finished block, of a partial sum."""
 
@@ -40,24 +57,99 @@ class ElementBytes:
     partial: int = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTile:
-    """A tile, the device that gets it, and what it is predicted to cost."""
+class EvenCut(NamedTuple):
+    """A tile to be cut into so many strips a side; cut when it is asked for.
+
+    A plan for ten thousand devices has millions of strips, and most plans are only looked at.
+    """
+
+    tile: Tile
+    rows: int
+    columns: int
+
+    def cut(self) -> TileCut:
+        """The strips."""
+        align = 4 if min(self.tile.m.size, self.tile.n.size) >= 64 else 1
+        return cut_tile(self.tile, self.rows, self.columns, align=align)
+
+
+class PlannedTile(NamedTuple):
+    """A tile, the device that gets it, and what it is predicted to cost.
+
+    Attributes:
+        device: the dispatcher's id.
+        strips: the tile and how it is cut.
+        download_bytes, upload_bytes: without message headers.
+        time_s: from the first byte sent to the last byte back, with strips without number.
+        fill_s: what finitely many strips add.
+    """
 
     device: int
-    cut: TileCut
+    strips: TileCut | EvenCut
     download_bytes: int
     upload_bytes: int
     time_s: float
+    fill_s: float = 0.0
+
+    @property
+    def tile(self) -> Tile:
+        return self.strips.tile
+
+    @property
+    def cut(self) -> TileCut:
+        return self.strips.cut() if isinstance(self.strips, EvenCut) else self.strips
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the tile occupies at most: all its strips and all its blocks."""
+        return self.download_bytes + self.upload_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Neighbouring columns of C that are cut in depth into equally many slabs (design, section 4).
+
+    Attributes:
+        m, n: the part of C.
+        slabs: how many; 1 where devices return finished blocks.
+        devices: how many share it.
+    """
+
+    m: Span
+    n: Span
+    slabs: int
+    devices: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tiles that cover M x N x K exactly once; a device's tiles are in the order it gets them."""
+    """Tiles that cover M x N x K exactly once; a device's tiles are in the order it gets them.
+
+    Attributes:
+        makespan_s: predicted, strip fill left out.
+        fill_s: what strip fill adds to it.
+        bound_s: the isolated bound of the whole fleet; 0 where it was not computed.
+        regions: how C is divided; empty for a plan that follows what devices hold.
+    """
 
     gemm: Gemm
     tiles: tuple[PlannedTile, ...]
     makespan_s: float
+    fill_s: float = 0.0
+    bound_s: float = 0.0
+    regions: tuple[Region, ...] = ()
+
+    @property
+    def egress_bytes(self) -> int:
+        return sum(t.download_bytes for t in self.tiles)
+
+    @property
+    def ingress_bytes(self) -> int:
+        return sum(t.upload_bytes for t in self.tiles)
+
+    @property
+    def devices_used(self) -> int:
+        return len({t.device for t in self.tiles})
 
 
 @dataclass(frozen=True, slots=True)

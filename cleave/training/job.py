@@ -148,6 +148,4 @@ def default_learning_rate(spec: ModelSpec) -> float:
     """The published peak rate of a model, or one by size where there is none."""
     if spec.name in _PUBLISHED_RATES:
         return _PUBLISHED_RATES[spec.name]
-    if spec.parameters < 50e6:
-        return 1e-3
     return 6e-4 if spec.parameters < 300e6 else 2e-4

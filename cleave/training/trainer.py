@@ -190,7 +190,7 @@ class Trainer:
         tokens = 0
         stopped = False
         while self.step < job.steps and not stopped:
-            record = self._one_step()
+            record = self.train_step()
             report(record)
             loss = record.loss
             tokens += record.tokens
@@ -226,7 +226,7 @@ class Trainer:
         self.folder.plot()
         return done
 
-    def _one_step(self) -> StepRecord:
+    def train_step(self) -> StepRecord:
         before, began_s = self._counters(), time.perf_counter()
         rate = self.schedule.rate(self.step)
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]

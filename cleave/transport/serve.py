@@ -16,8 +16,8 @@ from websockets.http11 import Request, Response
 from cleave.errors import ProtocolError, UsageError
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
-from cleave.planner.grid import GridPlanner
 from cleave.planner.plan import Planner
+from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role
@@ -210,7 +210,7 @@ def serve(
         operator_credential=(
             secrets.token_urlsafe(24) if operator_credential is None else operator_credential
         ),
-        planner=planner or GridPlanner(),
+        planner=planner or TilePlanner(),
         notify=notify,
         operator=operator,
     )

@@ -136,7 +136,7 @@ MODELS: Mapping[str, ModelSpec] = {
     spec.name: spec
     for spec in (
         _opt("nano", 2, 64, 4, vocabulary=512, max_positions=256),
-        _opt("tiny", 8, 256, 8, vocabulary=4096, max_positions=512),
+        _opt("tiny", 4, 384, 6, vocabulary=1024, max_positions=512),
         _opt("125m", 12, 768, 12),
         _opt("350m", 24, 1024, 16, embedding_width=512, pre_norm=False),
         _opt("1.3b", 24, 2048, 32),
@@ -147,7 +147,7 @@ MODELS: Mapping[str, ModelSpec] = {
         _opt("66b", 64, 9216, 72),
         _opt("175b", 96, 12288, 96),
         _llama("llama-nano", 2, 64, 4, 176, kv_heads=2, vocabulary=512, max_positions=256),
-        _llama("llama-tiny", 8, 256, 8, 688, kv_heads=4, vocabulary=4096, max_positions=512),
+        _llama("llama-tiny", 4, 384, 6, 1024, kv_heads=3, vocabulary=1024, max_positions=512),
         _llama("llama2-7b", 32, 4096, 32, 11008),
         _llama("llama2-13b", 40, 5120, 40, 13824),
         _llama("llama2-70b", 80, 8192, 64, 28672, kv_heads=8),

@@ -37,7 +37,6 @@ from cleave.dispatch.work import Unit
 from cleave.fleet.coordinator import Close, Coordinator, Done, Failure, Order, Place, Send
 from cleave.fleet.output import Output
 from cleave.gemm import Gemm, Span, Tile, TileCut
-from cleave.planner.grid import GridPlanner
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
@@ -46,6 +45,7 @@ from cleave.planner.plan import (
     Planner,
     Residency,
 )
+from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Op, Role
@@ -158,7 +158,7 @@ class Shell:
         self.now_s = 0.0
         self._ids = count(1)
         self._executor = NumpyExecutor()
-        self._grid = GridPlanner()
+        self._grid = TilePlanner()
 
     # --- what happens to the fleet ---
 
@@ -652,7 +652,7 @@ def test_work_waits_for_a_device() -> None:
         turn_a=False,
         turn_b=False,
         out=DType.FP32,
-        planner=GridPlanner(),
+        planner=TilePlanner(),
     )
     _settled(shell)
     assert shell.unfinished()

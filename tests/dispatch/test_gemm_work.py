@@ -22,8 +22,8 @@ from cleave.dispatch.work import Stored, Unit
 from cleave.errors import PlanError
 from cleave.fleet.output import Output
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut
-from cleave.planner.grid import GridPlanner
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, Residency
+from cleave.planner.planner import TilePlanner
 from tests.dispatch.test_dispatcher import BoxPlanner
 
 FP32 = ElementBytes(4, 4)
@@ -204,7 +204,7 @@ class _Slabs:
 
 
 def test_finished_blocks_wait_for_nothing() -> None:
-    work = _work(Gemm(64, 64, 8), GridPlanner())
+    work = _work(Gemm(64, 64, 8), TilePlanner())
     units = [unit for _, unit in _units(work)]
     for unit in reversed(units):
         assert list(work.arrived(unit, "payload")) == [(unit, "payload")]
@@ -215,7 +215,7 @@ def test_finished_blocks_wait_for_nothing() -> None:
 
 def test_no_devices_is_a_plan_error() -> None:
     with pytest.raises(PlanError):
-        _work(Gemm(2, 2, 2), GridPlanner()).assign([], Dispatcher())
+        _work(Gemm(2, 2, 2), TilePlanner()).assign([], Dispatcher())
 
 
 def test_many_partial_sums_are_put_in_order_in_reasonable_time() -> None:
@@ -292,14 +292,14 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
     gemm: Gemm, seed: int, devices: int, turns: int, other_side: int, as_left: bool
 ) -> None:
     """Whatever the first plan was, a second GEMM of one of its operands is offered only covers."""
-    first = _work(gemm, BoxPlanner(seed) if seed % 2 else GridPlanner())
+    first = _work(gemm, BoxPlanner(seed) if seed % 2 else TilePlanner())
     dispatcher = _holding(first, devices)
     held_operand, (rows, columns) = (A, (gemm.m, gemm.k)) if turns & 1 else (B, (gemm.k, gemm.n))
     turned = bool(turns & 2)
     if turned:
         rows, columns = columns, rows
     known, new = MatrixRef(held_operand, turned), MatrixRef(103, False)
-    spy = _Spy(GridPlanner())
+    spy = _Spy(TilePlanner())
     if as_left:
         second = Gemm(rows, other_side, columns)
         work = _work(second, spy, a=known, b=new)
@@ -324,9 +324,9 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
 
 def test_a_row_partition_is_offered_again() -> None:
     """One device, all of A: the next GEMM of A sends only the new side."""
-    first = _work(Gemm(4, 4, 4), GridPlanner())
+    first = _work(Gemm(4, 4, 4), TilePlanner())
     dispatcher = _holding(first, 1)
-    spy = _Spy(GridPlanner())
+    spy = _Spy(TilePlanner())
     work = _work(Gemm(4, 6, 4), spy, b=MatrixRef(103, False))
     units = list(work.assign(_fleet(1), dispatcher))
     (residency,) = spy.offered
@@ -337,6 +337,6 @@ def test_a_row_partition_is_offered_again() -> None:
 
 
 def test_nothing_is_offered_of_operands_nobody_holds() -> None:
-    spy = _Spy(GridPlanner())
+    spy = _Spy(TilePlanner())
     _units(_work(Gemm(4, 4, 4), spy))
     assert spy.offered == []

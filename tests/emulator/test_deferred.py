@@ -109,7 +109,7 @@ def test_any_plan_in_any_order(
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize(("turn_a", "turn_b"), [(False, False), (True, False), (False, True)])
 def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bool) -> None:
-    from cleave.planner.grid import GridPlanner
+    from cleave.planner.planner import TilePlanner
 
     rng = np.random.default_rng(0)
     a, b = rng.integers(-2, 3, (40, 7)), rng.integers(-2, 3, (7, 50))
@@ -117,7 +117,7 @@ def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bo
     refs = MatrixRef(1, turn_a), MatrixRef(2, turn_b)
     element = ElementBytes(dtype.itemsize, dtype.itemsize)
     slow = [DeviceRates(i, 1e2, 1e2, 1e3) for i in (1, 2, 3)]
-    work = GemmWork(1, Gemm(40, 50, 7), *refs, element, dtype.value, dtype.value, GridPlanner())
+    work = GemmWork(1, Gemm(40, 50, 7), *refs, element, dtype.value, dtype.value, TilePlanner())
     units = [unit for _, unit in work.assign(slow, Dispatcher())]
     assert work.plan is not None
     assert len(units) > len(work.plan.tiles)

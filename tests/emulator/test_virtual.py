@@ -14,7 +14,6 @@ from cleave.device.executors import NumpyExecutor
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
-from cleave.planner.grid import GridPlanner
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
@@ -23,6 +22,7 @@ from cleave.planner.plan import (
     Planner,
     Residency,
 )
+from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size
 from emulator.virtual import Direction, Transfer, VirtualShell, emulated
@@ -59,7 +59,7 @@ def _fleet(
     whole_tiles: bool = True,
 ) -> tuple[Fleet, VirtualShell]:
     shell = VirtualShell(profiles, NumpyExecutor(), whole_tiles)
-    return Fleet(shell, planner or GridPlanner()), shell
+    return Fleet(shell, planner or TilePlanner()), shell
 
 
 def _matrix(rows: int, columns: int, seed: int, dtype: DType = DType.FP32) -> Buffer:

@@ -25,8 +25,8 @@ from cleave.fleet.coordinator import (
     gemm_of,
 )
 from cleave.gemm import Gemm
-from cleave.planner.grid import GridPlanner
 from cleave.planner.plan import ElementBytes
+from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
 
@@ -55,7 +55,7 @@ def _submit(coordinator: Coordinator, side: int = 4, work: int = 1) -> list[Orde
     ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
     refs = MatrixRef(10 * work, False), MatrixRef(10 * work + 1, False)
     gemm = GemmWork(
-        work, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", GridPlanner()
+        work, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
     )
     return coordinator.submit(gemm, ones, ones, 1.0)
 

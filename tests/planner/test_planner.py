@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
-from cleave.planner.grid import GridPlanner
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
@@ -19,6 +18,7 @@ from cleave.planner.plan import (
     tile_download_bytes,
     tile_upload_bytes,
 )
+from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits
 
 FP32 = ElementBytes(4, 4)
@@ -108,7 +108,7 @@ def _check_tiles(plan: Plan, devices: list[DeviceRates], element: ElementBytes) 
 def test_a_plan_covers_every_multiplication_once(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]
 ) -> None:
-    plan = GridPlanner().plan(gemm, element, devices)
+    plan = TilePlanner().plan(gemm, element, devices)
     _check_covers(plan)
     _check_tiles(plan, devices, element)
 
@@ -117,7 +117,7 @@ def test_a_plan_covers_every_multiplication_once(
 def test_tiles_fit_their_devices_however_small(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]
 ) -> None:
-    plan = GridPlanner().plan(gemm, element, devices)
+    plan = TilePlanner().plan(gemm, element, devices)
     _check_covers(plan)
     _check_tiles(plan, devices, element)
 
@@ -129,7 +129,7 @@ def test_tiles_fit_their_devices_however_small(
     fleets(most=80, memory=(2**28, 2**33)),
 )
 def test_large_gemms(gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]) -> None:
-    plan = GridPlanner().plan(gemm, element, devices)
+    plan = TilePlanner().plan(gemm, element, devices)
     if len(plan.tiles) <= 2000:
         _check_covers_large(plan)
     _check_tiles(plan, devices, element)
@@ -150,52 +150,53 @@ def test_large_gemms(gemm: Gemm, element: ElementBytes, devices: list[DeviceRate
 )
 def test_fleets_of_every_size(gemm: Gemm, devices: int) -> None:
     fleet = _fleet(devices)
-    plan = GridPlanner().plan(gemm, FP32, fleet)
+    plan = TilePlanner().plan(gemm, FP32, fleet)
     _check_covers_large(plan)
     _check_tiles(plan, fleet, FP32)
 
 
+@settings(max_examples=25)
 @given(small_gemms, elements, fleets(memory=(40, 2**30)), st.randoms(use_true_random=False))
 def test_the_order_of_devices_does_not_matter(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates], random: Random
 ) -> None:
     shuffled = devices.copy()
     random.shuffle(shuffled)
-    plan, other = (GridPlanner().plan(gemm, element, d) for d in (devices, shuffled))
+    plan, other = (TilePlanner().plan(gemm, element, d) for d in (devices, shuffled))
     assert plan == other
-    planner = GridPlanner()
+    planner = TilePlanner()
     assert planner.plan(gemm, element, devices) == plan
     assert planner.plan(gemm, element, devices) == plan  # from its cache
 
 
 def test_more_devices_share_the_work() -> None:
     gemm = Gemm(2048, 5120, 5120)
-    spans = [GridPlanner().plan(gemm, FP32, _fleet(d)).makespan_s for d in (1, 8, 64)]
+    spans = [TilePlanner().plan(gemm, FP32, _fleet(d)).makespan_s for d in (1, 8, 64)]
     assert spans[0] > 2 * spans[1] > 4 * spans[2]
 
 
 def test_faster_devices_get_more() -> None:
     slow = DeviceRates(1, 10e6, 5e6, 5e12)
-    fast = DeviceRates(2, 100e6, 50e6, 5e13)
-    plan = GridPlanner().plan(Gemm(1000, 1000, 1000), FP32, [slow, fast])
+    fast = DeviceRates(2, 20e6, 10e6, 10e12)
+    plan = TilePlanner().plan(Gemm(4000, 4000, 4000), FP32, [slow, fast])
     volume = {p.device: p.cut.tile.volume for p in plan.tiles}
-    assert volume[2] > 5 * volume[1]
+    assert volume[2] > 2 * volume[1]
 
 
 def test_an_empty_fleet_has_no_plan() -> None:
     with pytest.raises(PlanError, match="empty"):
-        GridPlanner().plan(Gemm(2, 2, 2), FP32, [])
+        TilePlanner().plan(Gemm(2, 2, 2), FP32, [])
 
 
 @pytest.mark.parametrize("gemm", [Gemm(0, 2, 2), Gemm(2, 0, 2), Gemm(2, 2, 0)], ids=str)
 def test_nothing_to_multiply_has_no_plan(gemm: Gemm) -> None:
     with pytest.raises(PlanError, match="nothing to multiply"):
-        GridPlanner().plan(gemm, FP32, _fleet(2))
+        TilePlanner().plan(gemm, FP32, _fleet(2))
 
 
 def test_a_device_without_memory_is_named() -> None:
     with pytest.raises(PlanError, match="device 7 offers 8 bytes"):
-        GridPlanner().plan(Gemm(2, 2, 2), FP32, [DeviceRates(7, 1e6, 1e6, 1e9, 0, 8)])
+        TilePlanner().plan(Gemm(2, 2, 2), FP32, [DeviceRates(7, 1e6, 1e6, 1e9, 0, 8)])
 
 
 # --- what devices hold ---
@@ -215,8 +216,8 @@ def _residency(gemm: Gemm, devices: list[DeviceRates]) -> Residency:
 def test_what_is_held_already_is_not_sent_again() -> None:
     gemm, devices = Gemm(4000, 4, 1000), _fleet(2)
     residency = _residency(gemm, devices)
-    fresh = GridPlanner().plan(gemm, FP32, devices)
-    plan = GridPlanner().plan(gemm, FP32, devices, [residency])
+    fresh = TilePlanner().plan(gemm, FP32, devices)
+    plan = TilePlanner().plan(gemm, FP32, devices, [residency])
     assert {p.device: p.cut for p in plan.tiles} == residency.tiles
     assert plan.makespan_s < fresh.makespan_s / 10
     assert sum(p.download_bytes for p in plan.tiles) == 2 * 4 * 1000 * 4
@@ -225,8 +226,8 @@ def test_what_is_held_already_is_not_sent_again() -> None:
 
 def test_what_is_held_is_left_where_a_fresh_plan_is_faster() -> None:
     gemm, devices = Gemm(16, 4000, 1000), _fleet(16)
-    fresh = GridPlanner().plan(gemm, FP32, devices)
-    assert GridPlanner().plan(gemm, FP32, devices, [_residency(gemm, devices)]) == fresh
+    fresh = TilePlanner().plan(gemm, FP32, devices)
+    assert TilePlanner().plan(gemm, FP32, devices, [_residency(gemm, devices)]) == fresh
 
 
 # --- devices with little memory ---
@@ -234,7 +235,7 @@ def test_what_is_held_is_left_where_a_fresh_plan_is_faster() -> None:
 
 def test_a_device_without_memory_is_left_idle() -> None:
     devices = [*_fleet(3), DeviceRates(9, 1e6, 1e6, 1e9, 0, 8)]
-    plan = GridPlanner().plan(Gemm(64, 64, 64), FP32, devices)
+    plan = TilePlanner().plan(Gemm(64, 64, 64), FP32, devices)
     assert {p.device for p in plan.tiles} <= {1, 2, 3}
     _check_covers(plan)
 
@@ -243,8 +244,8 @@ def test_a_device_with_little_memory_does_not_hold_up_the_others() -> None:
     good = [DeviceRates(i, 1e6, 1e6, 1e9) for i in (1, 2)]
     little = DeviceRates(3, 1e6, 1e6, 1e9, 0, 400)
     gemm = Gemm(64, 64, 64)
-    alone = GridPlanner().plan(gemm, FP32, good)
-    together = GridPlanner().plan(gemm, FP32, [*good, little])
+    alone = TilePlanner().plan(gemm, FP32, good)
+    together = TilePlanner().plan(gemm, FP32, [*good, little])
     assert together.makespan_s <= 1.1 * alone.makespan_s
 
 
@@ -270,7 +271,7 @@ def _largest_message(plan: Plan, element: ElementBytes) -> int:
 )
 def test_strips_and_blocks_fit_into_messages(gemm: Gemm, memory_bytes: int) -> None:
     device = DeviceRates(1, 5e9, 5e9, 1e12, 0, memory_bytes)
-    plan = GridPlanner().plan(gemm, FP32, [device])
+    plan = TilePlanner().plan(gemm, FP32, [device])
     assert _largest_message(plan, FP32) < limits.MAX_MESSAGE_BYTES - 1024
 
 
@@ -280,7 +281,7 @@ def test_plans_from_what_is_held_fit_their_devices() -> None:
     gemm = Gemm(2, 64, 16)
     whole = Tile(Span(0, 2), Span(0, 64), Span(0, 16))
     cut = TileCut(whole, (whole.m,), (whole.n,), (whole.k,))
-    plan = GridPlanner().plan(gemm, FP32, [device], [Residency({1: cut}, {1: 128})])
+    plan = TilePlanner().plan(gemm, FP32, [device], [Residency({1: cut}, {1: 128})])
     for planned in plan.tiles:
         strips = planned.cut
         block = max(c.size for c in strips.m_cuts) * max(c.size for c in strips.n_cuts) * 4

@@ -1,0 +1,127 @@
+"""Lower bounds on the time of one GEMM on a fleet (design, section 4).
+
+Both are the T at which what the devices can do in T adds up to the whole GEMM. *Overlap*: what no
+plan beats, whatever its tiles; by the Loomis-Whitney inequality a device that received x elements
+and returned z multiplied at most ``(x / 2) sqrt(z)`` pairs. *Isolated*: what no plan beats that
+gives every device one tile, under the readiness curve of wavefront streaming.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from cleave.gemm import Gemm
+from cleave.planner.plan import ElementBytes, PsRates
+from cleave.planner.shape import Floats, RateArrays, best_tile
+
+_TOLERANCE = 1e-7
+
+
+def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: PsRates) -> float:
+    """No plan is faster, with any number of tiles of any shape.
+
+    Args:
+        gemm: of positive sides.
+        element: bytes per element.
+        rates: the fleet, at least one device.
+        ps: the PS's own card.
+    """
+    least = min(element.finished, element.partial)
+
+    def volume(time_s: float) -> float:
+        available = np.maximum(0.0, time_s - rates.latency_s)
+        received = rates.downlink * available / element.sent
+        returned = rates.uplink * available / least
+        each = np.minimum.reduce(
+            [
+                received / 2 * np.sqrt(returned),
+                gemm.k * returned,
+                received * gemm.m * gemm.n / (gemm.m + gemm.n),
+                rates.flops * available / 2,
+                np.full(len(rates), float(gemm.volume)),
+            ]
+        )
+        return _through_card(gemm, element, ps, time_s, each, returned)
+
+    return _time_for(gemm, volume, float(rates.latency_s.min()))
+
+
+def isolated_bound_s(
+    gemm: Gemm,
+    element: ElementBytes,
+    rates: RateArrays,
+    ps: PsRates,
+    *,
+    two_dimensional: bool = False,
+) -> float:
+    """No plan with one tile per device is faster; each device is at its own best depth.
+
+    Memory is left out: a device with little of it does several tiles, which only takes longer.
+
+    Args:
+        two_dimensional: only tiles of full depth.
+    """
+    least = min(element.finished, element.partial)
+
+    def volume(time_s: float) -> float:
+        best = best_tile(gemm, element, rates, time_s, two_dimensional=two_dimensional)
+        returned = rates.uplink * np.maximum(0.0, time_s - rates.latency_s) / least
+        return _through_card(gemm, element, ps, time_s, best.volume, returned)
+
+    return _time_for(gemm, volume, float(rates.latency_s.min()))
+
+
+def _through_card(
+    gemm: Gemm, element: ElementBytes, ps: PsRates, time_s: float, each: Floats, returned: Floats
+) -> float:
+    """The volume of all devices together, with what the PS can send and receive in time.
+
+    A device does at most ``sqrt(returned) / 2`` pairs for every element sent to it, so what the
+    card sends does most where the uplinks are fast: a fractional knapsack. What the card receives
+    is worth at most k pairs an element.
+    """
+    total = float(each.sum())
+    if np.isfinite(ps.egress_bytes_per_s):
+        budget = ps.egress_bytes_per_s * time_s / element.sent
+        worth = np.sqrt(returned) / 2
+        order = np.argsort(-worth)
+        worth, wanted = worth[order], each[order]
+        needs = np.divide(wanted, worth, out=np.zeros_like(wanted), where=worth > 0)
+        sent = np.diff(np.minimum(np.cumsum(needs), budget), prepend=0.0)
+        total = min(total, float((sent * worth).sum()))
+    if np.isfinite(ps.ingress_bytes_per_s):
+        least = min(element.finished, element.partial)
+        total = min(total, gemm.k * ps.ingress_bytes_per_s * time_s / least)
+    return total
+
+
+def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
+    """The time at which a rising volume reaches that of the GEMM, from below.
+
+    False position on the logarithm of the time beyond `least_s`, before which nothing is done:
+    there the volume is close to a straight line. Every third step halves the bracket.
+    """
+    wanted = float(gemm.volume)
+    low, high = 0.0, max(1e-9, least_s)
+    at_low, at_high = 0.0, volume(least_s + high)
+    while at_high < wanted:
+        low, at_low, high = high, at_high, high * 4
+        at_high = volume(least_s + high)
+    for step in range(200):
+        if high - low <= _TOLERANCE * high:
+            break
+        middle = (low + high) / 2
+        if at_low > 0 and step % 3 != 2:
+            share = math.log(wanted / at_low) / math.log(at_high / at_low)
+            guess = low * (high / low) ** share
+            # Beside the guess, so that the bracket closes from both sides.
+            middle = min(max(guess * (1 + (-1) ** step * _TOLERANCE / 4), low), high)
+        at_middle = volume(least_s + middle)
+        if at_middle < wanted:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    return least_s + low

@@ -1,0 +1,380 @@
+"""The planner: which devices take part, and which tile each of them gets.
+
+It takes the fluid limit from the bound (`shape`, `bound`), deals the devices into columns and slabs
+(`arrange`), balances a few such arrangements (`balance`), and keeps the one of the least predicted
+makespan. It plans the same for the same numbers, in whatever order the devices come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.errors import PlanError
+from cleave.gemm import Gemm, Span, Tile
+from cleave.planner.arrange import drafts
+from cleave.planner.balance import Balancer, Boxes, Fluid, Frame, box_times_s
+from cleave.planner.bound import isolated_bound_s
+from cleave.planner.cost import PS_BLOCK_S
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    Plan,
+    PlannedTile,
+    PsRates,
+    Region,
+    Residency,
+)
+from cleave.planner.shape import BestTile, RateArrays, best_tile
+from cleave.planner.tiles import USABLE_MEMORY, planned_tiles, resident_plan, spans_s
+
+Indices = npt.NDArray[np.intp]
+
+_LARGE_FLEET: Final = 2048  # above it only the likeliest arrangements are tried
+_SMALL_FLEET: Final = 24
+_LEAST_ELEMENTS: Final = 256  # of C for each device; below that some are better left idle
+_SAMPLE: Final = 512  # devices that stand for all when subsets are compared
+_MOST_PIECES: Final = 8  # that a device's share may be cut into to fit its memory
+_CACHED_PLANS: Final = 4096
+
+
+class Method(Enum):
+    """How tiles are shaped: in three dimensions, or as published, rows and columns only."""
+
+    THREE_D = "3d"
+    TWO_D = "2d"
+
+
+@dataclass
+class TilePlanner:
+    """Plans GEMMs for fleets; see the module's text.
+
+    Args:
+        ps: what the parameter server can send, receive and hold.
+        method: shapes of tiles.
+    """
+
+    ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S))
+    method: Method = Method.THREE_D
+    _cache: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        if not devices:
+            raise PlanError("the fleet is empty; a plan needs at least one device")
+        if not gemm.volume:
+            raise PlanError(f"a GEMM of {gemm.m}x{gemm.n}x{gemm.k} has nothing to multiply")
+        key = (gemm, element, tuple(devices))
+        fresh = self._cache.get(key)
+        if fresh is None:
+            if len(self._cache) >= _CACHED_PLANS:
+                self._cache.clear()
+            fresh = self._cache[key] = self._fresh(gemm, element, devices)
+        reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
+        return min([fresh, *filter(None, reusing)], key=lambda p: p.makespan_s)
+
+    def _fresh(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        ordered = sorted(devices, key=lambda d: d.device)
+        rates = RateArrays.of(ordered)
+        two_dimensional = self.method is Method.TWO_D
+        bound_s = isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
+        best: tuple[float, Plan] | None = None
+        for subset in self._subsets(gemm, element, rates, bound_s):
+            everyone = len(subset) == len(ordered)
+            members = [ordered[i] for i in subset]
+            plan = _Task(self, gemm, element, members, bound_s, everyone=everyone).plan()
+            if plan is None:
+                continue
+            blocks_s = self._blocks_s(plan)
+            score_s = max(plan.makespan_s + plan.fill_s, blocks_s)
+            if best is None or score_s < best[0]:
+                best = score_s, plan
+            elif plan.devices_used < best[1].devices_used / 4:
+                break  # going on, ever fewer devices only take longer
+        assert best is not None  # one device alone can always be planned for
+        return best[1]
+
+    def _blocks_s(self, plan: Plan) -> float:
+        if not self.ps.block_s:
+            return 0.0
+        cuts = (tile.cut for tile in plan.tiles)
+        return self.ps.block_s * sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in cuts)
+
+    # --- which devices ---
+
+    def _subsets(
+        self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
+    ) -> list[Indices]:
+        """The sets of devices that are worth planning for, best guess first.
+
+        All of them, where nothing speaks against it. Fewer, where the PS's card cannot feed all, or
+        the GEMM is so small that the shares are crumbs.
+        """
+        roomy = _roomy(gemm, element, rates)
+        best = best_tile(gemm, element, rates, 2 * bound_s)
+        # Fastest first; among equals the first.
+        ranked = roomy[np.lexsort((roomy, -best.volume[roomy]))]
+        everyone = len(ranked)
+        sizes = _ladder(everyone)
+        if (
+            rates.downlink[ranked].sum() > self.ps.egress_bytes_per_s
+            or rates.uplink[ranked].sum() > self.ps.ingress_bytes_per_s
+        ):
+            sizes = self._most_promising(gemm, element, rates.take(ranked), sizes, bound_s)
+        elif gemm.m * gemm.n >= _LEAST_ELEMENTS * everyone and (
+            everyone * self.ps.block_s < bound_s
+        ):
+            sizes = sizes[:1]
+        return [np.sort(ranked[:size]) for size in sizes]
+
+    def _most_promising(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        ranked: RateArrays,
+        sizes: Sequence[int],
+        bound_s: float,
+    ) -> list[int]:
+        """The sizes of subsets with the least fluid time behind the PS's card."""
+        unlimited = PsRates()
+        times = {}
+        for size in sizes:
+            rates = self._behind_card(ranked.take(np.arange(size)))
+            step = -(-size // _SAMPLE)
+            sample = rates.take(np.arange(0, size, step))
+            # The sample does its share of the volume, as columns of C.
+            share = max(1, round(gemm.n * len(sample) / size))
+            times[size] = isolated_bound_s(
+                replace(gemm, n=share),
+                element,
+                sample,
+                unlimited,
+                two_dimensional=self.method is Method.TWO_D,
+            ) * (gemm.n * len(sample) / size / share)
+        return sorted(sizes, key=lambda size: (times[size], size))[:3]
+
+    def _behind_card(self, rates: RateArrays) -> RateArrays:
+        """Every link slowed alike, so that together they fit through the PS's card."""
+        return rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
+
+
+def _ladder(most: int) -> list[int]:
+    """Sizes of subsets from all down to one, in steps of a fifth or, for small fleets, a third."""
+    share = 0.67 if most <= _SMALL_FLEET else 0.8
+    sizes = [most]
+    while sizes[-1] > 1:
+        sizes.append(min(sizes[-1] - 1, round(sizes[-1] * share)))
+    return sizes
+
+
+def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
+    """The devices that can hold an equal share of C in a few pieces; the others stay idle."""
+    side = (gemm.m * gemm.n / len(rates)) ** 0.5
+    rows, columns = min(side, gemm.m), min(side, gemm.n)
+    share = (rows + columns) * gemm.k * element.sent + rows * columns * element.finished
+    usable = rates.memory * USABLE_MEMORY
+    roomy = np.flatnonzero(share <= _MOST_PIECES * usable)
+    if len(roomy):
+        return roomy
+    # All are small: then those that can hold anything at all.
+    least = 2 * element.sent + max(element.finished, element.partial)
+    some = np.flatnonzero(least <= usable)
+    if not len(some):
+        raise PlanError(
+            f"no device has the memory for a single multiplication; "
+            f"the largest offers {int(rates.memory.max())} bytes"
+        )
+    return some
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    makespan_s: float
+    fluid: Fluid
+    balancer: Balancer
+
+
+class _Task:
+    """One GEMM on one set of devices, all of which may be used."""
+
+    def __init__(
+        self,
+        planner: TilePlanner,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        bound_s: float,
+        *,
+        everyone: bool,
+    ) -> None:
+        self.gemm = gemm
+        self.element = element
+        self.ps = planner.ps
+        self.two_dimensional = planner.method is Method.TWO_D
+        self.crumbs = gemm.m * gemm.n < _LEAST_ELEMENTS * len(devices)
+        rates = RateArrays.of(devices)
+        self.rates = planner._behind_card(rates)
+        throttled = self.rates is not rates
+        # Tiles are timed with the share of the card that their devices get.
+        self.devices = devices
+        if throttled:
+            self.devices = [
+                replace(
+                    device,
+                    downlink_bytes_per_s=float(self.rates.downlink[i]),
+                    uplink_bytes_per_s=float(self.rates.uplink[i]),
+                )
+                for i, device in enumerate(devices)
+            ]
+        self.bound_s = bound_s
+        self.fluid_s = bound_s
+        if throttled or not everyone:
+            self.fluid_s = isolated_bound_s(
+                gemm, element, self.rates, PsRates(), two_dimensional=self.two_dimensional
+            )
+        waiting = gemm.m * gemm.n * element.partial
+        self.least_depth = (
+            1.0 if waiting == 0 else min(gemm.k, gemm.k * waiting / self.ps.memory_bytes)
+        )
+
+    def plan(self) -> Plan | None:
+        """The best plan found; None when nothing fits integers."""
+        slowdown = np.ones(len(self.rates))
+        best: Plan | None = None
+        for _ in range(3):
+            found = self._tiling(slowdown)
+            if found is None:
+                break
+            plan, took_s, alone_s = found
+            if best is None or plan.makespan_s < best.makespan_s:
+                best = plan
+            slower = took_s > alone_s * (1 + 1e-9)
+            if not slower.any() or plan.makespan_s <= 1.01 * self.fluid_s:
+                break
+            # Memory made some do several tiles, which takes longer: give them less.
+            slowdown = np.where(slower, slowdown * took_s / alone_s, slowdown)
+        return best
+
+    def _tiling(
+        self, slowdown: npt.NDArray[np.float64]
+    ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+        best = best_tile(
+            self.gemm,
+            self.element,
+            self.rates,
+            self.fluid_s,
+            least_depth=self.least_depth,
+            two_dimensional=self.two_dimensional,
+        )
+        best = BestTile(best.volume / slowdown, best.depth, best.full_depth)
+        order = self._order(best)
+        few = len(order) > _LARGE_FLEET or self.crumbs
+        candidates: list[_Candidate] = []
+        for columns_cut_n in (True, False):
+            frame = Frame(self.gemm, self.element, columns_cut_n)
+            balancer = Balancer(frame, self.rates, slowdown)
+            for draft in drafts(frame, best, order, few=few):
+                fluid = balancer.balance(
+                    draft.arrangement, draft.widths, draft.depths, self.fluid_s, rounds=3
+                )
+                candidates.append(_Candidate(fluid.makespan_s, fluid, balancer))
+        candidates.sort(key=lambda c: c.makespan_s)
+        chosen: tuple[float, Boxes, Frame] | None = None
+        tried = 0
+        for candidate in candidates:
+            boxes = self._integers(candidate)
+            if boxes is None:
+                continue
+            frame = candidate.balancer.frame
+            makespan_s = float(box_times_s(boxes, frame, self.rates).max())
+            if chosen is None or makespan_s < chosen[0]:
+                chosen = makespan_s, boxes, frame
+            tried += 1
+            if tried == (1 if few else 3):
+                break
+        return None if chosen is None else self._finish(chosen[1], chosen[2])
+
+    def _order(self, best: BestTile) -> Indices:
+        """Deepest tiles first, among equals the widest; devices that can do nothing left out."""
+        active = np.flatnonzero(best.volume > 0)
+        sides = best.volume[active] / best.depth[active]
+        return active[np.lexsort((active, -sides, -best.depth[active]))]
+
+    def _integers(self, candidate: _Candidate) -> Boxes | None:
+        fluid = candidate.balancer.balance(
+            candidate.fluid.arrangement,
+            candidate.fluid.widths,
+            candidate.fluid.depths,
+            candidate.makespan_s,
+            rounds=12,
+        )
+        return candidate.balancer.integers(fluid)
+
+    def _finish(
+        self, boxes: Boxes, frame: Frame
+    ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        tiles: list[PlannedTile] = []
+        took_s, alone_s = np.zeros(len(self.rates)), np.ones(len(self.rates))
+        times_s = box_times_s(boxes, frame, self.rates)
+        count = len(boxes.device)
+        spans = zip(
+            boxes.device.tolist(),
+            boxes.rows.tolist(),
+            boxes.columns.tolist(),
+            boxes.depth.tolist(),
+            times_s.tolist(),
+            strict=True,
+        )
+        for index, rows, columns, depth, time_s in spans:
+            m, n = (rows, columns) if frame.columns_cut_n else (columns, rows)
+            box = Tile(Span(*m), Span(*n), Span(*depth))
+            pieces = planned_tiles(
+                self.gemm,
+                self.element,
+                self.devices[index],
+                box,
+                tiles=count,
+                block_s=self.ps.block_s,
+            )
+            tiles += pieces
+            took_s[index] = sum(piece.time_s for piece in pieces)
+            alone_s[index] = time_s
+        bare_s, filled_s = spans_s(tiles)
+        plan = Plan(
+            self.gemm,
+            tuple(tiles),
+            bare_s,
+            filled_s - bare_s,
+            self.bound_s,
+            _regions(boxes, frame),
+        )
+        return plan, took_s, alone_s
+
+
+def _regions(boxes: Boxes, frame: Frame) -> tuple[Region, ...]:
+    """Runs of columns with equal slab counts."""
+    columns: list[tuple[int, int, int, int]] = []  # start, stop, slabs, devices
+    keyed = zip(boxes.columns.tolist(), boxes.slab.tolist(), strict=True)
+    for (start, stop), group in groupby(keyed, key=lambda pair: pair[0]):
+        slabs = [slab for _, slab in group]
+        columns.append((start, stop, len(set(slabs)), len(slabs)))
+    whole = Span(0, frame.height)
+    regions = []
+    for slab_count, run in groupby(columns, key=lambda column: column[2]):
+        members = list(run)
+        across = Span(members[0][0], members[-1][1])
+        m, n = (whole, across) if frame.columns_cut_n else (across, whole)
+        regions.append(Region(m, n, slab_count, sum(column[3] for column in members)))
+    return tuple(regions)

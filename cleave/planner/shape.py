@@ -1,0 +1,205 @@
+"""How much of a GEMM one device does in a given time, and the shape of the tile that does it.
+
+Everything here is vectorised over devices: arrays of one value each, floats throughout (the fluid
+limit, before anything is rounded to integers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes
+
+Floats = npt.NDArray[np.float64]
+
+_GOLDEN = 0.6180339887498949
+_GOLDEN_STEPS = 22  # narrow the search for a depth to 3e-5 of its logarithmic range
+
+
+@dataclass(frozen=True, slots=True)
+class RateArrays:
+    """Rates of many devices, one array each; see `DeviceRates` for the meaning.
+
+    `latency_s` counts both ways.
+    """
+
+    downlink: Floats
+    uplink: Floats
+    flops: Floats
+    latency_s: Floats
+    memory: Floats
+
+    @classmethod
+    def of(cls, devices: Sequence[DeviceRates]) -> RateArrays:
+        """The rates of these devices, in this order."""
+        columns = np.array(
+            [
+                (
+                    d.downlink_bytes_per_s,
+                    d.uplink_bytes_per_s,
+                    d.flops_per_s,
+                    2 * d.latency_s,
+                    d.memory_bytes,
+                )
+                for d in devices
+            ],
+            dtype=np.float64,
+        ).reshape(len(devices), 5)
+        return cls(*(np.ascontiguousarray(column) for column in columns.T))
+
+    def __len__(self) -> int:
+        return len(self.downlink)
+
+    def take(self, chosen: npt.NDArray[np.intp]) -> RateArrays:
+        """Some of them, in the order of `chosen`."""
+        return RateArrays(
+            self.downlink[chosen],
+            self.uplink[chosen],
+            self.flops[chosen],
+            self.latency_s[chosen],
+            self.memory[chosen],
+        )
+
+    def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
+        """Links slowed in proportion until together they fit through the PS's card."""
+        down = min(1.0, egress_bytes_per_s / float(self.downlink.sum()))
+        up = min(1.0, ingress_bytes_per_s / float(self.uplink.sum()))
+        if down == up == 1.0:
+            return self
+        return RateArrays(
+            self.downlink * down, self.uplink * up, self.flops, self.latency_s, self.memory
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BestTile:
+    """By device: the volume it can do in some time, and the depth of the tile that does it."""
+
+    volume: Floats
+    depth: Floats
+    full_depth: npt.NDArray[np.bool_]
+
+
+def best_tile(
+    gemm: Gemm,
+    element: ElementBytes,
+    rates: RateArrays,
+    time_s: float,
+    *,
+    least_depth: float = 1.0,
+    two_dimensional: bool = False,
+) -> BestTile:
+    """The largest volume of one tile that each device returns within `time_s`.
+
+    Design, section 4: the tile's sides and depth are free within the GEMM's; a tile of full depth
+    returns finished elements, any other partial sums.
+
+    Args:
+        least_depth: no shallower tile than this (memory of the PS for partial sums).
+        two_dimensional: full depth only.
+    """
+    available = np.maximum(0.0, time_s - rates.latency_s)
+    depth = np.full(len(rates), float(gemm.k))
+    volume = depth * _area(gemm, element.sent, element.finished, rates, available, depth)
+    full = np.ones(len(rates), np.bool_)
+    if not two_dimensional and least_depth < gemm.k:
+        shallow, partial = _best_depth(gemm, element, rates, available, max(1.0, least_depth))
+        better = partial > volume
+        volume = np.where(better, partial, volume)
+        depth = np.where(better, shallow, depth)
+        full &= ~better
+    return BestTile(volume, depth, full)
+
+
+def _best_depth(
+    gemm: Gemm, element: ElementBytes, rates: RateArrays, available: Floats, least: float
+) -> tuple[Floats, Floats]:
+    """Golden-section search for the depth; the volume has one maximum in it."""
+
+    def volume(log_depth: Floats) -> Floats:
+        depth = np.exp(log_depth)
+        return depth * _area(gemm, element.sent, element.partial, rates, available, depth)
+
+    low = np.full(len(rates), np.log(least))
+    high = np.full(len(rates), np.log(float(gemm.k)))
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = volume(left), volume(right)
+    for _ in range(_GOLDEN_STEPS):
+        go_left = at_left >= at_right
+        high, low = np.where(go_left, right, high), np.where(go_left, low, left)
+        inner = np.where(go_left, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
+        at_inner = volume(inner)
+        left, right = np.where(go_left, inner, right), np.where(go_left, left, inner)
+        at_left, at_right = (
+            np.where(go_left, at_inner, at_right),
+            np.where(go_left, at_left, at_inner),
+        )
+    best = np.where(at_left >= at_right, left, right)
+    return np.exp(best), np.maximum(at_left, at_right)
+
+
+def _area(
+    gemm: Gemm, sent: int, returned: int, rates: RateArrays, available: Floats, depth: Floats
+) -> Floats:
+    """The most elements of C, at a given depth, that come back within the available seconds.
+
+    The sides are equal unless C is narrower than that.
+    """
+    per_side_s = depth * sent / rates.downlink  # to send one row of A's part, or column of B's
+    per_element_s = np.maximum(2 * depth / rates.flops, returned / rates.uplink)
+    narrow, wide = float(min(gemm.m, gemm.n)), float(max(gemm.m, gemm.n))
+    # Square of side s: the download takes 2 s per_side_s. Where it hides the rest, it is the time.
+    side = available / (2 * per_side_s)
+    hidden = per_element_s * side <= per_side_s
+    area = np.where(
+        hidden,
+        side * side,
+        np.maximum(0.0, available - per_side_s**2 / per_element_s) / per_element_s,
+    )
+    clipped = area > narrow * narrow
+    if clipped.any():
+        length = longest_side(np.full_like(available, narrow), per_side_s, per_element_s, available)
+        area = np.where(clipped, narrow * np.minimum(wide, length), area)
+    return area
+
+
+def longest_side(
+    width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
+) -> Floats:
+    """The longest tile of a given width that comes back in time; 0 where none does.
+
+    With a the length and b the width: ``download = (a + b) per_side_s``, ``X = a b per_element_s``,
+    and the time is ``download`` where ``X <= download / 2``, else ``X + download^2 / (4 X)``.
+
+    Args:
+        width: b.
+        per_side_s: seconds of download for each row or column of the tile.
+        per_element_s: the larger of compute and upload seconds for each element of C's part.
+        available: seconds.
+    """
+    per_length_s = width * per_element_s  # X for each unit of length
+    # Where the download hides everything: a + b = available / per_side_s.
+    by_download = available / per_side_s - width
+    # Else (x^2 + p^2/4) a^2 - (x t - p^2 b / 2) a + p^2 b^2 / 4 = 0, the larger root.
+    quarter = per_side_s * per_side_s / 4
+    square = per_length_s * per_length_s + quarter
+    linear = per_length_s * available - 2 * quarter * width
+    root = linear * linear - 4 * square * quarter * width * width
+    by_both = (linear + np.sqrt(np.maximum(root, 0.0))) / (2 * square)
+    # The two meet at 2 X = download, that is at a = p b / (2 x - p).
+    excess = 2 * per_length_s - per_side_s
+    hidden = (excess <= 0) | (available * excess <= per_side_s * 2 * per_length_s * width)
+    return np.maximum(0.0, np.where(hidden, by_download, by_both))
+
+
+def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
+    """`cost.streamed_s` for arrays; `slower_s` is the larger of compute and upload."""
+    slower = np.maximum(slower_s, 1e-300)
+    return np.where(
+        slower_s <= download_s / 2, download_s, slower_s + download_s * download_s / (4 * slower)
+    )
