@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -13,7 +14,8 @@ from cleave.errors import ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import Buffer
 
-_JOIN_BELOW_BYTES: Final = 16384  # smaller messages go as one frame: a copy is cheaper than a frame
+_JOIN_BELOW_BYTES: Final = 65536
+"""Smaller messages go as one frame: a copy is cheaper than a frame."""
 
 
 class ConnectionLostError(Exception):
@@ -42,10 +44,19 @@ class Connection(Protocol):
 
 
 class WebSocketConnection:
-    """Messages as binary WebSocket messages, header and payload as two frames of one message."""
+    """Messages as binary WebSocket messages.
 
-    def __init__(self, socket: WebSocket) -> None:
+    Header and payload of a large one go as two frames, which whoever receives it has to join, or
+    are joined here.
+
+    Args:
+        socket: the connection.
+        spare_receiver: always join here; for devices, of which a server has many.
+    """
+
+    def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
         self._socket = socket
+        self._join_below = math.inf if spare_receiver else _JOIN_BELOW_BYTES
 
     async def send(self, parts: Sequence[Buffer]) -> int:
         """See `Connection.send`."""
@@ -53,7 +64,7 @@ class WebSocketConnection:
         try:
             if len(parts) == 1:
                 await self._socket.send(parts[0])
-            elif size < _JOIN_BELOW_BYTES:
+            elif size < self._join_below:
                 await self._socket.send(b"".join(parts))
             else:
                 await self._socket.send(parts)

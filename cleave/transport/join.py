@@ -86,7 +86,7 @@ async def open_connection(address: str) -> WebSocketConnection:
         ) from None
     except (InvalidHandshake, InvalidURI) as error:
         raise CleaveError(f"{address} is not a Cleave server: {error}") from None
-    return WebSocketConnection(socket)
+    return WebSocketConnection(socket, spare_receiver=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.transport.connection import Connection, ConnectionLostError
 
-PACK_IN_THREAD_BYTES = 512 * 1024
+PACK_IN_THREAD_BYTES = 4 * 2**20
 """Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
 
 
