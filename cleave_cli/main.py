@@ -10,7 +10,7 @@ from rich.console import Console
 
 import cleave
 from cleave.errors import CleaveError
-from cleave_cli import join, serve, train
+from cleave_cli import join, plan, serve, train
 
 app = typer.Typer(
     name="cleave",
@@ -43,6 +43,7 @@ def root(
 app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("train")(train.train)
+app.command("plan")(plan.plan)
 
 
 def main() -> None:

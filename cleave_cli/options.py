@@ -23,3 +23,12 @@ def need_train_extra(command: str) -> None:
             f"{command} needs {', '.join(missing)}, which is not installed here; "
             f"install it with: pip install 'cleave[train]'"
         )
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes, as people read it."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cleave_cli.options import human_bytes
+
 if TYPE_CHECKING:
     from cleave.training.records import Record
 
@@ -128,8 +130,8 @@ def _step_line(record: dict[str, Any]) -> str:
     ]
     if record["tiles"]:
         parts += [
-            f"{_size(record['downlink_bytes'])} down",
-            f"{_size(record['uplink_bytes'])} up",
+            f"{human_bytes(record['downlink_bytes'])} down",
+            f"{human_bytes(record['uplink_bytes'])} up",
             f"{record['tiles']} tiles",
         ]
         if record["clock"] == "virtual":
@@ -150,17 +152,10 @@ def _summary(record: dict[str, Any]) -> Table:
         clock = "of virtual time" if record["clock"] == "virtual" else "waited for"
         table.add_row("fleet", f"{record['fleet_s']:.1f} s {clock}")
         table.add_row(
-            "down, up", f"{_size(record['downlink_bytes'])}, {_size(record['uplink_bytes'])}"
+            "down, up",
+            f"{human_bytes(record['downlink_bytes'])}, {human_bytes(record['uplink_bytes'])}",
         )
         table.add_row("tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}")
         table.add_row("reissued", f"{record['reissued']:,}")
     table.add_row("run folder", record["run_folder"])
     return table
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -165,6 +165,14 @@ class Balancer:
         total = np.add.reduceat(depths, starts)
         return depths * (self.frame.depth / total)[column_of]
 
+    def slab_rows(self, slab: Arrangement, width: int, depth: int, guess_s: float) -> Ints:
+        """Rows of one slab of a given width and depth, by device of `slab`."""
+        lone = np.array([depth == self.frame.depth])
+        slabs = _Slabs(self, slab, lone)
+        widths, depths = np.array([float(width)]), np.array([float(depth)])
+        times = slabs.times(widths, depths, np.array([guess_s]))
+        return slabs.rows(widths, depths, times)
+
     def integers(self, fluid: Fluid) -> Boxes | None:
         """The nearest tiles of integer sides; None where a column or slab would vanish."""
         arrangement = fluid.arrangement
@@ -190,15 +198,25 @@ class Balancer:
 
 
 class _Slabs:
-    """The slabs of an arrangement as functions of their widths and depths."""
+    """The slabs of an arrangement as functions of their widths and depths.
 
-    def __init__(self, balancer: Balancer, arrangement: Arrangement) -> None:
+    Args:
+        lone: by slab, whether it is of full depth; else taken from the arrangement.
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        arrangement: Arrangement,
+        lone: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
         self._height = balancer.frame.height
         self._starts = arrangement.slab_starts
         self._slab_of = arrangement.slab_of
         rates = balancer.rates.take(arrangement.devices)
         element = balancer.frame.element
-        lone = arrangement.slabs_in_column[arrangement.column_of_slab] == 1
+        if lone is None:
+            lone = arrangement.slabs_in_column[arrangement.column_of_slab] == 1
         returned = np.where(lone, element.finished, element.partial)[self._slab_of]
         self._slowdown = balancer.slowdown[arrangement.devices]
         self._latency_s = rates.latency_s

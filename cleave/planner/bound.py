@@ -15,7 +15,7 @@ import numpy as np
 
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes, PsRates
-from cleave.planner.shape import Floats, RateArrays, best_tile
+from cleave.planner.shape import SEARCH_ERROR, Floats, RateArrays, best_tile
 
 _TOLERANCE = 1e-7
 
@@ -69,7 +69,8 @@ def isolated_bound_s(
     def volume(time_s: float) -> float:
         best = best_tile(gemm, element, rates, time_s, two_dimensional=two_dimensional)
         returned = rates.uplink * np.maximum(0.0, time_s - rates.latency_s) / least
-        return _through_card(gemm, element, ps, time_s, best.volume, returned)
+        each = np.minimum(best.volume * (1 + SEARCH_ERROR), gemm.volume)
+        return _through_card(gemm, element, ps, time_s, each, returned)
 
     return _time_for(gemm, volume, float(rates.latency_s.min()))
 

@@ -130,6 +130,7 @@ class Plan:
         fill_s: what strip fill adds to it.
         bound_s: the isolated bound of the whole fleet; 0 where it was not computed.
         regions: how C is divided; empty for a plan that follows what devices hold.
+        columns_cut_n: its columns divide n, and the rows of a slab m; else the other way round.
     """
 
     gemm: Gemm
@@ -138,6 +139,7 @@ class Plan:
     fill_s: float = 0.0
     bound_s: float = 0.0
     regions: tuple[Region, ...] = ()
+    columns_cut_n: bool = True
 
     @property
     def egress_bytes(self) -> int:

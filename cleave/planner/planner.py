@@ -7,6 +7,7 @@ makespan. It plans the same for the same numbers, in whatever order the devices 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -31,6 +32,7 @@ from cleave.planner.plan import (
     Region,
     Residency,
 )
+from cleave.planner.replan import with_device, without_device
 from cleave.planner.shape import BestTile, RateArrays, best_tile
 from cleave.planner.tiles import USABLE_MEMORY, planned_tiles, resident_plan, spans_s
 
@@ -42,6 +44,8 @@ _LEAST_ELEMENTS: Final = 256  # of C for each device; below that some are better
 _SAMPLE: Final = 512  # devices that stand for all when subsets are compared
 _MOST_PIECES: Final = 8  # that a device's share may be cut into to fit its memory
 _CACHED_PLANS: Final = 4096
+_FEW_CHANGES: Final = 4  # devices that come and go before everything is planned anew
+_WORTH_REPLANNING: Final = 1.25  # and how much longer a changed plan may take
 
 
 class Method(Enum):
@@ -49,6 +53,15 @@ class Method(Enum):
 
     THREE_D = "3d"
     TWO_D = "2d"
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The newest plan of a GEMM, for which fleet, and what it took when last planned anew."""
+
+    plan: Plan
+    rates: dict[int, DeviceRates]
+    planned_s: float
 
 
 @dataclass
@@ -63,6 +76,7 @@ class TilePlanner:
     ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S))
     method: Method = Method.THREE_D
     _cache: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+    _latest: dict[tuple[Gemm, ElementBytes], _Latest] = field(default_factory=dict)
 
     def plan(
         self,
@@ -81,9 +95,52 @@ class TilePlanner:
         if fresh is None:
             if len(self._cache) >= _CACHED_PLANS:
                 self._cache.clear()
-            fresh = self._cache[key] = self._fresh(gemm, element, devices)
+                self._latest.clear()
+            fresh = self._changed(gemm, element, devices) or self._fresh(gemm, element, devices)
+            self._cache[key] = fresh
         reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
         return min([fresh, *filter(None, reusing)], key=lambda p: p.makespan_s)
+
+    def _changed(
+        self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
+    ) -> Plan | None:
+        """The latest plan of this GEMM with the few devices that came or went; None for many.
+
+        Small fleets are planned anew, which is as quick; so is what a card limits, where every
+        device's share depends on how many there are.
+        """
+        latest = self._latest.get((gemm, element))
+        if latest is None or len(devices) <= _SMALL_FLEET:
+            return None
+        now = {d.device: d for d in devices}
+        gone = latest.rates.keys() - now.keys()
+        came = now.keys() - latest.rates.keys()
+        if len(gone) + len(came) > _FEW_CHANGES or any(
+            now[i] != rates for i, rates in latest.rates.items() if i in now
+        ):
+            return None
+        if not math.isinf(self.ps.egress_bytes_per_s + self.ps.ingress_bytes_per_s):
+            return None
+        plan: Plan | None = latest.plan
+        for device in sorted(gone):
+            if plan is not None:
+                plan = without_device(plan, element, now, device, block_s=self.ps.block_s)
+        for device in sorted(came):
+            if plan is not None:
+                plan = with_device(plan, element, now, device, block_s=self.ps.block_s)
+        if plan is None or plan.makespan_s > _WORTH_REPLANNING * latest.planned_s:
+            return None
+        if came:
+            bound_s = isolated_bound_s(
+                gemm,
+                element,
+                RateArrays.of(devices),
+                self.ps,
+                two_dimensional=self.method is Method.TWO_D,
+            )
+            plan = replace(plan, bound_s=bound_s)
+        self._latest[gemm, element] = _Latest(plan, now, latest.planned_s)
+        return plan
 
     def _fresh(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
         ordered = sorted(devices, key=lambda d: d.device)
@@ -104,6 +161,8 @@ class TilePlanner:
             elif plan.devices_used < best[1].devices_used / 4:
                 break  # going on, ever fewer devices only take longer
         assert best is not None  # one device alone can always be planned for
+        rates_now = {d.device: d for d in devices}
+        self._latest[gemm, element] = _Latest(best[1], rates_now, best[1].makespan_s)
         return best[1]
 
     def _blocks_s(self, plan: Plan) -> float:
@@ -359,6 +418,7 @@ class _Task:
             filled_s - bare_s,
             self.bound_s,
             _regions(boxes, frame),
+            frame.columns_cut_n,
         )
         return plan, took_s, alone_s
 

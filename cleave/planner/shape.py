@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,9 @@ from cleave.planner.plan import DeviceRates, ElementBytes
 Floats = npt.NDArray[np.float64]
 
 _GOLDEN = 0.6180339887498949
-_GOLDEN_STEPS = 22  # narrow the search for a depth to 3e-5 of its logarithmic range
+_GOLDEN_STEPS = 22
+SEARCH_ERROR: Final = 3e-4
+"""What a search of so many steps may leave out of the best volume, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,12 @@ def _best_depth(
             np.where(go_left, at_inner, at_right),
             np.where(go_left, at_left, at_inner),
         )
-    best = np.where(at_left >= at_right, left, right)
-    return np.exp(best), np.maximum(at_left, at_right)
+    ends = (np.full(len(rates), np.log(least)), np.full(len(rates), np.log(float(gemm.k))))
+    found, most = left, at_left
+    for depth, at_depth in ((right, at_right), *((end, volume(end)) for end in ends)):
+        better = at_depth > most
+        found, most = np.where(better, depth, found), np.where(better, at_depth, most)
+    return np.exp(found), most
 
 
 def _area(

@@ -121,12 +121,20 @@ def fit_memory(
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
     """Makespan without and with strip fill: a device does its tiles one after another."""
-    bare: dict[int, float] = {}
-    filled: dict[int, float] = {}
+    tiles = list(tiles)
+    bare = busy_s(tiles)
+    fill: dict[int, float] = {}
     for tile in tiles:
-        bare[tile.device] = bare.get(tile.device, 0.0) + tile.time_s
-        filled[tile.device] = filled.get(tile.device, 0.0) + tile.time_s + tile.fill_s
-    return max(bare.values()), max(filled.values())
+        fill[tile.device] = fill.get(tile.device, 0.0) + tile.fill_s
+    return max(bare.values()), max(bare[device] + fill[device] for device in bare)
+
+
+def busy_s(tiles: Iterable[PlannedTile]) -> dict[int, float]:
+    """By device, how long its tiles take."""
+    total: dict[int, float] = {}
+    for tile in tiles:
+        total[tile.device] = total.get(tile.device, 0.0) + tile.time_s
+    return total
 
 
 def resident_plan(

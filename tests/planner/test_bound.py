@@ -1,0 +1,141 @@
+"""No plan beats the bounds: held against every plan there is, for tiny GEMMs."""
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.gemm import Gemm
+from cleave.planner import cost
+from cleave.planner.bound import isolated_bound_s, overlap_bound_s
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.shape import RateArrays, best_tile
+
+UNLIMITED = PsRates()
+elements = st.sampled_from([ElementBytes(4, 4), ElementBytes(2, 2), ElementBytes(2, 4)])
+devices = st.builds(
+    DeviceRates,
+    st.just(0),
+    st.floats(1.0, 1e3),
+    st.floats(1.0, 1e3),
+    st.floats(1.0, 1e3),
+    st.sampled_from([0.0, 0.01, 1.0]),
+)
+Box = tuple[int, int, int]
+
+
+def _guillotine(box: Box, pieces: int) -> Iterator[list[Box]]:
+    """Every way to cut a box into so many boxes by cuts that go right through."""
+    if pieces == 1:
+        yield [box]
+        return
+    for side, size in enumerate(box):
+        for at in range(1, size):
+            first, second = list(box), list(box)
+            first[side], second[side] = at, size - at
+            for left in range(1, pieces):
+                for one in _guillotine((first[0], first[1], first[2]), left):
+                    for other in _guillotine((second[0], second[1], second[2]), pieces - left):
+                        yield one + other
+
+
+def _parts_s(
+    box: Box, gemm: Gemm, element: ElementBytes, d: DeviceRates
+) -> tuple[float, float, float]:
+    m, n, k = box
+    returned = element.finished if k == gemm.k else element.partial
+    return (
+        (m + n) * k * element.sent / d.downlink_bytes_per_s,
+        2 * m * n * k / d.flops_per_s,
+        m * n * returned / d.uplink_bytes_per_s,
+    )
+
+
+def _overlapped_s(box: Box, gemm: Gemm, element: ElementBytes, d: DeviceRates) -> float:
+    return max(_parts_s(box, gemm, element, d))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.builds(Gemm, *[st.integers(1, 3)] * 3), elements, st.lists(devices, min_size=1, max_size=3)
+)
+def test_no_plan_beats_the_bounds(
+    gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates]
+) -> None:
+    rates = RateArrays.of(fleet)
+    isolated = isolated_bound_s(gemm, element, rates, UNLIMITED)
+    overlap = overlap_bound_s(gemm, element, rates, UNLIMITED)
+    assert overlap <= isolated * (1 + 1e-3)  # the isolated one allows for its search
+    for pieces in range(1, 4):
+        for boxes in _guillotine((gemm.m, gemm.n, gemm.k), pieces):
+            for owners in product(range(len(fleet)), repeat=pieces):
+                # With perfect overlap of links and computing, and latency paid once.
+                ends = np.zeros(len(fleet))
+                for box, owner in zip(boxes, owners, strict=True):
+                    ends[owner] += _overlapped_s(box, gemm, element, fleet[owner])
+                for owner in set(owners):
+                    ends[owner] += 2 * fleet[owner].latency_s
+                assert ends.max() >= overlap * (1 - 1e-6)
+                if len(set(owners)) == pieces:  # one tile each
+                    took = max(
+                        2 * fleet[owner].latency_s
+                        + cost.streamed_s(*_parts_s(box, gemm, element, fleet[owner]))
+                        for box, owner in zip(boxes, owners, strict=True)
+                    )
+                    assert took >= isolated * (1 - 1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.builds(Gemm, *[st.integers(1, 40)] * 3), elements, devices, st.floats(1e-3, 1e3))
+def test_the_best_tile_is_the_best_of_all_integer_tiles(
+    gemm: Gemm, element: ElementBytes, device: DeviceRates, time_s: float
+) -> None:
+    best = best_tile(gemm, element, RateArrays.of([device]), time_s).volume[0]
+    m, n, k = np.meshgrid(
+        *(np.arange(1, side + 1) for side in (gemm.m, gemm.n, gemm.k)), indexing="ij"
+    )
+    returned = np.where(k == gemm.k, element.finished, element.partial)
+    down = (m + n) * k * element.sent / device.downlink_bytes_per_s
+    slower = np.maximum(
+        2 * m * n * k / device.flops_per_s, m * n * returned / device.uplink_bytes_per_s
+    )
+    took = np.where(slower <= down / 2, down, slower + down**2 / (4 * slower))
+    fits = took + 2 * device.latency_s <= time_s
+    most = (m * n * k)[fits].max(initial=0)
+    assert best >= most * (1 - 1e-6)
+
+
+def test_the_published_estimates() -> None:
+    """The table of the design, section 4, for one weight gradient of a known fleet."""
+    from profiles.fleets import paper_fleet
+
+    fleet = [
+        DeviceRates(i, p.downlink_bytes_per_s, p.uplink_bytes_per_s, p.flops_per_s, 0.0)
+        for i, p in enumerate(paper_fleet(1024))
+    ]
+    rates = RateArrays.of(fleet)
+    gemm, bf16 = Gemm(5120, 5120, 131072), ElementBytes(2, 2)
+    deep = isolated_bound_s(gemm, bf16, rates, UNLIMITED)
+    flat = isolated_bound_s(gemm, bf16, rates, UNLIMITED, two_dimensional=True)
+    assert flat > 1.8 * deep
+    assert overlap_bound_s(gemm, bf16, rates, UNLIMITED) < deep
+
+
+def test_a_slow_card_raises_both_bounds() -> None:
+    fleet = [DeviceRates(i, 1e8, 1e7, 1e12) for i in range(64)]
+    rates, gemm, fp32 = RateArrays.of(fleet), Gemm(4096, 4096, 4096), ElementBytes(4, 4)
+    for ps in (PsRates(egress_bytes_per_s=1e7), PsRates(ingress_bytes_per_s=1e6)):
+        for bound in (isolated_bound_s, overlap_bound_s):
+            assert bound(gemm, fp32, rates, ps) > 2 * bound(gemm, fp32, rates, UNLIMITED)
+
+
+@pytest.mark.parametrize("bound", [isolated_bound_s, overlap_bound_s])
+def test_more_devices_never_raise_a_bound(bound: object) -> None:
+    assert callable(bound)
+    fleet = [DeviceRates(i, 1e7 * (i + 1), 1e6 * (9 - i), 1e10) for i in range(8)]
+    gemm, fp32 = Gemm(300, 200, 1000), ElementBytes(4, 4)
+    times = [bound(gemm, fp32, RateArrays.of(fleet[:n]), UNLIMITED) for n in range(1, 9)]
+    assert all(later <= earlier for earlier, later in pairwise(times))
