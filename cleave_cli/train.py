@@ -49,6 +49,9 @@ def train(
     memory: Annotated[
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",
+    offload: Annotated[
+        str, typer.Option(help="all, or auto: keep on the PS what it does sooner alone.")
+    ] = "all",
     runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
     resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",

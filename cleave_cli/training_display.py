@@ -17,6 +17,8 @@ from cleave_cli.options import human_bytes
 if TYPE_CHECKING:
     from cleave.training.records import Record
 
+_REASONS = 4  # shown in a summary
+
 
 class Display(ABC):
     """Shows the records of a run as they come."""
@@ -157,5 +159,16 @@ def _summary(record: dict[str, Any]) -> Table:
         )
         table.add_row("tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}")
         table.add_row("reissued", f"{record['reissued']:,}")
+    if record.get("kept_gemms"):
+        kept = f"{record['kept_gemms']:,} of {record['gemms']:,} multiplications"
+        saves = f"{record['kept_saves_s']:.3g} s, as predicted"
+        if record["offload"] == "auto":
+            table.add_row("kept on the PS", f"{kept}, saving {saves}")
+        else:
+            table.add_row("--offload auto", f"would keep {kept} on the PS and save {saves}")
+        for reason in record["kept_reasons"][:_REASONS]:
+            table.add_row("", reason)
+        if len(record["kept_reasons"]) > _REASONS:
+            table.add_row("", f"and {len(record['kept_reasons']) - _REASONS} more in metrics.jsonl")
     table.add_row("run folder", record["run_folder"])
     return table

@@ -33,6 +33,7 @@ from cleave.fleet.coordinator import (
 )
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
+from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
 from cleave.protocol.messages import Message, Op, Role
@@ -177,6 +178,10 @@ class VirtualShell:
     def device_count(self) -> int:
         """See `Shell.device_count`."""
         return self.coordinator.ready_devices
+
+    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
+        """See `Shell.fleet_rates`."""
+        return self.coordinator.epoch, self.coordinator.dispatcher.rates
 
     def close(self) -> None:
         """See `Shell.close`."""

@@ -89,6 +89,11 @@ class Dispatcher:
         return [d for d, state in self._devices.items() if not state.draining]
 
     @property
+    def rates(self) -> list[DeviceRates]:
+        """What is known of the devices that may be given work."""
+        return [d.rates for d in list(self._devices.values()) if not d.draining]
+
+    @property
     def idle(self) -> bool:
         """Whether no work is unfinished."""
         return not self._works

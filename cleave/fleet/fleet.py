@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from itertools import count
 from types import TracebackType
@@ -12,7 +13,9 @@ from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.errors import FleetError
 from cleave.fleet.coordinator import gemm_of
-from cleave.planner.plan import ElementBytes, Planner
+from cleave.fleet.selection import Decision, Kept, Selector, summarise
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
 
 
@@ -132,6 +135,10 @@ class Shell(Protocol):
         """How many devices may be given work now."""
         ...
 
+    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
+        """The fleet's epoch, and the rates of the devices that may be given work now."""
+        ...
+
     def close(self) -> None:
         """End all sessions."""
         ...
@@ -144,12 +151,18 @@ class Fleet:
     Args:
         shell: what moves time and bytes.
         planner: who chooses the tiles.
+        selector: with one, the PS does itself what it is predicted to do sooner alone.
+        submitted: the GEMMs so far.
+        decisions: what the selector said of them, each counted as often.
     """
 
     shell: Shell
     planner: Planner = field(default_factory=TilePlanner)
+    selector: Selector | None = None
 
     def __post_init__(self) -> None:
+        self.submitted: Counter[tuple[Gemm, ElementBytes, DType]] = Counter()
+        self.decisions: Counter[Decision] = Counter()
         self._operands = count(1)
         self._works = count(1)
 
@@ -199,11 +212,37 @@ class Fleet:
         )
         future = GemmFuture(work, a, b, out, self.shell)
         if gemm.volume:
-            self.shell.start(future)
+            self.submitted[gemm, element, dtype] += 1
+            if self.selector is not None and self._stays(self.selector, gemm, element, dtype):
+                left, right = (s.operand.buffer for s in (a, b))
+                left, right = left.T if a.transposed else left, right.T if b.transposed else right
+                self.selector.executor.matmul(left, right, out)
+                future.done = True
+            else:
+                self.shell.start(future)
         else:  # nothing to multiply: an empty sum is zero
             out.array[...] = 0
             future.done = True
         return future
+
+    def _stays(self, selector: Selector, gemm: Gemm, element: ElementBytes, dtype: DType) -> bool:
+        """Whether the PS does it, which is counted."""
+        epoch, devices = self.shell.fleet_rates()
+        decision = selector.decide(gemm, element, dtype, devices, epoch)
+        self.decisions[decision] += 1
+        return not decision.on_fleet
+
+    def would_keep(self, selector: Selector) -> Kept:
+        """What a selector would have kept of what was submitted, on the fleet as it is now."""
+        epoch, devices = self.shell.fleet_rates()
+        return summarise(
+            Counter(
+                {
+                    selector.decide(gemm, element, dtype, devices, epoch): times
+                    for (gemm, element, dtype), times in self.submitted.items()
+                }
+            )
+        )
 
     def counters(self) -> FleetCounters:
         """A snapshot of the counters."""

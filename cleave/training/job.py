@@ -31,6 +31,17 @@ class MemoryMode(Enum):
     LEAN = "lean"
 
 
+class OffloadMode(Enum):
+    """Which multiplications go to the fleet.
+
+    ALL sends every one, so that nothing is quietly kept. AUTO keeps on the PS those that it is
+    predicted to do sooner alone.
+    """
+
+    ALL = "all"
+    AUTO = "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What to train and how.
@@ -50,6 +61,7 @@ class JobSpec:
         eval_every, eval_batches: held-out loss every so many steps (0: never) over so many batches.
         checkpoint_every: steps between checkpoints, one more at the end; 0 for none.
         memory: see `MemoryMode`.
+        offload: see `OffloadMode`.
     """
 
     model: str
@@ -68,6 +80,7 @@ class JobSpec:
     eval_batches: int = 8
     checkpoint_every: int = 500
     memory: str = "auto"
+    offload: str = "all"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "seq", "accumulate", "eval_batches"):
@@ -78,7 +91,11 @@ class JobSpec:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
-        for name, kind in (("dtype", Precision), ("memory", MemoryMode)):
+        for name, kind in (
+            ("dtype", Precision),
+            ("memory", MemoryMode),
+            ("offload", OffloadMode),
+        ):
             values = [member.value for member in kind]
             if getattr(self, name) not in values:
                 raise UsageError(

@@ -68,6 +68,11 @@ class DoneRecord:
         first_loss, loss: of this run's first and last step.
         run_folder: where everything was written.
         stopped: whether the run was asked to stop before its last step.
+        offload: `all` or `auto`.
+        gemms: multiplications of the run that a fleet was there for.
+        kept_gemms: how many of them stayed on the PS, or with `all` would have with `auto`.
+        kept_saves_s: predicted seconds that this saved, or would have.
+        kept_reasons: one sentence a shape.
     """
 
     EVENT: ClassVar[str] = "done"
@@ -85,6 +90,11 @@ class DoneRecord:
     reissued: int
     run_folder: str
     stopped: bool
+    offload: str = "all"
+    gemms: int = 0
+    kept_gemms: int = 0
+    kept_saves_s: float = 0.0
+    kept_reasons: tuple[str, ...] = ()
 
 
 Record: TypeAlias = StepRecord | EvalRecord | NoteRecord | DoneRecord

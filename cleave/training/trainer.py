@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cleave.device.executors import TorchExecutor
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet, FleetCounters
+from cleave.fleet.selection import Kept, Selector, summarise
 from cleave.models.build import (
     ModelSource,
     build_model,
@@ -22,6 +24,7 @@ from cleave.models.build import (
     load_folder,
     resolve_model,
 )
+from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
     LoadedCheckpoint,
     load_latest,
@@ -30,7 +33,7 @@ from cleave.training.checkpoint import (
     save_checkpoint,
 )
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
-from cleave.training.job import JobSpec, MemoryMode, Precision, default_learning_rate
+from cleave.training.job import JobSpec, MemoryMode, OffloadMode, Precision, default_learning_rate
 from cleave.training.offload import hold_weights, offload, restore
 from cleave.training.optimizer import Optimizer, Schedule
 from cleave.training.records import (
@@ -162,6 +165,10 @@ class Trainer:
         if lean:
             enable_checkpointing(model)
         if setting.fleet is not None:
+            auto = job.offload == OffloadMode.AUTO.value
+            setting.fleet.selector = _selector() if auto else None
+            setting.fleet.submitted.clear()
+            setting.fleet.decisions.clear()
             offload(model, setting.fleet)
         self.job = job
         self.model = model.train()
@@ -206,6 +213,7 @@ class Trainer:
                     f"lower --learning-rate (now {self.schedule.peak:g}) or set --clip"
                 )
         spent = self._counters() - first
+        kept = self._kept()
         done = DoneRecord(
             steps=self.step,
             first_loss=first_loss,
@@ -221,12 +229,25 @@ class Trainer:
             reissued=spent.reissued,
             run_folder=str(self.folder.path),
             stopped=stopped,
+            offload=job.offload,
+            gemms=kept.total,
+            kept_gemms=kept.gemms,
+            kept_saves_s=kept.saves_s,
+            kept_reasons=kept.reasons,
         )
         report(done)
         self.folder.plot()
         return done
 
+    def _kept(self) -> Kept:
+        """What stayed on the PS, or what `--offload auto` would have kept there."""
+        fleet = self.setting.fleet
+        if fleet is None:
+            return Kept(0, 0, 0.0, ())
+        return summarise(fleet.decisions) if fleet.selector else fleet.would_keep(_selector())
+
     def train_step(self) -> StepRecord:
+        """Do one optimizer step."""
         before, began_s = self._counters(), time.perf_counter()
         rate = self.schedule.rate(self.step)
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
@@ -348,6 +369,10 @@ class Trainer:
         self.setting.report(record)
 
 
+def _selector() -> Selector:
+    return Selector(TilePlanner(), TorchExecutor())
+
+
 def _lean(job: JobSpec, spec: ModelSpec) -> bool:
     if job.memory != MemoryMode.AUTO.value:
         return job.memory == MemoryMode.LEAN.value
@@ -355,7 +380,7 @@ def _lean(job: JobSpec, spec: ModelSpec) -> bool:
     return spec.parameters * _BYTES_PER_PARAMETER > memory_bytes / 2
 
 
-_MAY_CHANGE = ("steps", "eval_every", "eval_batches", "checkpoint_every", "memory")
+_MAY_CHANGE = ("steps", "eval_every", "eval_batches", "checkpoint_every", "memory", "offload")
 
 
 def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextTokenizer) -> None:

@@ -27,6 +27,7 @@ from cleave.fleet.coordinator import (
 )
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
+from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
@@ -244,6 +245,10 @@ class LiveShell:
     def device_count(self) -> int:
         """See `Shell.device_count`."""
         return self.coordinator.ready_devices
+
+    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
+        """See `Shell.fleet_rates`."""
+        return self.coordinator.epoch, self.coordinator.dispatcher.rates
 
     def close(self) -> None:
         """See `Shell.close`. The owner of the loop stops it."""

@@ -1,0 +1,164 @@
+"""Which GEMMs are worth sending out: the fleet's predicted time against the PS's own.
+
+The PS measures itself once for each dtype. A GEMM that it does faster alone is one that `--offload
+auto` keeps; with `--offload all` the same question is answered for the summary only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from cleave import arrays
+from cleave.arrays import DType
+from cleave.device.executors import Executor
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes, Planner
+
+_SIDE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PsSpeed:
+    """The PS's own throughput in one dtype.
+
+    Attributes:
+        flops_per_s: on a square GEMM of side 512.
+        call_s: what a GEMM of next to nothing takes.
+    """
+
+    flops_per_s: float
+    call_s: float
+
+    def predicted_s(self, gemm: Gemm) -> float:
+        """How long the PS takes alone."""
+        return self.call_s + gemm.flops / self.flops_per_s
+
+
+def measure_ps(executor: Executor, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
+    """Time a few GEMMs on this machine (some tens of milliseconds).
+
+    Args:
+        clock: seconds, as `time.perf_counter`.
+    """
+
+    def best_s(side: int) -> float:
+        a, b, out = (arrays.empty(side, side, dtype) for _ in range(3))
+        for buffer in (a, b):
+            buffer.array[...] = 0
+        executor.matmul(a, b, out)  # starts threads, loads kernels
+        times = []
+        for _ in range(3):
+            began_s = clock()
+            executor.matmul(a, b, out)
+            times.append(clock() - began_s)
+        return max(min(times), 1e-9)
+
+    return PsSpeed(2 * _SIDE**3 / best_s(_SIDE), best_s(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a GEMM is done sooner, as predicted."""
+
+    gemm: Gemm
+    dtype: DType
+    fleet_s: float
+    ps_s: float
+
+    @property
+    def on_fleet(self) -> bool:
+        return self.fleet_s < self.ps_s
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        faster = "fleet" if self.on_fleet else "PS"
+        return (
+            f"{self.gemm.m}x{self.gemm.n}x{self.gemm.k} {self.dtype.value}: "
+            f"{self.fleet_s:.3g} s on the fleet, {self.ps_s:.3g} s on the PS, "
+            f"so the {faster} is faster"
+        )
+
+
+class Selector:
+    """Answers where GEMMs belong, and remembers which there were.
+
+    Args:
+        planner: predicts the fleet's time.
+        executor: of the PS; measured when a dtype is first asked for.
+        clock: seconds, for the measurement.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        executor: Executor,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.executor = executor
+        self._planner = planner
+        self._speed = cache(lambda dtype: measure_ps(executor, dtype, clock))
+        self._known: dict[tuple[Gemm, ElementBytes, DType], Decision] = {}
+        self._epoch = -1
+
+    def decide(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        dtype: DType,
+        devices: Sequence[DeviceRates],
+        epoch: int,
+    ) -> Decision:
+        """Compare the fleet as it is now with the PS alone.
+
+        Args:
+            gemm: of positive sides.
+            devices: the fleet; without any, the PS is faster.
+            epoch: changes whenever the fleet does; decisions are kept until then.
+        """
+        if epoch != self._epoch:
+            self._known.clear()
+            self._epoch = epoch
+        key = (gemm, element, dtype)
+        decision = self._known.get(key)
+        if decision is None:
+            able = [d for d in devices if dtype.value in d.dtypes]
+            fleet_s = float("inf")
+            if able:
+                plan = self._planner.plan(gemm, element, able)
+                fleet_s = plan.makespan_s + plan.fill_s
+            decision = Decision(gemm, dtype, fleet_s, self._speed(dtype).predicted_s(gemm))
+            self._known[key] = decision
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What stays on the PS, or would, of the GEMMs that were submitted.
+
+    Attributes:
+        gemms: how many, of how many in `total`.
+        saves_s: predicted seconds less than with everything on the fleet.
+        reasons: one sentence for each shape, what saves most first.
+    """
+
+    gemms: int
+    total: int
+    saves_s: float
+    reasons: tuple[str, ...]
+
+
+def summarise(decisions: Counter[Decision]) -> Kept:
+    """Decisions, each counted as often as its GEMM was submitted, in sum."""
+    kept = [(d, count) for d, count in decisions.items() if not d.on_fleet]
+    kept.sort(key=lambda item: (item[0].ps_s - item[0].fleet_s) * item[1])
+    return Kept(
+        sum(count for _, count in kept),
+        sum(decisions.values()),
+        sum((d.fleet_s - d.ps_s) * count for d, count in kept),
+        tuple(f"{count} times {d.reason}" for d, count in kept),
+    )

@@ -1,0 +1,102 @@
+"""Which GEMMs stay on the PS: those that it is predicted to do sooner, and no others."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import cleave
+from cleave.arrays import Buffer, DType, empty
+from cleave.device.executors import NumpyExecutor
+from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.selection import Decision, Selector, measure_ps, summarise
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes
+from cleave.planner.planner import TilePlanner
+from profiles.device_profile import DeviceProfile
+
+FP32 = ElementBytes(4, 4)
+
+
+def _clock(step_s: float) -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        now += step_s
+
+
+def _selector(call_s: float) -> Selector:
+    """A PS that takes so long for any of the GEMMs that it measures itself with."""
+    ticks = _clock(call_s)
+    return Selector(TilePlanner(), NumpyExecutor(), lambda: next(ticks))
+
+
+def _fleet(bytes_per_s: float) -> list[DeviceRates]:
+    return [DeviceRates(i, bytes_per_s, bytes_per_s, 1e13) for i in range(4)]
+
+
+def test_the_ps_is_measured_by_its_clock() -> None:
+    ticks = _clock(0.5)
+    speed = measure_ps(NumpyExecutor(), DType.FP32, lambda: next(ticks))
+    assert speed.call_s == 0.5
+    assert speed.flops_per_s == pytest.approx(2 * 512**3 / 0.5)
+    assert speed.predicted_s(Gemm(512, 512, 512)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("bytes_per_s", "on_fleet"), [(1e3, False), (1e12, True)])
+def test_the_faster_side_wins(bytes_per_s: float, on_fleet: bool) -> None:
+    decision = _selector(0.1).decide(
+        Gemm(512, 512, 512), FP32, DType.FP32, _fleet(bytes_per_s), epoch=1
+    )
+    assert decision.on_fleet is on_fleet
+    assert ("fleet is faster" in decision.reason) is on_fleet
+
+
+def test_without_devices_the_ps_is_faster() -> None:
+    assert not _selector(9.0).decide(Gemm(1, 1, 1), FP32, DType.FP32, [], epoch=1).on_fleet
+
+
+def test_a_changed_fleet_is_asked_anew() -> None:
+    selector, gemm = _selector(0.1), Gemm(512, 512, 512)
+    assert not selector.decide(gemm, FP32, DType.FP32, _fleet(1e3), epoch=1).on_fleet
+    assert not selector.decide(gemm, FP32, DType.FP32, _fleet(1e12), epoch=1).on_fleet
+    assert selector.decide(gemm, FP32, DType.FP32, _fleet(1e12), epoch=2).on_fleet
+
+
+def test_the_summary_counts_and_adds_up() -> None:
+    kept = Decision(Gemm(1, 2, 3), DType.BF16, fleet_s=3.0, ps_s=1.0)
+    sent = Decision(Gemm(4, 5, 6), DType.BF16, fleet_s=1.0, ps_s=3.0)
+    summary = summarise(Counter({kept: 10, sent: 4}))
+    assert (summary.gemms, summary.total, summary.saves_s) == (10, 14, 20.0)
+    assert len(summary.reasons) == 1
+    assert summary.reasons[0].startswith("10 times 1x2x3 bf16")
+
+
+def _multiply(fleet: Fleet) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((30, 20)).astype(np.float32)
+    b = rng.standard_normal((25, 20)).astype(np.float32)
+    left, right = (fleet.operand(Buffer(x, DType.FP32)) for x in (a, b))
+    out = fleet.submit(Side(left), Side(right, True), empty(30, 25, DType.FP32)).result()
+    np.testing.assert_allclose(out.array, a @ b.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("bytes_per_s", "blocks"), [(1e3, 0), (1e15, 1)])
+def test_a_fleet_keeps_what_is_faster_here(bytes_per_s: float, blocks: int) -> None:
+    profile = DeviceProfile("test", 1e15, bytes_per_s, bytes_per_s, 0.0, 2**30)
+    with cleave.emulated([profile]) as fleet:
+        fleet.selector = _selector(1e-3)
+        _multiply(fleet)
+        assert (fleet.counters().blocks > 0) is bool(blocks)
+        assert sum(fleet.decisions.values()) == 1
+
+
+def test_what_would_have_been_kept_is_known_without_keeping_it() -> None:
+    profile = DeviceProfile("test", 1e15, 1e3, 1e3, 0.0, 2**30)
+    with cleave.emulated([profile]) as fleet:
+        _multiply(fleet)
+        assert fleet.counters().blocks
+        summary = fleet.would_keep(_selector(1e-3))
+        assert (summary.gemms, summary.total) == (1, 1)
+        assert summary.saves_s > 0
