@@ -12,6 +12,9 @@ MAX_STRIPS: Final = 16
 PS_BLOCK_S: Final = 3e-4
 """What one block costs the PS (decode, assemble, account), in seconds of its one event loop."""
 
+PS_BYTE_S: Final = 5e-10
+"""What one byte sent or received costs it: 2 GB/s, as `benchmarks.websocket_throughput` finds."""
+
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
     """Time of a tile in the limit of many strips, latency apart.

@@ -40,12 +40,14 @@ class PsRates:
         egress_bytes_per_s, ingress_bytes_per_s: its network card, each direction.
         memory_bytes: for partial sums that wait for lower ones of their elements.
         block_s: what one block costs its event loop (decode, assemble, account).
+        byte_s: what one byte sent or received costs it.
     """
 
     egress_bytes_per_s: float = math.inf
     ingress_bytes_per_s: float = math.inf
     memory_bytes: float = math.inf
     block_s: float = 0.0
+    byte_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

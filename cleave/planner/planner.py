@@ -22,7 +22,7 @@ from cleave.gemm import Gemm, Span, Tile
 from cleave.planner.arrange import drafts
 from cleave.planner.balance import Balancer, Boxes, Fluid, Frame, box_times_s
 from cleave.planner.bound import isolated_bound_s
-from cleave.planner.cost import PS_BLOCK_S
+from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
@@ -73,7 +73,7 @@ class TilePlanner:
         method: shapes of tiles.
     """
 
-    ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S))
+    ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
     method: Method = Method.THREE_D
     _cache: dict[tuple[object, ...], Plan] = field(default_factory=dict)
     _latest: dict[tuple[Gemm, ElementBytes], _Latest] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class TilePlanner:
             fresh = self._changed(gemm, element, devices) or self._fresh(gemm, element, devices)
             self._cache[key] = fresh
         reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
-        return min([fresh, *filter(None, reusing)], key=lambda p: p.makespan_s)
+        return min([fresh, *filter(None, reusing)], key=self._score_s)
 
     def _changed(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
@@ -151,11 +151,10 @@ class TilePlanner:
         for subset in self._subsets(gemm, element, rates, bound_s):
             everyone = len(subset) == len(ordered)
             members = [ordered[i] for i in subset]
-            plan = _Task(self, gemm, element, members, bound_s, everyone=everyone).plan()
+            plan = self._on(gemm, element, members, bound_s, everyone=everyone)
             if plan is None:
                 continue
-            blocks_s = self._blocks_s(plan)
-            score_s = max(plan.makespan_s + plan.fill_s, blocks_s)
+            score_s = self._score_s(plan)
             if best is None or score_s < best[0]:
                 best = score_s, plan
             elif plan.devices_used < best[1].devices_used / 4:
@@ -165,11 +164,33 @@ class TilePlanner:
         self._latest[gemm, element] = _Latest(best[1], rates_now, best[1].makespan_s)
         return best[1]
 
-    def _blocks_s(self, plan: Plan) -> float:
+    def _on(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        members: Sequence[DeviceRates],
+        bound_s: float,
+        *,
+        everyone: bool,
+    ) -> Plan | None:
+        """The best plan on these devices; None when nothing fits integers."""
+        plans = [_Task(self, gemm, element, members, bound_s, everyone=everyone).plan()]
+        if self.ps.block_s and len(members) <= _SMALL_FLEET and self.method is Method.THREE_D:
+            # A cut in depth that gains little on the links costs the PS more than it gains.
+            flat = _Task(self, gemm, element, members, bound_s, everyone=False, flat=True)
+            plans.append(flat.plan())
+        found = [plan for plan in plans if plan is not None]
+        return min(found, key=self._score_s, default=None)
+
+    def _score_s(self, plan: Plan) -> float:
+        """What plans are compared by: the fleet's time, and what the plan costs the PS itself."""
+        fleet_s = plan.makespan_s + plan.fill_s
         if not self.ps.block_s:
-            return 0.0
+            return fleet_s
         cuts = (tile.cut for tile in plan.tiles)
-        return self.ps.block_s * sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in cuts)
+        blocks = sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in cuts)
+        moved_bytes = plan.egress_bytes + plan.ingress_bytes
+        return fleet_s + self.ps.block_s * blocks + self.ps.byte_s * moved_bytes
 
     # --- which devices ---
 
@@ -277,11 +298,12 @@ class _Task:
         bound_s: float,
         *,
         everyone: bool,
+        flat: bool = False,
     ) -> None:
         self.gemm = gemm
         self.element = element
         self.ps = planner.ps
-        self.two_dimensional = planner.method is Method.TWO_D
+        self.two_dimensional = flat or planner.method is Method.TWO_D
         self.crumbs = gemm.m * gemm.n < _LEAST_ELEMENTS * len(devices)
         rates = RateArrays.of(devices)
         self.rates = planner._behind_card(rates)
