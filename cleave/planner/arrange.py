@@ -89,7 +89,13 @@ def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
 def drafts(
     frame: Frame, best: BestTile, order: npt.NDArray[np.intp], *, few: bool
 ) -> Iterator[Draft]:
-    """The arrangements that are worth trying."""
+    """The arrangements that are worth trying, each once."""
+    seen = set()
     for columns in column_counts(frame, best, few):
         for round_up_at in (0.5,) if few else (0.5, 0.35, 0.65):
-            yield arrange(frame, best, order, columns, round_up_at)
+            draft = arrange(frame, best, order, columns, round_up_at)
+            made = draft.arrangement
+            key = (made.slab_starts.tobytes(), made.column_starts.tobytes())
+            if key not in seen:
+                seen.add(key)
+                yield draft

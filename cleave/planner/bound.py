@@ -102,27 +102,30 @@ def _through_card(
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
     """The time at which a rising volume reaches that of the GEMM, from below.
 
-    False position on the logarithm of the time beyond `least_s`, before which nothing is done:
-    there the volume is close to a straight line. Every third step halves the bracket.
+    Secant steps on the logarithms of the volume and of the time beyond `least_s`, before which
+    nothing is done: there the volume is close to a straight line. Inside a bracket, which every
+    third step halves.
     """
     wanted = float(gemm.volume)
-    low, high = 0.0, max(1e-9, least_s)
-    at_low, at_high = 0.0, volume(least_s + high)
-    while at_high < wanted:
-        low, at_low, high = high, at_high, high * 4
-        at_high = volume(least_s + high)
-    for step in range(200):
-        if high - low <= _TOLERANCE * high:
-            break
-        middle = (low + high) / 2
-        if at_low > 0 and step % 3 != 2:
-            share = math.log(wanted / at_low) / math.log(at_high / at_low)
-            guess = low * (high / low) ** share
-            # Beside the guess, so that the bracket closes from both sides.
-            middle = min(max(guess * (1 + (-1) ** step * _TOLERANCE / 4), low), high)
-        at_middle = volume(least_s + middle)
-        if at_middle < wanted:
-            low, at_low = middle, at_middle
+    low, at_low, high, at_high = 0.0, 0.0, math.inf, math.inf
+    tried, slope = max(least_s, 1e-3), 1.5
+    for step in range(1, 200):
+        done = volume(least_s + tried)
+        if done < wanted:
+            low, at_low = tried, done
         else:
-            high, at_high = middle, at_middle
+            high, at_high = tried, done
+        if high < math.inf and high - low <= _TOLERANCE * high:
+            break
+        if at_low > 0 and high < math.inf:
+            slope = max(0.1, math.log(at_high / at_low) / math.log(high / low))
+        guess = tried * (wanted / done) ** (1 / slope) if done > 0 else tried * 64
+        # Beside the guess, so that the bracket closes from both sides.
+        guess *= 1 + (_TOLERANCE / 4 if done < wanted else -_TOLERANCE / 4)
+        if step % 3 == 0 or not low < guess < high:
+            if low == 0:
+                guess = min(guess, high / 4)
+            elif high < math.inf:
+                guess = math.sqrt(low * high)
+        tried = guess
     return least_s + low
