@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cleave.workload.step import StepGemm
     from profiles.device_profile import DeviceProfile
 
-_TABLE_WIDTH = 132
 _KINDS = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "dW"}
+_LEAST_GBIT = 1e-3
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -79,6 +79,8 @@ def plan(
     for name, value in (("--ps-gbit", ps_gbit), ("--ps-memory", ps_memory)):
         if not value >= 0:
             raise UsageError(f"{name} is {value}; give 0 (unlimited) or more")
+    if 0 < ps_gbit < _LEAST_GBIT:
+        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
     if tiles and not (gemm and as_json):
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
     profiles = _profiles(fleet, stragglers)
@@ -100,6 +102,8 @@ def plan(
         return
     gemms = step_gemms(find_model(model), batch, seq, fused)
     if wanted is not Objective.TIME:
+        if plot is not None:
+            raise UsageError(f"--plot draws one tiling; leave out --objective {objective}")
         _show_front(planner, gemms, element, devices, ps, profiles, wanted, as_json=as_json)
         return
     step = plan_step(planner, gemms, element, devices, ps)
@@ -289,7 +293,7 @@ def _show_step(step: StepReport, gemms: tuple[StepGemm, ...], title: str) -> Non
             human_bytes(r.memory_bytes),
         )
     console = Console()
-    console.width = max(console.width, _TABLE_WIDTH)  # rather wrapped than cut
+    console.width = max(console.width, console.measure(table).maximum)  # rather wrapped than cut
     console.print(table)
     console.print(
         "fwd: forward, dX: input gradient, dW: weight gradient; g: slabs in depth; down, up, "

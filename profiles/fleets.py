@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import fields, replace
@@ -34,10 +35,10 @@ def paper_fleet(devices: int, stragglers: float = 0.0) -> list[DeviceProfile]:
     Raises:
         ValueError: when `devices` is below 1, or `stragglers` no share.
     """
-    if not 1 <= devices <= MAX_DEVICES:
-        raise ValueError(
-            f"a fleet of {devices} devices cannot be made; ask for 1 to {MAX_DEVICES:,}"
-        )
+    if devices < 1:
+        raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
+    if devices > MAX_DEVICES:
+        raise ValueError(f"a fleet of {devices} devices is too large; ask for {MAX_DEVICES:,}")
     rng = np.random.default_rng(42)
     compute = rng.uniform(5e12, 7e12, devices)
     uplink = rng.uniform(5e6, 10e6, devices)
@@ -106,7 +107,7 @@ def _from_file(path: Path) -> list[DeviceProfile]:
         raise ValueError(f"fleet file {path} cannot be read: {reason}") from None
     unknown = sorted(set(table) - {"group"})
     groups = table.get("group", [])
-    if unknown or not isinstance(groups, list):
+    if unknown or not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
         raise ValueError(
             f"fleet file {path} has {unknown[0] if unknown else 'group'!r}, which means nothing "
             f"there; it consists of [[group]] tables"
@@ -138,6 +139,8 @@ def _group(path: Path, number: int, group: dict[str, Any]) -> list[DeviceProfile
     for key, value in values.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{key} of {where} is {value!r}; give a number")
+        if not math.isfinite(value):
+            raise ValueError(f"{key} of {where} is {value}; give a finite number")
     values["memory_bytes"] = int(values["memory_bytes"])
     name = str(group.get("name", f"group{number + 1}"))
     try:

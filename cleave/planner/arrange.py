@@ -17,6 +17,8 @@ import numpy.typing as npt
 from cleave.planner.balance import Arrangement, Frame
 from cleave.planner.shape import BestTile, Floats
 
+_LEAST_COLUMN = 0.6  # of a column's width: less does not get one of its own
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -48,7 +50,7 @@ def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
 def arrange(
     frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int, round_up_at: float
 ) -> Draft:
-    """Deal devices into so many columns.
+    """Deal devices into so many columns of equal volume.
 
     Args:
         frame: which side the columns cut.
@@ -57,10 +59,47 @@ def arrange(
         columns: how many; some may stay empty and are left out.
         round_up_at: the fraction of a slab from which it counts as one more.
     """
+    return _stack(frame, best, order, _deal(best.volume[order], columns), round_up_at)
+
+
+def arrange_by_depth(
+    frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int
+) -> Draft:
+    """Deal devices into about so many columns, those of one depth apart from others.
+
+    Args:
+        best: with depths that many devices have in common (`shape.snapped`).
+    """
     volume, depth = best.volume[order], best.depth[order]
-    column_of = _deal(volume, columns)
-    width = frame.width / (column_of[-1] + 1)
-    heights = volume / (width * depth)
+    firsts = np.flatnonzero(np.diff(depth, prepend=-1.0))
+    shares = np.add.reduceat(volume, firsts) * (columns / volume.sum())
+    column_of = np.empty(len(order), np.intp)
+    placed, begin, share = 0, 0, 0.0
+    ends = np.append(firsts[1:], len(order)).tolist()
+    for number, (end, more) in enumerate(zip(ends, shares.tolist(), strict=True)):
+        share += more
+        rest = float(shares[number + 1 :].sum())
+        if (share < _LEAST_COLUMN or rest < _LEAST_COLUMN) and end < len(order):
+            continue  # too little for a column of its own
+        dealt = _deal(volume[begin:end], max(1, round(share)))
+        column_of[begin:end] = placed + dealt
+        placed += int(dealt[-1]) + 1
+        begin, share = end, 0.0
+    return _stack(frame, best, order, column_of, 0.5)
+
+
+def _stack(
+    frame: Frame,
+    best: BestTile,
+    order: npt.NDArray[np.intp],
+    column_of: npt.NDArray[np.intp],
+    round_up_at: float,
+) -> Draft:
+    """Divide columns into slabs whose devices' sides add up to the height."""
+    volume, depth = best.volume[order], best.depth[order]
+    of_column = np.bincount(column_of, volume)
+    widths = frame.width * of_column / of_column.sum()
+    heights = volume / (widths[column_of] * depth)
     firsts = np.flatnonzero(np.diff(column_of, prepend=-1))
     lasts = np.append(firsts[1:], len(order))
     slab_starts: list[int] = []
@@ -68,14 +107,16 @@ def arrange(
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         stacked = heights[first:last]
         wanted = int(np.floor(stacked.sum() / frame.height + 1 - round_up_at))
-        slabs = _deal(stacked, min(max(1, wanted), last - first))
+        wanted = min(wanted, last - first)
         column_starts.append(len(slab_starts))
-        slab_starts += (first + np.flatnonzero(np.diff(slabs, prepend=-1))).tolist()
+        if wanted <= 1:
+            slab_starts.append(first)
+        else:
+            slabs = _deal(stacked, wanted)
+            slab_starts += (first + np.flatnonzero(np.diff(slabs, prepend=-1))).tolist()
     starts = np.array(slab_starts, np.intp)
     arrangement = Arrangement(order, starts, np.array(column_starts, np.intp))
-    of_slab = np.add.reduceat(volume, starts)
-    of_column = np.add.reduceat(of_slab, arrangement.column_starts)
-    return Draft(arrangement, of_column, of_slab)
+    return Draft(arrangement, widths, np.add.reduceat(volume, starts))
 
 
 def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
@@ -87,15 +128,33 @@ def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
 
 
 def drafts(
-    frame: Frame, best: BestTile, order: npt.NDArray[np.intp], *, few: bool
+    frame: Frame,
+    best: BestTile,
+    order: npt.NDArray[np.intp],
+    snapped: BestTile,
+    snapped_order: npt.NDArray[np.intp],
+    *,
+    few: bool,
 ) -> Iterator[Draft]:
-    """The arrangements that are worth trying, each once."""
+    """The arrangements that are worth trying, each once.
+
+    Args:
+        best, order: every device's best tile, and devices by its depth.
+        snapped, snapped_order: likewise with depths that divide k.
+        few: only the likeliest.
+    """
     seen = set()
     for columns in column_counts(frame, best, few):
+        made = [arrange_by_depth(frame, snapped, snapped_order, columns)]
         for round_up_at in (0.5,) if few else (0.5, 0.35, 0.65):
-            draft = arrange(frame, best, order, columns, round_up_at)
-            made = draft.arrangement
-            key = (made.slab_starts.tobytes(), made.column_starts.tobytes())
+            made.append(arrange(frame, best, order, columns, round_up_at))
+        for draft in made:
+            parts = draft.arrangement
+            key = (
+                parts.devices.tobytes(),
+                parts.slab_starts.tobytes(),
+                parts.column_starts.tobytes(),
+            )
             if key not in seen:
                 seen.add(key)
                 yield draft

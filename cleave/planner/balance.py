@@ -171,21 +171,25 @@ class Balancer:
         slabs = _Slabs(self, slab, lone)
         widths, depths = np.array([float(width)]), np.array([float(depth)])
         times = slabs.times(widths, depths, np.array([guess_s]))
-        return slabs.rows(widths, depths, times)
+        return slabs.rows(widths, depths, times, 16)
 
-    def integers(self, fluid: Fluid) -> Boxes | None:
-        """The nearest tiles of integer sides; None where a column or slab would vanish."""
+    def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
+        """The nearest tiles of integer sides; None where a column or slab would vanish.
+
+        Args:
+            most_aligned: sides of 512 and more are multiples of it, or of 16 if that is less.
+        """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
-        edges = _rounded(fluid.widths, np.zeros(1, np.intp), self.frame.width)
-        layers = _rounded(fluid.depths, arrangement.column_starts, self.frame.depth)
+        edges = _rounded(fluid.widths, np.zeros(1, np.intp), self.frame.width, most_aligned)
+        layers = _rounded(fluid.depths, arrangement.column_starts, self.frame.depth, 16)
         if (edges[:, 0] >= edges[:, 1]).any() or (layers[:, 0] >= layers[:, 1]).any():
             return None
         widths = (edges[:, 1] - edges[:, 0]).astype(np.float64)[column_of]
         depths = (layers[:, 1] - layers[:, 0]).astype(np.float64)
         slabs = _Slabs(self, arrangement)
         times = slabs.times(widths, depths, fluid.time_s)
-        rows = slabs.rows(widths, depths, times)
+        rows = slabs.rows(widths, depths, times, most_aligned)
         slab_of = arrangement.slab_of
         used = rows[:, 0] < rows[:, 1]
         return Boxes(
@@ -269,11 +273,11 @@ class _Slabs:
             high, at_high = np.where(short, high, middle), np.where(short, at_high, at_middle)
         return high
 
-    def rows(self, widths: Floats, depths: Floats, times: Floats) -> Ints:
+    def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
         """Integer rows by device: the shortest time whose rounded-down rows fill the height."""
         width, side_s, element_s = self._coefficients(widths, depths)
         count = np.diff(self._starts, append=len(width))
-        align = _alignment(self._height / count)[self._slab_of]
+        align = _alignment(self._height / count, most_aligned)[self._slab_of]
 
         def whole(times: Floats) -> Floats:
             lengths = self._lengths(width, side_s, element_s, times)
@@ -323,17 +327,18 @@ def _labels(starts: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.intp]:
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
-def _alignment(sizes: Floats) -> Floats:
+def _alignment(sizes: Floats, most: int) -> Floats:
     """Multiples that pieces of these sizes should have: kernels like them, balance does not."""
-    return np.select([sizes >= 512, sizes >= 128], [16.0, 4.0], 1.0)
+    steps = np.where(sizes >= 512, 16.0, np.where(sizes >= 128, 4.0, 1.0))
+    return np.minimum(steps, float(most))
 
 
-def _rounded(sizes: Floats, starts: npt.NDArray[np.intp], total: int) -> Ints:
+def _rounded(sizes: Floats, starts: npt.NDArray[np.intp], total: int, most_aligned: int) -> Ints:
     """Consecutive integer spans near these sizes; each group that starts anew covers `total`."""
     group = _labels(starts, len(sizes))
     stops = np.cumsum(sizes)
     stops = stops - (stops - sizes)[starts][group]
-    align = _alignment(sizes)
+    align = _alignment(sizes, most_aligned)
     bounds = np.minimum(np.round(stops / align) * align, total).astype(np.int64)
     last = np.append(starts[1:], len(sizes)) - 1
     bounds[last] = total

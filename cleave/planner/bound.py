@@ -91,8 +91,9 @@ def _through_card(
         order = np.argsort(-worth)
         worth, wanted = worth[order], each[order]
         needs = np.divide(wanted, worth, out=np.zeros_like(wanted), where=worth > 0)
-        sent = np.diff(np.minimum(np.cumsum(needs), budget), prepend=0.0)
-        total = min(total, float((sent * worth).sum()))
+        if needs.sum() > budget:
+            sent = np.diff(np.minimum(np.cumsum(needs), budget), prepend=0.0)
+            total = min(total, float((sent * worth).sum()))
     if np.isfinite(ps.ingress_bytes_per_s):
         least = min(element.finished, element.partial)
         total = min(total, gemm.k * ps.ingress_bytes_per_s * time_s / least)

@@ -9,6 +9,9 @@ from cleave.planner.plan import DeviceRates
 MAX_STRIPS: Final = 16
 """Most strips a side; beyond it the fill is below 3 % and messages cost more than they save."""
 
+FILL_SHARE: Final = 0.48
+"""Of a tile's time divided by its strips a side: what finitely many strips add (measured)."""
+
 PS_BLOCK_S: Final = 3e-4
 """What one block costs the PS (decode, assemble, account), in seconds of its one event loop."""
 
@@ -31,7 +34,7 @@ def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
 
 def fill_s(download_s: float, compute_s: float, upload_s: float, strips: int) -> float:
     """What finitely many strips add: about half a strip's share of the tile's own time."""
-    return 0.48 * streamed_s(download_s, compute_s, upload_s) / strips
+    return FILL_SHARE * streamed_s(download_s, compute_s, upload_s) / strips
 
 
 def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
@@ -51,5 +54,5 @@ def strips_per_side(tile_time_s: float, tiles: int, block_s: float = PS_BLOCK_S)
     """
     if not block_s:
         return MAX_STRIPS
-    best = float(0.24 * tile_time_s / (max(1, tiles) * block_s)) ** (1 / 3)
+    best = float(FILL_SHARE / 2 * tile_time_s / (max(1, tiles) * block_s)) ** (1 / 3)
     return int(max(1, min(MAX_STRIPS, round(best))))

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from cleave.gemm import Gemm
+from cleave.planner.cost import tile_s
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner, PsRates
 from cleave.planner.report import CountedGemm, StepReport, plan_step
 from cleave.planner.tiles import busy_s
@@ -76,25 +78,18 @@ def front(
     Raises:
         PlanError: when the GEMMs fit no device.
     """
-    largest = max(gemms, key=lambda g: g.gemm.volume * g.count)
-    every = planner.plan(largest.gemm, element, devices)
-    seconds = busy_s(every.tiles)
-    done: dict[int, int] = {}
-    for tile in every.tiles:
-        done[tile.device] = done.get(tile.device, 0) + tile.tile.volume
-    used = [d for d in devices if d.device in done]
-    frugal = sorted(
-        used,
-        key=lambda d: (
-            draws[d.device].cost(seconds[d.device], objective) / done[d.device],
-            d.device,
-        ),
-    )
-    fast = sorted(used, key=lambda d: (-done[d.device], d.device))
+    largest = max(gemms, key=lambda g: g.gemm.volume * g.count).gemm
+    seconds = {d.device: _share_s(largest, element, d, len(devices)) for d in devices}
+
+    def spent(device: DeviceRates) -> float:
+        return draws[device.device].cost(seconds[device.device], objective)
+
+    frugal = sorted(devices, key=lambda d: (spent(d), d.device))
+    fast = sorted(devices, key=lambda d: (seconds[d.device], d.device))
     subsets = {
         tuple(sorted(d.device for d in order[:size]))
         for order in (frugal, fast)
-        for size in _sizes(len(used))
+        for size in _sizes(len(devices))
     }
     by_id = {d.device: d for d in devices}
     choices = []
@@ -112,6 +107,18 @@ def front(
         if not best or choice.cost < best[-1].cost:
             best.append(choice)
     return best
+
+
+def _share_s(gemm: Gemm, element: ElementBytes, device: DeviceRates, fleet: int) -> float:
+    """How long a device takes for an equal, square share of a GEMM."""
+    side = (gemm.m * gemm.n / fleet) ** 0.5
+    rows, columns = min(side, gemm.m), min(side, gemm.n)
+    return tile_s(
+        device,
+        (rows + columns) * gemm.k * element.sent,
+        2 * rows * columns * gemm.k,
+        rows * columns * element.finished,
+    )
 
 
 def _sizes(most: int) -> list[int]:

@@ -8,7 +8,7 @@ makespan. It plans the same for the same numbers, in whatever order the devices 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm, Span, Tile
-from cleave.planner.arrange import drafts
+from cleave.planner.arrange import Draft, drafts
 from cleave.planner.balance import Balancer, Boxes, Fluid, Frame, box_times_s
 from cleave.planner.bound import isolated_bound_s
 from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
@@ -27,25 +27,28 @@ from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
     Plan,
-    PlannedTile,
     PsRates,
     Region,
     Residency,
 )
 from cleave.planner.replan import with_device, without_device
-from cleave.planner.shape import BestTile, RateArrays, best_tile
-from cleave.planner.tiles import USABLE_MEMORY, planned_tiles, resident_plan, spans_s
+from cleave.planner.shape import BestTile, RateArrays, best_tile, snapped
+from cleave.planner.tiles import USABLE_MEMORY, busy_s, planned_tiles, resident_plan, spans_s
 
 Indices = npt.NDArray[np.intp]
 
 _LARGE_FLEET: Final = 2048  # above it only the likeliest arrangements are tried
 _SMALL_FLEET: Final = 24
 _LEAST_ELEMENTS: Final = 256  # of C for each device; below that some are better left idle
+_PROMISING: Final = 5  # sizes of subsets that are planned for behind a card
 _SAMPLE: Final = 512  # devices that stand for all when subsets are compared
+_MEMORY_MARGIN: Final = 0.9  # tiles turn out a little larger than the fluid ones
+_WORTH_NOT_ALIGNING: Final = 0.005  # share of the makespan
 _MOST_PIECES: Final = 8  # that a device's share may be cut into to fit its memory
 _CACHED_PLANS: Final = 4096
 _FEW_CHANGES: Final = 4  # devices that come and go before everything is planned anew
-_WORTH_REPLANNING: Final = 1.25  # and how much longer a changed plan may take
+_WORTH_REPLANNING: Final = 1.1  # a changed plan that takes so much longer is used once
+_BARELY_USABLE: Final = 3.0  # and one that takes so much longer not at all
 
 
 class Method(Enum):
@@ -77,6 +80,7 @@ class TilePlanner:
     method: Method = Method.THREE_D
     _cache: dict[tuple[object, ...], Plan] = field(default_factory=dict)
     _latest: dict[tuple[Gemm, ElementBytes], _Latest] = field(default_factory=dict)
+    _provisional: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(
         self,
@@ -92,11 +96,17 @@ class TilePlanner:
             raise PlanError(f"a GEMM of {gemm.m}x{gemm.n}x{gemm.k} has nothing to multiply")
         key = (gemm, element, tuple(devices))
         fresh = self._cache.get(key)
-        if fresh is None:
+        if fresh is None or key in self._provisional:
             if len(self._cache) >= _CACHED_PLANS:
                 self._cache.clear()
                 self._latest.clear()
-            fresh = self._changed(gemm, element, devices) or self._fresh(gemm, element, devices)
+                self._provisional.clear()
+            fresh = None if fresh else self._changed(gemm, element, devices)
+            self._provisional.discard(key)
+            if fresh is None:
+                fresh = self._fresh(gemm, element, devices)
+            elif fresh.makespan_s > _WORTH_REPLANNING * self._latest[gemm, element].planned_s:
+                self._provisional.add(key)  # good enough to go on at once, but only once
             self._cache[key] = fresh
         reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
         return min([fresh, *filter(None, reusing)], key=self._score_s)
@@ -112,6 +122,8 @@ class TilePlanner:
         latest = self._latest.get((gemm, element))
         if latest is None or len(devices) <= _SMALL_FLEET:
             return None
+        if latest.plan.makespan_s > _WORTH_REPLANNING * latest.planned_s:
+            return None  # it was to be used only once
         now = {d.device: d for d in devices}
         gone = latest.rates.keys() - now.keys()
         came = now.keys() - latest.rates.keys()
@@ -122,23 +134,25 @@ class TilePlanner:
         if not math.isinf(self.ps.egress_bytes_per_s + self.ps.ingress_bytes_per_s):
             return None
         plan: Plan | None = latest.plan
-        for device in sorted(gone):
-            if plan is not None:
-                plan = without_device(plan, element, now, device, block_s=self.ps.block_s)
-        for device in sorted(came):
-            if plan is not None:
-                plan = with_device(plan, element, now, device, block_s=self.ps.block_s)
-        if plan is None or plan.makespan_s > _WORTH_REPLANNING * latest.planned_s:
+        try:
+            for device in sorted(gone):
+                if plan is not None:
+                    plan = without_device(plan, element, now, device, block_s=self.ps.block_s)
+            for device in sorted(came):
+                if plan is not None:
+                    plan = with_device(plan, element, now, device, block_s=self.ps.block_s)
+        except PlanError:  # the newcomer has too little memory; planned anew, it stays idle
             return None
-        if came:
-            bound_s = isolated_bound_s(
-                gemm,
-                element,
-                RateArrays.of(devices),
-                self.ps,
-                two_dimensional=self.method is Method.TWO_D,
-            )
-            plan = replace(plan, bound_s=bound_s)
+        if plan is None or plan.makespan_s > _BARELY_USABLE * latest.planned_s:
+            return None
+        bound_s = isolated_bound_s(
+            gemm,
+            element,
+            RateArrays.of(devices),
+            self.ps,
+            two_dimensional=self.method is Method.TWO_D,
+        )
+        plan = replace(plan, bound_s=bound_s)
         self._latest[gemm, element] = _Latest(plan, now, latest.planned_s)
         return plan
 
@@ -147,8 +161,27 @@ class TilePlanner:
         rates = RateArrays.of(ordered)
         two_dimensional = self.method is Method.TWO_D
         bound_s = isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
+        chosen, others = self._subsets(gemm, element, rates, bound_s)
+        plan = self._best_on(gemm, element, ordered, chosen, bound_s)
+        for subset in others:
+            if plan is None:  # the slowest would have got less than a row of C
+                plan = self._best_on(gemm, element, ordered, [subset], bound_s)
+        assert plan is not None  # one device alone can always be planned for
+        rates_now = {d.device: d for d in devices}
+        self._latest[gemm, element] = _Latest(plan, rates_now, plan.makespan_s)
+        return plan
+
+    def _best_on(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        ordered: Sequence[DeviceRates],
+        subsets: Iterable[Indices],
+        bound_s: float,
+    ) -> Plan | None:
+        """The best plan on any of these subsets; None when none has one."""
         best: tuple[float, Plan] | None = None
-        for subset in self._subsets(gemm, element, rates, bound_s):
+        for subset in subsets:
             everyone = len(subset) == len(ordered)
             members = [ordered[i] for i in subset]
             plan = self._on(gemm, element, members, bound_s, everyone=everyone)
@@ -159,10 +192,7 @@ class TilePlanner:
                 best = score_s, plan
             elif plan.devices_used < best[1].devices_used / 4:
                 break  # going on, ever fewer devices only take longer
-        assert best is not None  # one device alone can always be planned for
-        rates_now = {d.device: d for d in devices}
-        self._latest[gemm, element] = _Latest(best[1], rates_now, best[1].makespan_s)
-        return best[1]
+        return None if best is None else best[1]
 
     def _on(
         self,
@@ -196,8 +226,8 @@ class TilePlanner:
 
     def _subsets(
         self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
-    ) -> list[Indices]:
-        """The sets of devices that are worth planning for, best guess first.
+    ) -> tuple[list[Indices], list[Indices]]:
+        """The sets of devices that are worth planning for, best guess first; and the others.
 
         All of them, where nothing speaks against it. Fewer, where the PS's card cannot feed all, or
         the GEMM is so small that the shares are crumbs.
@@ -207,7 +237,7 @@ class TilePlanner:
         # Fastest first; among equals the first.
         ranked = roomy[np.lexsort((roomy, -best.volume[roomy]))]
         everyone = len(ranked)
-        sizes = _ladder(everyone)
+        ladder = sizes = _ladder(everyone)
         if (
             rates.downlink[ranked].sum() > self.ps.egress_bytes_per_s
             or rates.uplink[ranked].sum() > self.ps.ingress_bytes_per_s
@@ -217,7 +247,8 @@ class TilePlanner:
             everyone * self.ps.block_s < bound_s
         ):
             sizes = sizes[:1]
-        return [np.sort(ranked[:size]) for size in sizes]
+        others = [size for size in ladder if size not in sizes]
+        return [np.sort(ranked[:n]) for n in sizes], [np.sort(ranked[:n]) for n in others]
 
     def _most_promising(
         self,
@@ -243,7 +274,7 @@ class TilePlanner:
                 unlimited,
                 two_dimensional=self.method is Method.TWO_D,
             ) * (gemm.n * len(sample) / size / share)
-        return sorted(sizes, key=lambda size: (times[size], size))[:3]
+        return sorted(sizes, key=lambda size: (times[size], size))[:_PROMISING]
 
     def _behind_card(self, rates: RateArrays) -> RateArrays:
         """Every link slowed alike, so that together they fit through the PS's card."""
@@ -251,12 +282,12 @@ class TilePlanner:
 
 
 def _ladder(most: int) -> list[int]:
-    """Sizes of subsets from all down to one, in steps of a fifth or, for small fleets, a third."""
-    share = 0.67 if most <= _SMALL_FLEET else 0.8
-    sizes = [most]
-    while sizes[-1] > 1:
-        sizes.append(min(sizes[-1] - 1, round(sizes[-1] * share)))
-    return sizes
+    """Sizes of subsets from all down to one, otherwise the same for every fleet."""
+    share = 1.5 if most <= _SMALL_FLEET else 1.25
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(max(sizes[-1] + 1, round(sizes[-1] * share)))
+    return [most, *(size for size in reversed(sizes) if size < most)]
 
 
 def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
@@ -345,47 +376,67 @@ class _Task:
             if not slower.any() or plan.makespan_s <= 1.01 * self.fluid_s:
                 break
             # Memory made some do several tiles, which takes longer: give them less.
-            slowdown = np.where(slower, slowdown * took_s / alone_s, slowdown)
+            slowdown = np.where(slower, slowdown * took_s / np.maximum(alone_s, 1e-300), slowdown)
         return best
 
     def _tiling(
         self, slowdown: npt.NDArray[np.float64]
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        best = best_tile(
+        memory = self.rates.memory * (USABLE_MEMORY * _MEMORY_MARGIN)
+        free = best_tile(
             self.gemm,
             self.element,
             self.rates,
             self.fluid_s,
             least_depth=self.least_depth,
             two_dimensional=self.two_dimensional,
+            memory=memory,
         )
-        best = BestTile(best.volume / slowdown, best.depth, best.full_depth)
-        order = self._order(best)
-        few = len(order) > _LARGE_FLEET or self.crumbs
+        divided = free
+        if not free.full_depth.all():
+            divided = snapped(
+                free,
+                self.gemm,
+                self.element,
+                self.rates,
+                self.fluid_s,
+                least_depth=self.least_depth,
+                memory=memory,
+            )
+        best, even = (
+            BestTile(tile.volume / slowdown, tile.depth, tile.full_depth)
+            for tile in (free, divided)
+        )
+        few = len(self.rates) > _LARGE_FLEET or self.crumbs
         candidates: list[_Candidate] = []
         for columns_cut_n in (True, False):
             frame = Frame(self.gemm, self.element, columns_cut_n)
             balancer = Balancer(frame, self.rates, slowdown)
-            for draft in drafts(frame, best, order, few=few):
-                fluid = balancer.balance(
-                    draft.arrangement, draft.widths, draft.depths, self.fluid_s, rounds=3
-                )
-                candidates.append(_Candidate(fluid.makespan_s, fluid, balancer))
+            orders = (self._order(best), even, self._order(even))
+            candidates += self._balanced(balancer, drafts(frame, best, *orders, few=few))
         candidates.sort(key=lambda c: c.makespan_s)
         chosen: tuple[float, Boxes, Frame] | None = None
         tried = 0
         for candidate in candidates:
-            boxes = self._integers(candidate)
-            if boxes is None:
+            found = self._integers(candidate)
+            if found is None:
                 continue
-            frame = candidate.balancer.frame
-            makespan_s = float(box_times_s(boxes, frame, self.rates).max())
-            if chosen is None or makespan_s < chosen[0]:
-                chosen = makespan_s, boxes, frame
+            if chosen is None or found[0] < chosen[0]:
+                chosen = *found, candidate.balancer.frame
             tried += 1
             if tried == (1 if few else 3):
                 break
         return None if chosen is None else self._finish(chosen[1], chosen[2])
+
+    def _balanced(self, balancer: Balancer, drafts: Iterable[Draft]) -> list[_Candidate]:
+        """A few rounds of balancing for each: enough to tell which are good."""
+        found = []
+        for draft in drafts:
+            fluid = balancer.balance(
+                draft.arrangement, draft.widths, draft.depths, self.fluid_s, rounds=3
+            )
+            found.append(_Candidate(fluid.makespan_s, fluid, balancer))
+        return found
 
     def _order(self, best: BestTile) -> Indices:
         """Deepest tiles first, among equals the widest; devices that can do nothing left out."""
@@ -393,45 +444,45 @@ class _Task:
         sides = best.volume[active] / best.depth[active]
         return active[np.lexsort((active, -sides, -best.depth[active]))]
 
-    def _integers(self, candidate: _Candidate) -> Boxes | None:
-        fluid = candidate.balancer.balance(
+    def _integers(self, candidate: _Candidate) -> tuple[float, Boxes] | None:
+        """Tiles with their makespan; as aligned as balance allows."""
+        balancer = candidate.balancer
+        fluid = balancer.balance(
             candidate.fluid.arrangement,
             candidate.fluid.widths,
             candidate.fluid.depths,
             candidate.makespan_s,
             rounds=12,
         )
-        return candidate.balancer.integers(fluid)
+        best: tuple[float, Boxes] | None = None
+        for most_aligned in (16, 4, 1):
+            boxes = balancer.integers(fluid, most_aligned)
+            if boxes is None:
+                continue
+            makespan_s = float(box_times_s(boxes, balancer.frame, self.rates).max())
+            if best is None or makespan_s < best[0] * (1 - _WORTH_NOT_ALIGNING):
+                best = makespan_s, boxes
+            if best[0] <= fluid.makespan_s * (1 + _WORTH_NOT_ALIGNING):
+                break
+        return best
 
     def _finish(
         self, boxes: Boxes, frame: Frame
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        tiles: list[PlannedTile] = []
-        took_s, alone_s = np.zeros(len(self.rates)), np.ones(len(self.rates))
-        times_s = box_times_s(boxes, frame, self.rates)
-        count = len(boxes.device)
-        spans = zip(
-            boxes.device.tolist(),
-            boxes.rows.tolist(),
-            boxes.columns.tolist(),
-            boxes.depth.tolist(),
-            times_s.tolist(),
-            strict=True,
+        sides = (boxes.rows, boxes.columns) if frame.columns_cut_n else (boxes.columns, boxes.rows)
+        m, n, k = (side.tolist() for side in (*sides, boxes.depth))
+        tiles = planned_tiles(
+            self.gemm,
+            self.element,
+            [self.devices[index] for index in boxes.device.tolist()],
+            [Tile(Span(*m), Span(*n), Span(*k)) for m, n, k in zip(m, n, k, strict=True)],
+            tiles=len(boxes.device),
+            block_s=self.ps.block_s,
         )
-        for index, rows, columns, depth, time_s in spans:
-            m, n = (rows, columns) if frame.columns_cut_n else (columns, rows)
-            box = Tile(Span(*m), Span(*n), Span(*depth))
-            pieces = planned_tiles(
-                self.gemm,
-                self.element,
-                self.devices[index],
-                box,
-                tiles=count,
-                block_s=self.ps.block_s,
-            )
-            tiles += pieces
-            took_s[index] = sum(piece.time_s for piece in pieces)
-            alone_s[index] = time_s
+        took_s, alone_s = np.zeros(len(self.rates)), np.zeros(len(self.rates))
+        alone_s[boxes.device] = box_times_s(boxes, frame, self.rates)
+        busy = busy_s(tiles)
+        took_s[:] = [busy.get(device.device, 0.0) for device in self.devices]
         bare_s, filled_s = spans_s(tiles)
         plan = Plan(
             self.gemm,

@@ -76,13 +76,18 @@ def _with_slab(
     """The plan with one slab dealt anew to these devices."""
     old = _slab(plan, tile)
     before = {t.device for t in old}
-    if not devices or len(before) != len(old):
-        return None
-    others = {t.device for t in plan.tiles} - before
-    if others & set(devices):
+    cut_n = plan.columns_cut_n
+    filled = sum(t.tile.m.size if cut_n else t.tile.n.size for t in old)
+    others = {t.device for t in plan.tiles if t.device not in before}
+    if (
+        not devices
+        or len(before) != len(old)
+        # A share that was cut to fit its device's memory is not found as part of the slab.
+        or filled != (plan.gemm.m if cut_n else plan.gemm.n)
+        or others & set(devices)
+    ):
         return None
     members = sorted(devices)
-    cut_n = plan.columns_cut_n
     frame = Frame(plan.gemm, element, cut_n)
     arrays = RateArrays.of([rates[device] for device in members])
     balancer = Balancer(frame, arrays, np.ones(len(members)))
@@ -91,14 +96,13 @@ def _with_slab(
     across = tile.n if cut_n else tile.m
     guess_s = max(t.time_s for t in old)
     rows = balancer.slab_rows(arrangement, across.size, tile.k.size, guess_s)
-    tiles = []
+    owners, boxes = [], []
     for device, (first, last) in zip(members, rows.tolist(), strict=True):
         if first < last:
             m, n = (Span(first, last), tile.n) if cut_n else (tile.m, Span(first, last))
-            box = Tile(m, n, tile.k)
-            tiles += planned_tiles(
-                plan.gemm, element, rates[device], box, tiles=len(plan.tiles), block_s=block_s
-            )
+            owners.append(rates[device])
+            boxes.append(Tile(m, n, tile.k))
+    tiles = planned_tiles(plan.gemm, element, owners, boxes, tiles=len(plan.tiles), block_s=block_s)
     kept = [t for t in plan.tiles if t.device not in before]
     every = (*kept, *tiles)
     bare_s, filled_s = spans_s(every)

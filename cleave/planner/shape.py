@@ -20,6 +20,9 @@ Floats = npt.NDArray[np.float64]
 
 _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 22
+SNAPPED: Final = 8
+"""Depths down to this part of k are worth matching exactly."""
+
 SEARCH_ERROR: Final = 3e-4
 """What a search of so many steps may leave out of the best volume, as a share of it."""
 
@@ -96,6 +99,7 @@ def best_tile(
     *,
     least_depth: float = 1.0,
     two_dimensional: bool = False,
+    memory: Floats | None = None,
 ) -> BestTile:
     """The largest volume of one tile that each device returns within `time_s`.
 
@@ -105,13 +109,15 @@ def best_tile(
     Args:
         least_depth: no shallower tile than this (memory of the PS for partial sums).
         two_dimensional: full depth only.
+        memory: by device, bytes that all strips and blocks of the tile must fit; None for any.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     depth = np.full(len(rates), float(gemm.k))
-    volume = depth * _area(gemm, element.sent, element.finished, rates, available, depth)
+    volume = depth * _area(gemm, element.sent, element.finished, rates, available, depth, memory)
     full = np.ones(len(rates), np.bool_)
     if not two_dimensional and least_depth < gemm.k:
-        shallow, partial = _best_depth(gemm, element, rates, available, max(1.0, least_depth))
+        least = max(1.0, least_depth)
+        shallow, partial = _best_depth(gemm, element, rates, available, least, memory)
         better = partial > volume
         volume = np.where(better, partial, volume)
         depth = np.where(better, shallow, depth)
@@ -119,14 +125,47 @@ def best_tile(
     return BestTile(volume, depth, full)
 
 
+def snapped(
+    best: BestTile,
+    gemm: Gemm,
+    element: ElementBytes,
+    rates: RateArrays,
+    time_s: float,
+    *,
+    least_depth: float = 1.0,
+    memory: Floats | None = None,
+) -> BestTile:
+    """The best tiles with depths that divide k: k, k/2, k/3 ... down to the `SNAPPED`-th part.
+
+    Shallower ones stay as they are; there the nearest divisor is near. See `best_tile`.
+    """
+    available = np.maximum(0.0, time_s - rates.latency_s)
+    deep = best.depth * (SNAPPED + 0.5) > gemm.k
+    volume, depth = np.where(deep, 0.0, best.volume), best.depth
+    for slabs in range(1, SNAPPED + 1):
+        if slabs > 1 and gemm.k / slabs < least_depth:
+            break
+        part = np.full(len(rates), gemm.k / slabs)
+        returned = element.finished if slabs == 1 else element.partial
+        done = part * _area(gemm, element.sent, returned, rates, available, part, memory)
+        better = deep & (done > volume)
+        volume, depth = np.where(better, done, volume), np.where(better, part, depth)
+    return BestTile(volume, depth, depth == gemm.k)
+
+
 def _best_depth(
-    gemm: Gemm, element: ElementBytes, rates: RateArrays, available: Floats, least: float
+    gemm: Gemm,
+    element: ElementBytes,
+    rates: RateArrays,
+    available: Floats,
+    least: float,
+    memory: Floats | None,
 ) -> tuple[Floats, Floats]:
     """Golden-section search for the depth; the volume has one maximum in it."""
 
     def volume(log_depth: Floats) -> Floats:
         depth = np.exp(log_depth)
-        return depth * _area(gemm, element.sent, element.partial, rates, available, depth)
+        return depth * _area(gemm, element.sent, element.partial, rates, available, depth, memory)
 
     low = np.full(len(rates), np.log(least))
     high = np.full(len(rates), np.log(float(gemm.k)))
@@ -151,7 +190,13 @@ def _best_depth(
 
 
 def _area(
-    gemm: Gemm, sent: int, returned: int, rates: RateArrays, available: Floats, depth: Floats
+    gemm: Gemm,
+    sent: int,
+    returned: int,
+    rates: RateArrays,
+    available: Floats,
+    depth: Floats,
+    memory: Floats | None,
 ) -> Floats:
     """The most elements of C, at a given depth, that come back within the available seconds.
 
@@ -172,6 +217,11 @@ def _area(
     if clipped.any():
         length = longest_side(np.full_like(available, narrow), per_side_s, per_element_s, available)
         area = np.where(clipped, narrow * np.minimum(wide, length), area)
+    if memory is not None:
+        # Strips and blocks of a square tile: 2 s c sent + s^2 returned.
+        strip = depth * sent
+        side = (np.sqrt(strip * strip + returned * memory) - strip) / returned
+        area = np.minimum(area, side * side)
     return area
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Final
+
+import numpy as np
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm, Span, Tile
@@ -19,77 +20,102 @@ from cleave.planner.plan import (
     tile_download_bytes,
     tile_upload_bytes,
 )
+from cleave.planner.shape import Floats, RateArrays, streamed_array_s
 
 USABLE_MEMORY: Final = 0.9
 """Of what a device offers; the rest is for messages on their way."""
 
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
+_MOST_PIECES = 65536  # that one share may be cut into
 _MOST_BY_TIME = 64  # a link so slow that this is not enough is beyond help
 
 
 def planned_tiles(
     gemm: Gemm,
     element: ElementBytes,
-    device: DeviceRates,
-    box: Tile,
+    devices: Sequence[DeviceRates],
+    boxes: Sequence[Tile],
     *,
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """The tile of a device, or several where its memory does not hold it at once.
+    """The tile of each device, or several where its memory does not hold it at once.
 
     Args:
-        box: its part of the index space.
+        devices, boxes: pairs of a device and its part of the index space.
         tiles: how many tiles the plan has, about.
         block_s: what a block costs the PS.
 
     Raises:
         PlanError: when not even a single multiplication fits.
     """
-    return [
-        _planned(gemm, element, device, tile, tiles, block_s)
-        for tile in fit_memory(box, gemm, element, device)
-    ]
+    fitting: list[tuple[DeviceRates, Tile]] = []
+    for device, box in zip(devices, boxes, strict=True):
+        m, n, k = box.m.size, box.n.size, box.k.size
+        returned = element.finished if k == gemm.k else element.partial
+        if (m + n) * k * element.sent + m * n * returned <= device.memory_bytes * USABLE_MEMORY:
+            fitting.append((device, box))
+        else:
+            fitting += [(device, part) for part in fit_memory(box, gemm, element, device)]
+    return _planned(gemm, element, fitting, tiles, block_s)
 
 
 def _planned(
-    gemm: Gemm, element: ElementBytes, device: DeviceRates, tile: Tile, tiles: int, block_s: float
-) -> PlannedTile:
-    m, n, k = tile.m.size, tile.n.size, tile.k.size
-    sent, returned = k * element.sent, element.finished if k == gemm.k else element.partial
-    down, up = (m + n) * sent, m * n * returned
-    download_s = down / device.downlink_bytes_per_s
-    compute_s = 2 * m * n * k / device.flops_per_s
-    upload_s = up / device.uplink_bytes_per_s
-    streamed_s = cost.streamed_s(download_s, compute_s, upload_s)
-    strips = cost.strips_per_side(streamed_s, tiles, block_s)
+    gemm: Gemm,
+    element: ElementBytes,
+    fitting: Sequence[tuple[DeviceRates, Tile]],
+    tiles: int,
+    block_s: float,
+) -> list[PlannedTile]:
+    rates = RateArrays.of([device for device, _ in fitting])
+    sides = np.array([(t.m.size, t.n.size, t.k.size) for _, t in fitting], np.float64)
+    m, n, k = (np.ascontiguousarray(side) for side in sides.T)
+    strip_bytes = k * element.sent
+    down = (m + n) * strip_bytes
+    up = m * n * np.where(k == gemm.k, element.finished, element.partial)
+    slower_s = np.maximum(2 * m * n * k / rates.flops, up / rates.uplink)
+    streamed_s = streamed_array_s(down / rates.downlink, slower_s)
+    strips = strips_array(streamed_s, tiles, block_s)
     # A strip is one message and so is a block: neither may be too large, nor, where links are slow,
     # take so long that heartbeats wait behind it.
-    per_side = math.isqrt(_messages(up, device.uplink_bytes_per_s) - 1) + 1
-    least_rows = max(per_side, _messages(m * sent, device.downlink_bytes_per_s))
-    least_columns = max(per_side, _messages(n * sent, device.downlink_bytes_per_s))
+    per_side = np.ceil(np.sqrt(_messages(up, rates.uplink)))
     # Strips of a thickness near the other side's, so that a flat tile is not cut where it is thin.
-    rows = columns = strips
-    if m < n:
-        rows = max(1, min(rows, round(rows * m * 2 / n)))
-    elif n < m:
-        columns = max(1, min(columns, round(columns * n * 2 / m)))
-    rows, columns = max(rows, least_rows), max(columns, least_columns)
-    return PlannedTile(
-        device.device,
-        EvenCut(tile, rows, columns),
-        down,
-        up,
-        2 * device.latency_s + streamed_s,
-        cost.fill_s(download_s, compute_s, upload_s, max(rows, columns)),
+    rows = np.clip(np.round(strips * m * 2 / n), 1, strips)
+    columns = np.clip(np.round(strips * n * 2 / m), 1, strips)
+    rows = np.maximum(np.where(m < n, rows, strips), per_side)
+    columns = np.maximum(np.where(n < m, columns, strips), per_side)
+    rows = np.maximum(rows, _messages(m * strip_bytes, rates.downlink))
+    columns = np.maximum(columns, _messages(n * strip_bytes, rates.downlink))
+    fill_s = cost.FILL_SHARE * streamed_s / np.maximum(rows, columns)
+    values = zip(
+        fitting,
+        rows.astype(np.int64).tolist(),
+        columns.astype(np.int64).tolist(),
+        down.astype(np.int64).tolist(),
+        up.astype(np.int64).tolist(),
+        (rates.latency_s + streamed_s).tolist(),
+        fill_s.tolist(),
+        strict=True,
     )
+    return [
+        PlannedTile(device.device, EvenCut(tile, r, c), d, u, t, f)
+        for (device, tile), r, c, d, u, t, f in values
+    ]
 
 
-def _messages(nbytes: int, rate: float) -> int:
+def strips_array(tile_time_s: Floats, tiles: int, block_s: float) -> Floats:
+    """`cost.strips_per_side` for many tiles."""
+    if not block_s:
+        return np.full_like(tile_time_s, cost.MAX_STRIPS)
+    best = np.cbrt(cost.FILL_SHARE / 2 * tile_time_s / (max(1, tiles) * block_s))
+    return np.clip(np.round(best), 1, cost.MAX_STRIPS)
+
+
+def _messages(nbytes: Floats, rate: Floats) -> Floats:
     """How many messages so many bytes are cut into, at least."""
-    by_time = min(_MOST_BY_TIME, math.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
-    return max(1, by_time, math.ceil(nbytes / _LARGEST_MESSAGE_BYTES))
+    by_time = np.minimum(_MOST_BY_TIME, np.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
+    return np.maximum(1, np.maximum(by_time, np.ceil(nbytes / _LARGEST_MESSAGE_BYTES)))
 
 
 def fit_memory(
@@ -108,6 +134,11 @@ def fit_memory(
         raise PlanError(
             f"device {device.device} offers {device.memory_bytes} bytes of memory, "
             f"which holds no tile at all; remove it from the fleet"
+        )
+    if need > budget * _MOST_PIECES:
+        raise PlanError(
+            f"device {device.device} offers {device.memory_bytes} bytes of memory and its share of "
+            f"the GEMM needs {need}; add devices, or give them more memory"
         )
     sides = {"m": tile.m, "n": tile.n, "k": tile.k}
     if tile.m.size + tile.n.size > 32 and tile.k.size * element.sent * 32 <= budget:

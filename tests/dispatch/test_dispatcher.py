@@ -43,6 +43,7 @@ from cleave.planner.plan import (
     Plan,
     PlannedTile,
     Planner,
+    PsRates,
     Residency,
 )
 from cleave.planner.planner import TilePlanner
@@ -158,7 +159,7 @@ class Shell:
         self.now_s = 0.0
         self._ids = count(1)
         self._executor = NumpyExecutor()
-        self._grid = TilePlanner()
+        self.planner = TilePlanner(PsRates())
 
     # --- what happens to the fleet ---
 
@@ -479,7 +480,7 @@ class History(RuleBasedStateMachine):
             self._submit(other, known, False, turned, random)
 
     def _submit(self, a: Matrix, b: Matrix, turn_a: bool, turn_b: bool, random: Random) -> None:
-        planner: Planner = self.shell._grid
+        planner: Planner = self.shell.planner
         if random.random() < 0.6:
             planner = BoxPlanner(random.randrange(2**32))
         out = random.choice([DType.FP32, a.buffer.dtype]) if self.mixed_outputs else DType.FP32

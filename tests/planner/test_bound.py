@@ -139,3 +139,11 @@ def test_more_devices_never_raise_a_bound(bound: object) -> None:
     gemm, fp32 = Gemm(300, 200, 1000), ElementBytes(4, 4)
     times = [bound(gemm, fp32, RateArrays.of(fleet[:n]), UNLIMITED) for n in range(1, 9)]
     assert all(later <= earlier for earlier, later in pairwise(times))
+
+
+def test_a_card_that_limits_nothing_leaves_the_bounds_as_they_are() -> None:
+    rates, bf16 = RateArrays.of([DeviceRates(0, 1e5, 1e5, 1e9)]), ElementBytes(2, 2)
+    for sides in ((1, 1, 1), (7, 5, 3), (100, 90, 80)):
+        for bound in (isolated_bound_s, overlap_bound_s):
+            free = bound(Gemm(*sides), bf16, rates, UNLIMITED)
+            assert bound(Gemm(*sides), bf16, rates, PsRates(1e9, 1e9)) == pytest.approx(free)

@@ -104,6 +104,7 @@ def _check_tiles(plan: Plan, devices: list[DeviceRates], element: ElementBytes) 
     assert plan.makespan_s == pytest.approx(max(busy.values()))
 
 
+@settings(max_examples=40)
 @given(small_gemms, elements, fleets())
 def test_a_plan_covers_every_multiplication_once(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]
@@ -113,6 +114,7 @@ def test_a_plan_covers_every_multiplication_once(
     _check_tiles(plan, devices, element)
 
 
+@settings(max_examples=40)
 @given(small_gemms, elements, fleets(memory=(40, 2000)))
 def test_tiles_fit_their_devices_however_small(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]

@@ -1,0 +1,227 @@
+"""What a plan amounts to: sums over a step, what limits it, time against energy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from cleave.gemm import Gemm
+from cleave.planner.bound import isolated_bound_s, overlap_bound_s
+from cleave.planner.front import Choice, Draw, Objective, front
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates, Residency
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import Bottleneck, PlanReport, StepReport, advice, plan_step, report
+from cleave.planner.shape import RateArrays
+from cleave.planner.tiles import busy_s
+from cleave.workload.step import GemmKind, StepGemm
+from tests.planner.checks import BF16, paper_rates
+
+UNLIMITED = PsRates()
+GEMM = Gemm(2048, 2048, 2048)
+STEP = (
+    StepGemm(GemmKind.FORWARD, Gemm(512, 768, 768), 12, "out_proj"),
+    StepGemm(GemmKind.INPUT_GRADIENT, Gemm(512, 768, 768), 12, "out_proj"),
+    StepGemm(GemmKind.WEIGHT_GRADIENT, Gemm(768, 768, 512), 12, "out_proj"),
+    StepGemm(GemmKind.FORWARD, Gemm(512, 5000, 768), 1, "lm_head"),
+)
+
+
+@dataclass
+class Spy:
+    """A planner that remembers what it was asked for."""
+
+    planner: TilePlanner = field(default_factory=lambda: TilePlanner(UNLIMITED))
+    asked: list[Gemm] = field(default_factory=list)
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        self.asked.append(gemm)
+        return self.planner.plan(gemm, element, devices, residencies)
+
+
+def alike(
+    down: float = 1e8, up: float = 1e8, flops: float = 1e13, latency_s: float = 0.0
+) -> list[DeviceRates]:
+    return [DeviceRates(i, down, up, flops, latency_s) for i in range(8)]
+
+
+def reported(devices: list[DeviceRates], ps: PsRates = UNLIMITED, gemm: Gemm = GEMM) -> PlanReport:
+    return report(TilePlanner(ps).plan(gemm, BF16, devices), BF16, devices, ps)
+
+
+# --- one plan ---
+
+
+def test_a_plan_is_held_against_its_bounds() -> None:
+    devices = paper_rates(16)
+    found = reported(devices)
+    rates = RateArrays.of(devices)
+    bound_s = isolated_bound_s(GEMM, BF16, rates, UNLIMITED)
+    assert found.gap == pytest.approx(found.plan.makespan_s / bound_s - 1)
+    assert 0 <= found.gap < 0.25
+    assert found.overlap_bound_s == overlap_bound_s(GEMM, BF16, rates, UNLIMITED)
+    assert found.egress_bytes_per_s * found.plan.makespan_s == pytest.approx(
+        sum(t.download_bytes for t in found.plan.tiles)
+    )
+    assert found.ingress_bytes_per_s * found.plan.makespan_s == pytest.approx(
+        sum(t.upload_bytes for t in found.plan.tiles)
+    )
+
+
+def test_bytes_are_of_the_device_with_most() -> None:
+    """One device with little memory does several tiles: bytes add up, memory does not."""
+    devices = [DeviceRates(0, 1e8, 1e8, 1e13, 0.0, 2**20)]
+    found = reported(devices, gemm=Gemm(1024, 1024, 1024))
+    tiles = found.plan.tiles
+    assert len(tiles) > 1
+    assert found.download_bytes == sum(t.download_bytes for t in tiles)
+    assert found.upload_bytes == sum(t.upload_bytes for t in tiles) == 2 * 1024 * 1024
+    assert found.memory_bytes == max(t.download_bytes + t.upload_bytes for t in tiles) <= 2**20
+
+
+@pytest.mark.parametrize(
+    ("devices", "ps", "limit"),
+    [
+        (alike(down=1e6), UNLIMITED, Bottleneck.DOWNLINK),
+        (alike(up=1e5), UNLIMITED, Bottleneck.UPLINK),
+        (alike(down=1e9, up=1e9, flops=1e9), UNLIMITED, Bottleneck.COMPUTE),
+        (alike(down=1e9, up=1e9, latency_s=5.0), UNLIMITED, Bottleneck.LATENCY),
+        (alike(), PsRates(egress_bytes_per_s=1e6), Bottleneck.PS_EGRESS),
+        (alike(), PsRates(ingress_bytes_per_s=1e5), Bottleneck.PS_INGRESS),
+    ],
+    ids=lambda value: value.value if isinstance(value, Bottleneck) else "",
+)
+def test_what_limits_a_plan(devices: list[DeviceRates], ps: PsRates, limit: Bottleneck) -> None:
+    found = reported(devices, ps)
+    assert found.bottleneck is limit
+    step = StepReport((found,), (1,))
+    assert step.bottleneck is limit
+    assert advice(step).startswith(f"{limit.value} limits most of the step: ")
+    assert advice(step).endswith(".")
+
+
+@pytest.mark.parametrize("limit", ["down", "up", "flops"])
+def test_more_of_what_limits_shortens_the_plan(limit: str) -> None:
+    scarce = {"down": 1e6, "up": 1e5, "flops": 1e9}[limit]
+    span_s = reported(alike(**{limit: scarce})).plan.makespan_s
+    assert reported(alike(**{limit: 2 * scarce})).plan.makespan_s < 0.6 * span_s
+
+
+# --- a step ---
+
+
+def test_totals_are_sums_with_multiplicities() -> None:
+    step = plan_step(TilePlanner(UNLIMITED), STEP, BF16, paper_rates(12), UNLIMITED)
+    pairs = list(zip(step.reports, [12, 12, 12, 1], strict=True))
+    assert step.counts == (12, 12, 12, 1)
+    assert [r.plan.gemm for r in step.reports] == [g.gemm for g in STEP]
+    assert step.makespan_s == pytest.approx(sum(r.plan.makespan_s * c for r, c in pairs))
+    assert step.fill_s == pytest.approx(sum(r.plan.fill_s * c for r, c in pairs))
+    assert step.bound_s == pytest.approx(sum(r.plan.bound_s * c for r, c in pairs))
+    assert step.overlap_bound_s == pytest.approx(sum(r.overlap_bound_s * c for r, c in pairs))
+    assert step.egress_bytes == sum(r.plan.egress_bytes * c for r, c in pairs)
+    assert step.ingress_bytes == sum(r.plan.ingress_bytes * c for r, c in pairs)
+    assert step.blocks == sum(
+        len(t.cut.m_cuts) * len(t.cut.n_cuts) * c for r, c in pairs for t in r.plan.tiles
+    )
+
+
+def test_peaks_are_of_the_busiest_gemm() -> None:
+    step = plan_step(TilePlanner(UNLIMITED), STEP, BF16, paper_rates(12), UNLIMITED)
+    plans = [r.plan for r in step.reports]
+    assert step.peak_egress_bytes_per_s == max(p.egress_bytes / p.makespan_s for p in plans)
+    assert step.peak_ingress_bytes_per_s == max(p.ingress_bytes / p.makespan_s for p in plans)
+
+
+def test_equal_gemms_are_planned_once() -> None:
+    spy = Spy()
+    step = plan_step(spy, STEP, BF16, paper_rates(12), UNLIMITED)
+    assert spy.asked == [Gemm(512, 768, 768), Gemm(768, 768, 512), Gemm(512, 5000, 768)]
+    assert step.reports[0] is step.reports[1]
+
+
+def test_the_limit_of_a_step_is_the_one_of_most_of_its_time() -> None:
+    devices = alike(down=1e6, up=1e6)
+    deep, flat = reported(devices, gemm=Gemm(64, 64, 4096)), reported(devices, gemm=Gemm(512, 9, 1))
+    assert (deep.bottleneck, flat.bottleneck) == (Bottleneck.DOWNLINK, Bottleneck.UPLINK)
+    often = round(2 * deep.plan.makespan_s / flat.plan.makespan_s)
+    assert StepReport((deep, flat), (1, 1)).bottleneck is Bottleneck.DOWNLINK
+    assert StepReport((deep, flat), (1, often)).bottleneck is Bottleneck.UPLINK
+
+
+# --- time against energy ---
+
+FRUGAL = [DeviceRates(i, 1e7, 5e6, 1e11) for i in range(8)]
+HUNGRY = [DeviceRates(100 + i, 1e8, 5e7, 1e13) for i in range(8)]
+TWO_GEMMS = (
+    StepGemm(GemmKind.FORWARD, Gemm(1024, 1024, 1024), 2, "fc1"),
+    StepGemm(GemmKind.WEIGHT_GRADIENT, Gemm(512, 512, 4096), 3, "fc1"),
+)
+DRAWS: Mapping[int, Draw] = {d.device: Draw(5.0, 20.0) for d in FRUGAL} | {
+    d.device: Draw(200.0, 600.0) for d in HUNGRY
+}
+
+
+@pytest.fixture(scope="module", params=[Objective.ENERGY, Objective.CARBON])
+def choices(request: pytest.FixtureRequest) -> list[Choice]:
+    planner = TilePlanner(UNLIMITED)
+    return front(planner, TWO_GEMMS, BF16, FRUGAL + HUNGRY, UNLIMITED, DRAWS, request.param)
+
+
+def test_the_front_trades_time_for_cost(choices: list[Choice]) -> None:
+    assert len(choices) >= 3
+    for faster, cheaper in pairwise(choices):
+        assert faster.step.makespan_s < cheaper.step.makespan_s
+        assert faster.cost > cheaper.cost
+
+
+def test_the_first_choice_is_the_fastest(choices: list[Choice]) -> None:
+    everyone = plan_step(TilePlanner(UNLIMITED), TWO_GEMMS, BF16, FRUGAL + HUNGRY, UNLIMITED)
+    assert choices[0].step.makespan_s <= everyone.makespan_s
+    assert {d.device for d in HUNGRY} <= set(choices[0].devices)
+
+
+def test_the_cheapest_choice_leaves_the_costly_devices_out() -> None:
+    planner = TilePlanner(UNLIMITED)
+    fleet = FRUGAL + HUNGRY
+    carbon = front(planner, TWO_GEMMS, BF16, fleet, UNLIMITED, DRAWS, Objective.CARBON)
+    assert set(carbon[-1].devices) <= {d.device for d in FRUGAL}
+
+
+def test_a_choice_costs_what_its_devices_draw_while_they_work() -> None:
+    planner = TilePlanner(UNLIMITED)
+    fleet = FRUGAL + HUNGRY
+    for choice in front(planner, TWO_GEMMS, BF16, fleet, UNLIMITED, DRAWS, Objective.ENERGY):
+        joules = sum(
+            DRAWS[device].power_w * seconds * count
+            for found, count in zip(choice.step.reports, choice.step.counts, strict=True)
+            for device, seconds in busy_s(found.plan.tiles).items()
+        )
+        assert choice.cost == pytest.approx(joules)
+        used = {t.device for r in choice.step.reports for t in r.plan.tiles}
+        assert used <= set(choice.devices)
+
+
+def test_grams_are_of_kilowatt_hours() -> None:
+    draw = Draw(1000.0, 400.0)
+    assert draw.cost(3600.0, Objective.ENERGY) == 3.6e6
+    assert draw.cost(3600.0, Objective.CARBON) == pytest.approx(400.0)
+
+
+def test_devices_that_are_all_alike_leave_little_to_choose() -> None:
+    fleet = alike()
+    draws = {d.device: Draw(10.0) for d in fleet}
+    found = front(
+        TilePlanner(UNLIMITED), TWO_GEMMS, BF16, fleet, UNLIMITED, draws, Objective.ENERGY
+    )
+    assert len(found[0].devices) == 8
+    costs = [c.cost for c in found]
+    assert costs == sorted(costs, reverse=True)

@@ -1,0 +1,194 @@
+"""Fleets by name and from files: the published draws, stragglers, and what files get wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiles.device_profile import DeviceProfile
+from profiles.fleets import MAX_DEVICES, find_fleet, paper_fleet
+
+RATES = ("flops_per_s", "uplink_bytes_per_s", "downlink_bytes_per_s")
+GROUP = """\
+[[group]]
+name = "laptop"
+count = 2
+flops_per_s = 5e12
+downlink_bytes_per_s = 50e6
+uplink_bytes_per_s = 8_000_000
+memory_bytes = 2_000_000_000
+"""
+
+
+def rates(device: DeviceProfile) -> tuple[float, ...]:
+    return tuple(getattr(device, field) for field in RATES)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "fleet.toml"
+    path.write_text(text)
+    return str(path)
+
+
+# --- the published fleet ---
+
+
+def test_the_first_devices_of_the_published_fleet() -> None:
+    found = paper_fleet(64)[:3]
+    # Compute, uplink, downlink.
+    wanted = [
+        (6547912097111.927, 8173591.600002954, 19306267.09502965),
+        (5877756879504.1045, 7767897.003289979, 62888011.49599408),
+        (6717195839822.765, 7796035.803727068, 25353367.168319747),
+    ]
+    np.testing.assert_allclose([rates(d) for d in found], wanted, rtol=1e-12)
+    assert [d.memory_bytes for d in found] == [1245515864, 2662225344, 1306568633]
+
+
+def test_the_order_of_the_draws() -> None:
+    rng = np.random.default_rng(42)
+    wanted = [rng.uniform(low, high, 10) for low, high in ((5e12, 7e12), (5e6, 10e6), (1e7, 1e8))]
+    memory = rng.uniform(1e9, 3e9, 10).astype(int)
+    fleet = paper_fleet(10)
+    np.testing.assert_allclose([rates(d) for d in fleet], np.array(wanted).T)
+    assert [d.memory_bytes for d in fleet] == memory.tolist()
+    assert all(d.latency_s == 0 for d in fleet)
+    assert [d.name for d in fleet] == [f"paper-{i}" for i in range(10)]
+
+
+@pytest.mark.parametrize("devices", [0, -1, MAX_DEVICES + 1])
+def test_fleets_of_impossible_size(devices: int) -> None:
+    with pytest.raises(ValueError, match=f"a fleet of {devices} devices"):
+        paper_fleet(devices)
+
+
+# --- stragglers ---
+
+
+@pytest.mark.parametrize(("share", "slow"), [(0.0, 0), (0.1, 4), (0.25, 10), (1.0, 40)])
+def test_stragglers_have_a_tenth_of_three_rates(share: float, slow: int) -> None:
+    fleet, slowed = paper_fleet(40), paper_fleet(40, share)
+    changed = [(a, b) for a, b in zip(fleet, slowed, strict=True) if a != b]
+    assert len(changed) == slow
+    for before, after in changed:
+        assert rates(after) == pytest.approx([rate / 10 for rate in rates(before)])
+        # Nothing else, memory least of all.
+        assert (after.name, after.memory_bytes) == (before.name, before.memory_bytes)
+        assert after.latency_s == before.latency_s
+
+
+def test_stragglers_are_the_same_each_time() -> None:
+    assert paper_fleet(40, 0.2) == paper_fleet(40, 0.2)
+    assert find_fleet("paper-40", 0.2) == paper_fleet(40, 0.2)
+
+
+def test_stragglers_in_a_fleet_from_a_file(tmp_path: Path) -> None:
+    file = write(tmp_path, GROUP)
+    fast, slow = sorted(find_fleet(file, 0.5), key=lambda d: -d.flops_per_s)
+    assert rates(slow) == pytest.approx([rate / 10 for rate in rates(fast)])
+    assert slow.memory_bytes == fast.memory_bytes
+    assert find_fleet(file, 0.5) == find_fleet(file, 0.5)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.01, float("nan")])
+def test_a_share_of_stragglers_is_a_share(share: float) -> None:
+    with pytest.raises(ValueError, match=f"a share of {share} stragglers"):
+        paper_fleet(4, share)
+
+
+# --- names and files ---
+
+
+def test_a_fleet_by_name() -> None:
+    assert find_fleet("paper-16") == paper_fleet(16)
+
+
+@pytest.mark.parametrize("name", ["paper", "paper-", "paper-x", "paper--4", "campus", "fleet.json"])
+def test_unknown_names(name: str) -> None:
+    with pytest.raises(ValueError, match=f"there is no fleet '{name}'"):
+        find_fleet(name)
+
+
+def test_a_fleet_of_several_groups(tmp_path: Path) -> None:
+    phone = """
+[[group]]
+flops_per_s = 1e12
+downlink_bytes_per_s = 20e6
+uplink_bytes_per_s = 5e6
+memory_bytes = 1e9
+latency_s = 0.02
+active_power_w = 4
+gco2e_per_kwh = 380.5
+"""
+    laptops_then_phone = find_fleet(write(tmp_path, GROUP + phone))
+    laptop = DeviceProfile("laptop-0", 5e12, 50e6, 8e6, 0.0, 2_000_000_000)
+    assert laptops_then_phone == [
+        laptop,
+        replace(laptop, name="laptop-1"),
+        DeviceProfile("group2-0", 1e12, 20e6, 5e6, 0.02, 1_000_000_000, 4, 380.5),
+    ]
+    assert type(laptops_then_phone[2].memory_bytes) is int
+
+
+def test_a_group_of_none_adds_nothing(tmp_path: Path) -> None:
+    none = GROUP.replace("count = 2", "count = 0").replace("laptop", "phone")
+    assert [d.name for d in find_fleet(write(tmp_path, none + GROUP))] == ["laptop-0", "laptop-1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("= 5e12", "= -5e12", "flops_per_s of device 'laptop-0' is -5"),
+        ("= 50e6", "= 0", "downlink_bytes_per_s of device 'laptop-0' is 0"),
+        ("= 50e6", "= nan", "downlink_bytes_per_s of group 1 .* is nan"),
+        ("= 8_000_000", "= inf", "uplink_bytes_per_s of group 1 .* is inf"),
+        ("= 2_000_000_000", "= -1", "memory_bytes of device 'laptop-0' is -1"),
+        ("count = 2", "latency_s = -0.1", "latency_s of device 'laptop-0' is -0.1"),
+        ("count = 2", "active_power_w = -4", "active_power_w of device 'laptop-0' is -4"),
+        ("count = 2", "colour = 'red'", "unknown key 'colour'"),
+        ("flops_per_s = 5e12\n", "", "lacks flops_per_s"),
+        ("memory_bytes = 2_000_000_000", "", "lacks memory_bytes"),
+        ("= 5e12", "= '5e12'", "flops_per_s of group 1 of .*fleet.toml is '5e12'"),
+        ("= 50e6", "= true", "downlink_bytes_per_s of group 1 .* is True"),
+        ("= 50e6", "= [1]", r"downlink_bytes_per_s of group 1 .* is \[1\]"),
+        ("count = 2", "count = -1", "count of group 1 .* is -1"),
+        ("count = 2", "count = 1.5", "count of group 1 .* is 1.5"),
+        ("count = 2", "count = true", "count of group 1 .* is True"),
+        ("count = 2", "count = 1_000_001", "count of group 1 .* is 1000001"),
+        ("count = 2", "count = 0", "fleet.toml has no devices"),
+        ("[[group]]", "[[groups]]", "fleet.toml has 'groups'"),
+        ("[[group]]", "[group]", "fleet.toml has 'group'"),
+        ("= 2_000_000_000", "= inf", "memory_bytes of group 1 .* is inf"),
+        ("[[group]]", "[[group", "fleet.toml cannot be read"),
+    ],
+    ids=str,
+)
+def test_what_a_file_gets_wrong_is_named(
+    tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    assert before in GROUP
+    with pytest.raises(ValueError, match=said) as caught:
+        find_fleet(write(tmp_path, GROUP.replace(before, after)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n"])
+def test_a_file_without_groups(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match="has no devices"):
+        find_fleet(write(tmp_path, text))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read: No such file"):
+        find_fleet(str(tmp_path / "nowhere.toml"))
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"binary\.toml cannot be read"):
+        find_fleet(str(binary))
+    folder = tmp_path / "folder.toml"
+    folder.mkdir()
+    with pytest.raises(ValueError, match=r"folder\.toml cannot be read"):
+        find_fleet(str(folder))
