@@ -14,6 +14,9 @@ from cleave.errors import ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import Buffer
 
+WRITE_LIMIT_BYTES: Final = 2**20
+"""What a connection buffers before a sender waits: so that a link has the next message at hand."""
+
 _JOIN_BELOW_BYTES: Final = 65536
 """Smaller messages go as one frame: a copy is cheaper than a frame."""
 

@@ -23,7 +23,12 @@ from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Op, Role
-from cleave.transport.connection import Connection, ConnectionLostError, WebSocketConnection
+from cleave.transport.connection import (
+    WRITE_LIMIT_BYTES,
+    Connection,
+    ConnectionLostError,
+    WebSocketConnection,
+)
 
 INLINE_FLOPS: Final = 4e6
 """Multiplications below this are over sooner than a thread is woken for them."""
@@ -76,6 +81,7 @@ async def open_connection(address: str) -> WebSocketConnection:
             compression=None,
             max_size=limits.MAX_MESSAGE_BYTES,
             ping_interval=None,
+            write_limit=WRITE_LIMIT_BYTES,
             open_timeout=limits.HANDSHAKE_S,
             proxy=None,
         )

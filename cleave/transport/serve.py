@@ -21,7 +21,12 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role
-from cleave.transport.connection import Connection, ConnectionLostError, WebSocketConnection
+from cleave.transport.connection import (
+    WRITE_LIMIT_BYTES,
+    Connection,
+    ConnectionLostError,
+    WebSocketConnection,
+)
 from cleave.transport.join import plain_reason
 from cleave.transport.live import LiveShell
 
@@ -81,6 +86,7 @@ class ServedFleet(Fleet):
                 compression=None,
                 max_size=limits.MAX_MESSAGE_BYTES,
                 ping_interval=None,  # the protocol has heartbeats of its own
+                write_limit=WRITE_LIMIT_BYTES,
                 open_timeout=limits.HANDSHAKE_S,
             )
         except (OSError, OverflowError) as error:
