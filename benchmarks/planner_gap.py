@@ -68,6 +68,19 @@ def _mark(kind: str, devices: int) -> float:
     return marks.get(kind) or DEEP_MARKS.get(devices, float("inf"))
 
 
+def _reason(plan: Plan) -> str:
+    """Why a plan is further from its bound than others."""
+    cut = len(plan.tiles) - plan.devices_used
+    if cut:
+        return f"memory: shares that fit no device whole were cut into {cut} tiles more"
+    columns = len({t.tile.n if plan.columns_cut_n else t.tile.m for t in plan.tiles})
+    slabs = sorted({r.slabs for r in plan.regions})
+    return (
+        f"whole numbers: {columns} columns with {', '.join(map(str, slabs))} slabs stand for "
+        f"{plan.devices_used} devices that each want a depth of their own"
+    )
+
+
 def gaps(models: Sequence[str]) -> None:
     """Gap to the isolated bound, strip fill apart."""
     print("gap of the makespan to the isolated bound, every device at its own best depth")
@@ -97,8 +110,8 @@ def gaps(models: Sequence[str]) -> None:
                 worst[kind] = max(worst.get(kind, (-1.0, "")), (gap, label))
                 count[kind] += 1
                 fills.append(plan.fill_s / plan.makespan_s)
-                if gap > mark:
-                    missed.append(f"{label} ({kind}, side {side:.0f}): {gap:.1%} over {mark:.0%}")
+                if gap > min(mark, 0.15):
+                    missed.append(f"{label} ({kind}, side {side:.0f}): {gap:.1%}, {_reason(plan)}")
         for kind in sorted(worst):
             gap, label = worst[kind]
             limit = _mark(kind, devices)
@@ -109,7 +122,7 @@ def gaps(models: Sequence[str]) -> None:
             )
         print(f"  {devices:5} fill {max(fills):.1%} of the makespan (at most 5%)")
         for line in missed:
-            print(f"        missed: {line}")
+            print(f"        large: {line}")
 
 
 def against_published() -> None:
