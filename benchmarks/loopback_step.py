@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -45,6 +46,15 @@ def small_gemm_s(fleet: Fleet, repeats: int = 200) -> float:
         fleet.submit(a, b, empty(8, 8, DType.FP32)).result()
         times.append(time.perf_counter() - began_s)
     return statistics.median(times)
+
+
+def settled_bytes(trainer: Trainer, pids: Sequence[int]) -> list[float]:
+    """Resident memory of each process, the median over five steps: allocators hold on by turns."""
+    samples = []
+    for _ in range(5):
+        trainer.train_step()
+        samples.append([resident_bytes(pid) for pid in pids])
+    return [statistics.median(of_process) for of_process in zip(*samples, strict=True)]
 
 
 def report_bytes(spent: FleetCounters) -> None:
@@ -87,10 +97,10 @@ def measure(devices: int, pairs: int, soak: int) -> None:
         pids = [os.getpid(), *(p.process.pid for p in processes)]
         while offloaded.step < 5:
             offloaded.train_step()
-        start, early = offloaded.step, [resident_bytes(pid) for pid in pids]
-        for _ in range(soak):
+        start, early = offloaded.step, settled_bytes(offloaded, pids)
+        while offloaded.step < start + soak:
             offloaded.train_step()
-        late = [resident_bytes(pid) for pid in pids]
+        late = settled_bytes(offloaded, pids)
         growth = [b / a - 1 for a, b in zip(early, late, strict=True)]
         print(
             f"  memory from step {start} to {offloaded.step}: PS "

@@ -424,7 +424,7 @@ class _Task:
             if chosen is None or found[0] < chosen[0]:
                 chosen = *found, candidate.balancer.frame
             tried += 1
-            if tried == (1 if few else 3):
+            if tried == (2 if few else 3):
                 break
         return None if chosen is None else self._finish(chosen[1], chosen[2])
 
