@@ -32,11 +32,6 @@ def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
     return slower + download_s**2 / (4 * slower)
 
 
-def fill_s(download_s: float, compute_s: float, upload_s: float, strips: int) -> float:
-    """What finitely many strips add: about half a strip's share of the tile's own time."""
-    return FILL_SHARE * streamed_s(download_s, compute_s, upload_s) / strips
-
-
 def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
     """Predicted seconds from the first byte sent to the last byte back, fill left out."""
     return 2 * device.latency_s + streamed_s(
@@ -44,15 +39,3 @@ def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_byte
         flops / device.flops_per_s,
         upload_bytes / device.uplink_bytes_per_s,
     )
-
-
-def strips_per_side(tile_time_s: float, tiles: int, block_s: float = PS_BLOCK_S) -> int:
-    """How many strips a side a tile is cut into.
-
-    More strips shorten the fill (0.48 T / p) and cost the PS p^2 blocks for each of `tiles`; the
-    sum is least where ``2 tiles block_s p^3 = 0.48 T``.
-    """
-    if not block_s:
-        return MAX_STRIPS
-    best = float(FILL_SHARE / 2 * tile_time_s / (max(1, tiles) * block_s)) ** (1 / 3)
-    return int(max(1, min(MAX_STRIPS, round(best))))

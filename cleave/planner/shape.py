@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.gemm import Gemm
+from cleave.planner.cost import FILL_SHARE, MAX_STRIPS, PS_BLOCK_S
 from cleave.planner.plan import DeviceRates, ElementBytes
 
 Floats = npt.NDArray[np.float64]
@@ -260,3 +261,23 @@ def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
     return np.where(
         slower_s <= download_s / 2, download_s, slower_s + download_s * download_s / (4 * slower)
     )
+
+
+def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
+    """What finitely many strips add: about half a strip's share of the tile's own time."""
+    return np.divide(
+        FILL_SHARE * np.asarray(tile_time_s, np.float64), np.asarray(strips, np.float64)
+    )
+
+
+def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
+    """How many strips a side tiles are cut into; for one time or many.
+
+    More strips shorten the fill (0.48 T / p) and cost the PS p^2 blocks for each of `tiles`; the
+    sum is least where ``2 tiles block_s p^3 = 0.48 T``.
+    """
+    times_s = np.asarray(tile_time_s, np.float64)
+    if not block_s:
+        return np.full_like(times_s, MAX_STRIPS)
+    best = np.cbrt(FILL_SHARE / 2 * times_s / (max(1, tiles) * block_s))
+    return np.clip(np.round(best), 1, MAX_STRIPS)

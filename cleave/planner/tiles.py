@@ -20,7 +20,7 @@ from cleave.planner.plan import (
     tile_download_bytes,
     tile_upload_bytes,
 )
-from cleave.planner.shape import Floats, RateArrays, streamed_array_s
+from cleave.planner.shape import Floats, RateArrays, fill_s, streamed_array_s, strips_per_side
 
 USABLE_MEMORY: Final = 0.9
 """Of what a device offers; the rest is for messages on their way."""
@@ -76,7 +76,7 @@ def _planned(
     up = m * n * np.where(k == gemm.k, element.finished, element.partial)
     slower_s = np.maximum(2 * m * n * k / rates.flops, up / rates.uplink)
     streamed_s = streamed_array_s(down / rates.downlink, slower_s)
-    strips = strips_array(streamed_s, tiles, block_s)
+    strips = strips_per_side(streamed_s, tiles, block_s)
     # A strip is one message and so is a block: neither may be too large, nor, where links are slow,
     # take so long that heartbeats wait behind it.
     per_side = np.ceil(np.sqrt(_messages(up, rates.uplink)))
@@ -87,7 +87,7 @@ def _planned(
     columns = np.maximum(np.where(n < m, columns, strips), per_side)
     rows = np.maximum(rows, _messages(m * strip_bytes, rates.downlink))
     columns = np.maximum(columns, _messages(n * strip_bytes, rates.downlink))
-    fill_s = cost.FILL_SHARE * streamed_s / np.maximum(rows, columns)
+    filling_s = fill_s(streamed_s, np.maximum(rows, columns))
     values = zip(
         fitting,
         rows.astype(np.int64).tolist(),
@@ -95,21 +95,13 @@ def _planned(
         down.astype(np.int64).tolist(),
         up.astype(np.int64).tolist(),
         (rates.latency_s + streamed_s).tolist(),
-        fill_s.tolist(),
+        filling_s.tolist(),
         strict=True,
     )
     return [
         PlannedTile(device.device, EvenCut(tile, r, c), d, u, t, f)
         for (device, tile), r, c, d, u, t, f in values
     ]
-
-
-def strips_array(tile_time_s: Floats, tiles: int, block_s: float) -> Floats:
-    """`cost.strips_per_side` for many tiles."""
-    if not block_s:
-        return np.full_like(tile_time_s, cost.MAX_STRIPS)
-    best = np.cbrt(cost.FILL_SHARE / 2 * tile_time_s / (max(1, tiles) * block_s))
-    return np.clip(np.round(best), 1, cost.MAX_STRIPS)
 
 
 def _messages(nbytes: Floats, rate: Floats) -> Floats:

@@ -1,5 +1,6 @@
 """The wavefront-streaming cost model against a tile that is streamed strip by strip."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from cleave.gemm import Span, Tile, cut_tile, wavefront
 from cleave.planner import cost
 from cleave.planner.plan import DeviceRates
+from cleave.planner.shape import fill_s, streamed_array_s, strips_per_side
 
 seconds = st.floats(1e-3, 1e3)
 
@@ -65,9 +67,16 @@ def test_the_two_branches_meet(download_s: float) -> None:
 @pytest.mark.parametrize(("strips", "share"), [(4, 0.12), (8, 0.06), (16, 0.03)])
 def test_fill_is_what_few_strips_add(strips: int, share: float) -> None:
     """The shares that the design states, and those of streaming by hand where X = download / 2."""
-    assert cost.fill_s(1.0, 0.2, 0.5, strips) == pytest.approx(share, abs=0.003)
+    assert fill_s(cost.streamed_s(1.0, 0.2, 0.5), strips) == pytest.approx(share, abs=0.003)
     by_hand = _streamed_by_hand(1.0, 0.0, 1.0, strips) / cost.streamed_s(1.0, 0.0, 1.0) - 1
     assert by_hand == pytest.approx(share, rel=0.35)
+
+
+@given(seconds, seconds, seconds)
+def test_many_tiles_are_timed_as_one_is(down: float, compute: float, up: float) -> None:
+    slower = np.array([compute, up, max(compute, up)])
+    many = streamed_array_s(np.full(3, down), slower)
+    assert many == pytest.approx([cost.streamed_s(down, float(x), 0.0) for x in slower])
 
 
 def test_nothing_to_do_takes_no_time() -> None:
@@ -82,7 +91,7 @@ def test_a_tile_pays_the_latency_both_ways() -> None:
 
 @given(st.floats(1e-6, 1e6), st.integers(0, 100_000))
 def test_strips_per_side_stay_in_bounds(tile_time_s: float, tiles: int) -> None:
-    assert 1 <= cost.strips_per_side(tile_time_s, tiles) <= cost.MAX_STRIPS
+    assert 1 <= strips_per_side(tile_time_s, tiles) <= cost.MAX_STRIPS
 
 
 @given(st.floats(1e-3, 1e3), st.integers(1, 10_000))
@@ -90,6 +99,6 @@ def test_strips_per_side_minimise_fill_and_the_work_of_the_ps(time_s: float, til
     def price(strips: int) -> float:
         return 0.48 * time_s / strips + tiles * cost.PS_BLOCK_S * strips**2
 
-    chosen = cost.strips_per_side(time_s, tiles)
+    chosen = int(strips_per_side(time_s, tiles))
     best = min(price(p) for p in range(1, cost.MAX_STRIPS + 1))
     assert price(chosen) <= 1.35 * best
