@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cleave.planner.planner import TilePlanner
     from cleave.planner.report import PlanReport, StepReport
     from cleave.workload.step import StepGemm
-    from profiles.device_profile import DeviceProfile
+    from profiles.fleet_device import FleetDevice
 
 _KINDS = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "dW"}
 _LEAST_GBIT = 1e-3
@@ -121,7 +121,7 @@ def _choice(option: str, value: str, kind: Any) -> Any:
     raise UsageError(f"{option} is {value!r}; use one of {', '.join(m.value for m in kind)}")
 
 
-def _profiles(fleet: str, stragglers: float) -> list[DeviceProfile]:
+def _profiles(fleet: str, stragglers: float) -> list[FleetDevice]:
     from profiles.fleets import find_fleet
 
     try:
@@ -130,7 +130,7 @@ def _profiles(fleet: str, stragglers: float) -> list[DeviceProfile]:
         raise UsageError(str(error)) from None
 
 
-def _rates(number: int, profile: DeviceProfile) -> DeviceRates:
+def _rates(number: int, profile: FleetDevice) -> DeviceRates:
     from cleave.planner.plan import DeviceRates
 
     return DeviceRates(
@@ -316,7 +316,7 @@ def _show_front(
     element: ElementBytes,
     devices: list[DeviceRates],
     ps: PsRates,
-    profiles: list[DeviceProfile],
+    profiles: list[FleetDevice],
     objective: Any,
     *,
     as_json: bool,

@@ -38,7 +38,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
 from cleave.protocol.messages import Message, Op, Role
 from emulator.deferred import DeferredOutput, DeferredProduct, default_executor
-from profiles.device_profile import DeviceProfile
+from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 
 
@@ -63,7 +63,7 @@ class Transfer:
 @dataclass(slots=True)
 class _VirtualDevice:
     id: int
-    profile: DeviceProfile
+    profile: FleetDevice
     core: DeviceCore
     down_free_s: float = 0.0  # when the link has sent what it was given
     up_free_s: float = 0.0
@@ -82,7 +82,7 @@ class VirtualShell:
             multiplies every block on its own when its device has computed it, as a live one does.
     """
 
-    profiles: Sequence[DeviceProfile]
+    profiles: Sequence[FleetDevice]
     executor: Executor
     whole_tiles: bool = True
     clock: str = "virtual"
@@ -107,7 +107,7 @@ class VirtualShell:
 
     # --- the population ---
 
-    def join(self, profile: DeviceProfile) -> int:
+    def join(self, profile: FleetDevice) -> int:
         """A device connects and says hello; returns its id."""
         device = _VirtualDevice(next(self._ids), profile, DeviceCore(profile.memory_bytes))
         device.down_free_s = device.up_free_s = device.compute_free_s = self.now_s
@@ -289,7 +289,7 @@ def _tiles(future: GemmFuture) -> int:
 
 
 def emulated(
-    devices: int | Sequence[DeviceProfile] = 8,
+    devices: int | Sequence[FleetDevice] = 8,
     *,
     executor: Executor | None = None,
     whole_tiles: bool = True,

@@ -1,47 +1,287 @@
-"""The profile of a device: the plain rates an emulated device is driven by."""
+"""The device profile: what was measured, or published, of one type of device.
+
+A profile is a TOML file (`profiles.profile_file` reads and writes it); the classes here are its
+schema. Figures are in SI units unless a name says otherwise. What nobody knows is left out, and
+what had to be assumed to emulate the device all the same is listed in `Provenance.assumed`.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Literal
 
-_POSITIVE = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
+import msgspec
+
+from profiles.availability import Availability
+from profiles.performance import ComputeModel, FitReport, Layout, PerformanceModel, Sample
+from profiles.thermal import ThermalModel
+
+SCHEMA = 1
+
+FlopsPerS = Annotated[float, msgspec.Meta(ge=1e6, le=1e17)]
+BytesPerS = Annotated[float, msgspec.Meta(ge=100, le=1e12)]
+Watts = Annotated[float, msgspec.Meta(ge=0, le=1e5)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProfile:
-    """Plain rates of one device.
+class DeviceKind(Enum):
+    """What sort of thing it is."""
+
+    PHONE = "phone"
+    TABLET = "tablet"
+    LAPTOP = "laptop"
+    DESKTOP = "desktop"
+    SBC = "sbc"
+    SERVER = "server"
+    CLOUD_GPU = "cloud-gpu"
+
+
+class Origin(Enum):
+    """Where the figures come from."""
+
+    MEASURED = "measured"
+    PUBLISHED = "published"
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A table of a profile file: every field known, values checked."""
+
+
+class Provenance(_Table, frozen=True):
+    """Where a profile comes from.
 
     Attributes:
-        name: which device this is.
-        flops_per_s: throughput in matrix multiplication.
-        downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
-        latency_s: one way.
-        memory_bytes: what the device offers.
-        active_power_w: what it draws while it works, above what it draws anyway; None if unknown.
-        gco2e_per_kwh: of the grid it draws from; None if unknown.
-
-    Raises:
-        ValueError: for a rate that is not above zero; names the field and the value.
+        origin: measured with `cleave profile device`, or published by others.
+        source: who; each table of figures may name its own.
+        date: of measuring, or of looking it up, as 2026-11-21.
+        licence: of the published figures.
+        notes: conditions worth knowing.
+        assumed: one line for each figure that is unknown: what was assumed instead, and why.
     """
 
-    name: str
-    flops_per_s: float
-    downlink_bytes_per_s: float
-    uplink_bytes_per_s: float
-    latency_s: float
-    memory_bytes: int
-    active_power_w: float | None = None
-    gco2e_per_kwh: float | None = None
+    origin: Origin
+    source: Text
+    date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    licence: str = ""
+    notes: str = ""
+    assumed: tuple[Text, ...] = ()
+
+
+class Quantiles(_Table, frozen=True):
+    """A spread: a tenth lies below `p10`, half below `p50`, a tenth above `p90`."""
+
+    p10: Annotated[float, msgspec.Meta(ge=0)]
+    p50: Annotated[float, msgspec.Meta(ge=0)]
+    p90: Annotated[float, msgspec.Meta(ge=0)]
 
     def __post_init__(self) -> None:
-        for field in _POSITIVE:
-            value = getattr(self, field)
-            if not (value > 0 and math.isfinite(value)):
+        if not self.p10 <= self.p50 <= self.p90:
+            raise ValueError(
+                f"quantiles must rise; p10, p50, p90 are {self.p10:g}, {self.p50:g}, {self.p90:g}"
+            )
+
+    @classmethod
+    def exactly(cls, value: float) -> Quantiles:
+        """No spread."""
+        return cls(value, value, value)
+
+    def at(self, z: float) -> float:
+        """The value at `z` standard deviations of a normal: two half log-normals around p50."""
+        if self.p10 <= 0:  # too small to have a logarithm: a half normal does as well
+            return max(0.0, self.p50 + z / _Z90 * (self.p90 - self.p50))
+        side = self.p90 / self.p50 if z > 0 else self.p50 / self.p10
+        return float(self.p50 * math.exp(z / _Z90 * math.log(side)))
+
+
+_Z90 = 1.2815515655446004  # of a standard normal
+
+
+class Link(_Table, frozen=True):
+    """A link as its device sees it: goodput, not signalling rate.
+
+    Attributes:
+        downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
+        round_trip_s: of a small message.
+        source: of these figures.
+
+    Raises:
+        ValueError: for rates below 100 bytes/s or above 1e12, or round trips above a minute.
+    """
+
+    downlink_bytes_per_s: Quantiles
+    uplink_bytes_per_s: Quantiles
+    round_trip_s: Quantiles
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("downlink_bytes_per_s", "uplink_bytes_per_s"):
+            spread: Quantiles = getattr(self, name)
+            if not (spread.p10 >= 100 and spread.p90 <= 1e12):
                 raise ValueError(
-                    f"{field} of device {self.name!r} is {value}; it must be above zero"
+                    f"{name} spans {spread.p10:g} to {spread.p90:g}; "
+                    f"give bytes per second, from 100 to 1e12"
                 )
-        for field in ("latency_s", "active_power_w", "gco2e_per_kwh"):
-            value = getattr(self, field)
-            if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{field} of device {self.name!r} is {value}; give 0 or more")
+        if self.round_trip_s.p90 > 60:
+            raise ValueError(
+                f"round_trip_s.p90 is {self.round_trip_s.p90:g}; give seconds, at most 60"
+            )
+
+
+_Sample = tuple[
+    Annotated[int, msgspec.Meta(ge=1)],
+    Annotated[int, msgspec.Meta(ge=1)],
+    Annotated[int, msgspec.Meta(ge=1)],
+    Layout,
+    Annotated[float, msgspec.Meta(gt=0, le=1e5)],
+]
+
+
+class Compute(_Table, frozen=True):
+    """Matrix multiplication in one dtype.
+
+    Attributes:
+        flops_per_s: at saturation, at full speed.
+        source: of these figures.
+        models: fitted, by layout; without one the throughput is taken as the same at every shape.
+        samples: what the models were fitted to: rows, columns, depth, layout, seconds.
+        fits: how well each model predicts samples it was not fitted on.
+    """
+
+    flops_per_s: FlopsPerS
+    source: str = ""
+    models: dict[Layout, PerformanceModel] = {}
+    samples: tuple[_Sample, ...] = ()
+    fits: dict[Layout, FitReport] = {}
+
+    def measured(self, layout: Layout) -> list[Sample]:
+        """The samples of one layout."""
+        return [Sample(*sample) for sample in self.samples if sample[3] is layout]
+
+
+class Memory(_Table, frozen=True):
+    """What a device may give to strips and blocks.
+
+    Attributes:
+        bytes: offered, not installed.
+        installed_bytes: 0 where unknown.
+        source: of these figures.
+    """
+
+    bytes: Annotated[int, msgspec.Meta(ge=2**24, le=10**14)]
+    installed_bytes: Annotated[int, msgspec.Meta(ge=0, le=10**14)] = 0
+    source: str = ""
+
+
+class Sustained(_Table, frozen=True):
+    """Throughput over minutes under load.
+
+    Attributes:
+        thermal: the fitted model; None for a device that never slowed down.
+        speeds: what it was fitted to: seconds since the start, share of the first speed.
+        temperatures: seconds since the start, degrees Celsius, where the system tells.
+        frequencies: seconds since the start, Hz, where the system tells.
+        source: of these figures.
+    """
+
+    thermal: ThermalModel | None = None
+    speeds: tuple[tuple[float, float], ...] = ()
+    temperatures: tuple[tuple[float, float], ...] = ()
+    frequencies: tuple[tuple[float, float], ...] = ()
+    source: str = ""
+
+
+class Power(_Table, frozen=True):
+    """What a device draws; left out where unknown.
+
+    Attributes:
+        idle_w, compute_w: doing nothing, and multiplying; of the whole device.
+        radio_w: more than idle while it sends or receives.
+        source: of these figures.
+    """
+
+    idle_w: Watts | None = None
+    compute_w: Watts | None = None
+    radio_w: Watts | None = None
+    source: str = ""
+
+    @property
+    def active_w(self) -> float | None:
+        """Drawn by multiplying, above what the device draws anyway; None where unknown."""
+        return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
+
+
+class Embodied(_Table, frozen=True):
+    """What making the device cost the climate, and how long it is used."""
+
+    gco2e: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    lifetime_years: Annotated[float, msgspec.Meta(gt=0, le=50)]
+    source: str = ""
+
+
+class Host(_Table, frozen=True):
+    """The machine that was measured, as it describes itself."""
+
+    cpu: str = ""
+    cores: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
+    threads: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
+    executor: str = ""
+    system: str = ""
+
+
+class DeviceProfile(_Table, frozen=True):
+    """A device profile.
+
+    Attributes:
+        schema: version of this schema.
+        name: what fleets call it.
+        title: what people call it.
+        kind: what sort of thing it is.
+        year: of its release; 0 where unknown.
+        provenance: where the figures come from.
+        compute: by dtype, as the protocol names it; `bf16>fp32` for results in fp32.
+        memory: what it may give.
+        link: None where its fleet says what network it is on.
+        sustained, power, embodied, availability: None where unknown.
+        contention: how many times as long a tile takes with 1, 2, ... processes multiplying at
+            once, each on one thread; empty where unknown.
+        host: of a measured profile.
+    """
+
+    schema: Literal[1]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
+    title: Text
+    kind: DeviceKind
+    provenance: Provenance
+    compute: Annotated[dict[str, Compute], msgspec.Meta(min_length=1)]
+    memory: Memory
+    year: Annotated[int, msgspec.Meta(ge=0, le=2100)] = 0
+    link: Link | None = None
+    sustained: Sustained | None = None
+    power: Power | None = None
+    embodied: Embodied | None = None
+    availability: Availability | None = None
+    contention: tuple[Annotated[float, msgspec.Meta(ge=0.5, le=10_000)], ...] = ()
+    host: Host | None = None
+
+    def __post_init__(self) -> None:
+        for dtype in self.compute:
+            if dtype not in DTYPES:
+                raise ValueError(f"compute has the dtype {dtype!r}; use {', '.join(DTYPES)}")
+
+    @property
+    def flops_per_s(self) -> float:
+        """The throughput it states: the best of the dtypes that training uses."""
+        return max(entry.flops_per_s for entry in self.compute.values())
+
+    def compute_model(self) -> ComputeModel:
+        """Its performance models, ready to be asked."""
+        models = {}
+        for dtype, entry in self.compute.items():
+            fitted = entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}
+            models.update({(dtype, layout): model for layout, model in fitted.items()})
+        return ComputeModel(models)
+
+
+DTYPES = ("fp32", "bf16", "fp16", "bf16>fp32", "fp16>fp32")
+"""What a profile may have figures for."""

@@ -11,17 +11,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from profiles.device_profile import DeviceProfile
+from profiles.fleet_device import FleetDevice
 
 MAX_DEVICES: Final = 1_000_000
 _STRAGGLER_SLOWDOWN = 10
 
 _PAPER = re.compile(r"paper-(\d+)")
-_GROUP_KEYS = {f.name for f in fields(DeviceProfile)} | {"count"}
+_GROUP_KEYS = {f.name for f in fields(FleetDevice)} | {"count"}
 _NEEDED = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
 
 
-def paper_fleet(devices: int, stragglers: float = 0.0) -> list[DeviceProfile]:
+def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
     """The published fleet, `paper-N` (design, section 4): laptop class, no latency.
 
     One vector of N uniform draws each, in this order: compute 5-7 TFLOP/s, uplink 5-10 and downlink
@@ -45,7 +45,7 @@ def paper_fleet(devices: int, stragglers: float = 0.0) -> list[DeviceProfile]:
     downlink = rng.uniform(10e6, 100e6, devices)
     memory = rng.uniform(1e9, 3e9, devices)
     fleet = [
-        DeviceProfile(
+        FleetDevice(
             name=f"paper-{i}",
             flops_per_s=float(compute[i]),
             downlink_bytes_per_s=float(downlink[i]),
@@ -59,15 +59,15 @@ def paper_fleet(devices: int, stragglers: float = 0.0) -> list[DeviceProfile]:
 
 
 def _with_stragglers(
-    fleet: list[DeviceProfile], share: float, rng: np.random.Generator
-) -> list[DeviceProfile]:
+    fleet: list[FleetDevice], share: float, rng: np.random.Generator
+) -> list[FleetDevice]:
     if not 0 <= share <= 1:
         raise ValueError(f"a share of {share} stragglers makes no sense; give 0 to 1")
     slow = set(rng.choice(len(fleet), round(share * len(fleet)), replace=False).tolist())
     return [_slowed(device) if i in slow else device for i, device in enumerate(fleet)]
 
 
-def _slowed(device: DeviceProfile) -> DeviceProfile:
+def _slowed(device: FleetDevice) -> FleetDevice:
     return replace(
         device,
         flops_per_s=device.flops_per_s / _STRAGGLER_SLOWDOWN,
@@ -76,12 +76,12 @@ def _slowed(device: DeviceProfile) -> DeviceProfile:
     )
 
 
-def find_fleet(name_or_file: str, stragglers: float = 0.0) -> list[DeviceProfile]:
+def find_fleet(name_or_file: str, stragglers: float = 0.0) -> list[FleetDevice]:
     """The fleet that a user means.
 
     Args:
         name_or_file: `paper-N`, or a TOML file of `[[group]]` tables, each with `name`, `count`
-            and the fields of `DeviceProfile`.
+            and the fields of `FleetDevice`.
         stragglers: see `paper_fleet`.
 
     Raises:
@@ -99,7 +99,7 @@ def find_fleet(name_or_file: str, stragglers: float = 0.0) -> list[DeviceProfile
     return _with_stragglers(_from_file(path), stragglers, np.random.default_rng(42))
 
 
-def _from_file(path: Path) -> list[DeviceProfile]:
+def _from_file(path: Path) -> list[FleetDevice]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -120,7 +120,7 @@ def _from_file(path: Path) -> list[DeviceProfile]:
     return fleet
 
 
-def _group(path: Path, number: int, group: dict[str, Any]) -> list[DeviceProfile]:
+def _group(path: Path, number: int, group: dict[str, Any]) -> list[FleetDevice]:
     where = f"group {number + 1} of {path}"
     for key in group:
         if key not in _GROUP_KEYS:
@@ -144,6 +144,6 @@ def _group(path: Path, number: int, group: dict[str, Any]) -> list[DeviceProfile
     values["memory_bytes"] = int(values["memory_bytes"])
     name = str(group.get("name", f"group{number + 1}"))
     try:
-        return [DeviceProfile(name=f"{name}-{i}", **values) for i in range(count)]
+        return [FleetDevice(name=f"{name}-{i}", **values) for i in range(count)]
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None

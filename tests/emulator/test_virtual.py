@@ -26,10 +26,10 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size
 from emulator.virtual import Direction, Transfer, VirtualShell, emulated
-from profiles.device_profile import DeviceProfile
+from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 
-DEVICE = DeviceProfile("test", 1e6, 1e4, 5e3, 0.5, 2**30)
+DEVICE = FleetDevice("test", 1e6, 1e4, 5e3, 0.5, 2**30)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class OneDevice:
 
 
 def _fleet(
-    profiles: Sequence[DeviceProfile] = (DEVICE,) * 3,
+    profiles: Sequence[FleetDevice] = (DEVICE,) * 3,
     *,
     planner: Planner | None = None,
     whole_tiles: bool = True,
@@ -232,7 +232,7 @@ def test_released_operands_are_forgotten_everywhere() -> None:
 # --- time ---
 
 
-def _streamed_s(profile: DeviceProfile, future: GemmFuture, seen: list[Transfer]) -> float:
+def _streamed_s(profile: FleetDevice, future: GemmFuture, seen: list[Transfer]) -> float:
     """When the last result is in, from the sizes of the messages alone."""
     welcome = wire_size(messages.Welcome(device=1))
     down_s = up_s = compute_s = welcome / profile.downlink_bytes_per_s

@@ -14,7 +14,7 @@ from cleave.fleet.selection import Decision, Selector, measure_ps, summarise
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
-from profiles.device_profile import DeviceProfile
+from profiles.fleet_device import FleetDevice
 
 FP32 = ElementBytes(4, 4)
 
@@ -84,7 +84,7 @@ def _multiply(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize(("bytes_per_s", "blocks"), [(1e3, 0), (1e15, 1)])
 def test_a_fleet_keeps_what_is_faster_here(bytes_per_s: float, blocks: int) -> None:
-    profile = DeviceProfile("test", 1e15, bytes_per_s, bytes_per_s, 0.0, 2**30)
+    profile = FleetDevice("test", 1e15, bytes_per_s, bytes_per_s, 0.0, 2**30)
     with cleave.emulated([profile]) as fleet:
         fleet.selector = _selector(1e-3)
         _multiply(fleet)
@@ -93,7 +93,7 @@ def test_a_fleet_keeps_what_is_faster_here(bytes_per_s: float, blocks: int) -> N
 
 
 def test_what_would_have_been_kept_is_known_without_keeping_it() -> None:
-    profile = DeviceProfile("test", 1e15, 1e3, 1e3, 0.0, 2**30)
+    profile = FleetDevice("test", 1e15, 1e3, 1e3, 0.0, 2**30)
     with cleave.emulated([profile]) as fleet:
         _multiply(fleet)
         assert fleet.counters().blocks

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.device_profile import DeviceProfile
+from profiles.fleet_device import FleetDevice
 from profiles.fleets import MAX_DEVICES, find_fleet, paper_fleet
 
 RATES = ("flops_per_s", "uplink_bytes_per_s", "downlink_bytes_per_s")
@@ -23,7 +23,7 @@ memory_bytes = 2_000_000_000
 """
 
 
-def rates(device: DeviceProfile) -> tuple[float, ...]:
+def rates(device: FleetDevice) -> tuple[float, ...]:
     return tuple(getattr(device, field) for field in RATES)
 
 
@@ -124,11 +124,11 @@ active_power_w = 4
 gco2e_per_kwh = 380.5
 """
     laptops_then_phone = find_fleet(write(tmp_path, GROUP + phone))
-    laptop = DeviceProfile("laptop-0", 5e12, 50e6, 8e6, 0.0, 2_000_000_000)
+    laptop = FleetDevice("laptop-0", 5e12, 50e6, 8e6, 0.0, 2_000_000_000)
     assert laptops_then_phone == [
         laptop,
         replace(laptop, name="laptop-1"),
-        DeviceProfile("group2-0", 1e12, 20e6, 5e6, 0.02, 1_000_000_000, 4, 380.5),
+        FleetDevice("group2-0", 1e12, 20e6, 5e6, 0.02, 1_000_000_000, 4, 380.5),
     ]
     assert type(laptops_then_phone[2].memory_bytes) is int
 

@@ -1,0 +1,137 @@
+"""When a device is there: sessions and gaps, hours of the day, charging.
+
+Sessions and gaps alternate, each drawn from its own distribution (a renewal process); on top of
+that a device may be there only during some hours of its day. Published session lengths are far
+from exponential: Weibull shapes of 0.34 to 0.82 (`profiles/library/availability`), that is
+many short sessions and a few very long ones.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from enum import Enum
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+DAY_S = 86_400.0
+_FOREVER_S = math.inf
+
+
+class Family(Enum):
+    """Families of distributions of durations."""
+
+    EXPONENTIAL = "exponential"
+    WEIBULL = "weibull"
+    LOGNORMAL = "lognormal"
+
+
+class Presence(NamedTuple):
+    """From when to when a device is there, seconds."""
+
+    from_s: float
+    to_s: float
+
+
+class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A distribution of durations.
+
+    Attributes:
+        mean_s: its mean.
+        family: which.
+        shape: of a Weibull, k; of a log-normal, sigma; of an exponential not looked at.
+    """
+
+    mean_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    family: Family = Family.EXPONENTIAL
+    shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
+
+    def draw(self, rng: random.Random) -> float:
+        """One duration, seconds."""
+        match self.family:
+            case Family.EXPONENTIAL:
+                return rng.expovariate(1 / self.mean_s)
+            case Family.WEIBULL:
+                return rng.weibullvariate(self.mean_s / math.gamma(1 + 1 / self.shape), self.shape)
+            case Family.LOGNORMAL:
+                return rng.lognormvariate(math.log(self.mean_s) - self.shape**2 / 2, self.shape)
+
+
+class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When a device is there; by default always.
+
+    Attributes:
+        session: how long it stays; None for as long as its hours allow.
+        gap: how long it is away in between; None for no time at all.
+        hours: from and to, hours of its own day; (22, 7) is over night; None for all day. A
+            charging-only policy is this: the hours at which its owner charges it.
+        source: of these figures.
+
+    Raises:
+        ValueError: for hours that are not 0 to 24, or an empty window.
+    """
+
+    session: Durations | None = None
+    gap: Durations | None = None
+    hours: tuple[float, float] | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.hours is not None:
+            begin, end = self.hours
+            if not (0 <= begin <= 24 and 0 <= end <= 24) or begin % 24 == end % 24:
+                raise ValueError(
+                    f"hours are {begin:g} to {end:g}; give two different hours from 0 to 24"
+                )
+
+    @property
+    def always(self) -> bool:
+        """Whether the device never leaves."""
+        return self.session is None and self.hours is None
+
+    def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[Presence]:
+        """When the device is there, from time zero on, without end.
+
+        Whether it is there at time zero is drawn in proportion to mean session and gap; what is
+        left then of a session or gap is drawn like a whole one.
+
+        Args:
+            rng: draws everything.
+            start_hour: which hour of the device's day time zero is.
+        """
+        for begin_s, end_s in self._sessions(rng):
+            for window in self._windows(begin_s, end_s, start_hour):
+                yield Presence(*window)
+                if window[1] == _FOREVER_S:
+                    return
+
+    def _sessions(self, rng: random.Random) -> Iterator[tuple[float, float]]:
+        if self.session is None:
+            yield 0.0, _FOREVER_S
+            return
+        now_s = 0.0
+        gap_s = self.gap.mean_s if self.gap else 0.0
+        if self.gap is not None and rng.random() < gap_s / (gap_s + self.session.mean_s):
+            now_s = self.gap.draw(rng)
+        while True:
+            end_s = now_s + self.session.draw(rng)
+            yield now_s, end_s
+            now_s = end_s + (self.gap.draw(rng) if self.gap else 0.0)
+
+    def _windows(
+        self, begin_s: float, end_s: float, start_hour: float
+    ) -> Iterator[tuple[float, float]]:
+        if self.hours is None:
+            yield begin_s, end_s
+            return
+        first, last = self.hours
+        length_s = ((last - first) % 24) * 3600
+        opens_s = ((first - start_hour) % 24) * 3600 - DAY_S  # the window before time zero
+        opens_s += DAY_S * math.floor((begin_s - opens_s) / DAY_S)
+        while opens_s < end_s:
+            low, high = max(begin_s, opens_s, 0.0), min(end_s, opens_s + length_s)
+            if high > low:
+                yield low, high
+            opens_s += DAY_S

@@ -1,0 +1,158 @@
+"""Reading and writing profile files: TOML, checked against the schema, one clear sentence each."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from profiles.device_profile import SCHEMA, DeviceProfile
+
+_T = TypeVar("_T")
+
+
+class Readable(Protocol):
+    """A file of the library or of the user."""
+
+    def read_text(self, encoding: str) -> str: ...
+
+
+def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
+    """Read one profile.
+
+    Args:
+        file: a TOML file.
+        where: what to call it in errors; its path unless given.
+
+    Raises:
+        ValueError: when it cannot be read, or does not follow the schema; one sentence that names
+            field and value.
+    """
+    where = where or f"profile {file}"
+    table = read_toml(file, where)
+    version = table.get("schema")
+    if version != SCHEMA:
+        raise ValueError(
+            f"{where} has schema {version!r}; this version of cleave reads schema {SCHEMA}"
+        )
+    return convert(table, DeviceProfile, where)
+
+
+def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
+    """A TOML file as plain values, all of them finite.
+
+    Raises:
+        ValueError: when it cannot be read.
+    """
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{where} cannot be read: {reason}") from None
+    for path, value in _leaves(table, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{path} of {where} is {value}; give a finite number")
+    return table
+
+
+def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
+    """Plain values as a class of the schema.
+
+    Raises:
+        ValueError: when they do not follow it; one sentence that names field and value.
+    """
+    try:
+        return msgspec.convert(table, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error), table, where)) from None
+
+
+def _explain(message: str, table: Mapping[str, Any], where: str) -> str:
+    """msgspec's message, with the value that it is about."""
+    found = re.fullmatch(r"(.*?) - at `(?:key in )?\$\.?(.*)`", message, re.DOTALL)
+    text, path = (found[1], found[2]) if found else (message, "")
+    if path and "..." in path:  # in a map: msgspec does not say which key
+        candidates = [p for p, _ in _leaves(table, "") if _like(path, p)]
+        path = candidates[0] if len(candidates) == 1 else path.replace("[...]", ".*")
+    place = f"{path} of {where}" if path else where
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
+    if missing:
+        return f"{place} lacks {missing[1]}"
+    unknown = re.fullmatch(r"Object contains unknown field `(.+)`", text)
+    if unknown:
+        return f"{place} has the unknown field {unknown[1]!r}; check its spelling"
+    text = text.replace("Expected `", "expected `").replace("`", "")
+    value = _value_at(table, path)
+    if text.startswith("expected"):
+        shown = "" if value is _NOTHING else f" is {value!r};"
+        return f"{place}{shown} {text}"
+    return f"{place}: {text}"
+
+
+_NOTHING = object()
+
+
+def _like(pattern: str, path: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\[\.\.\.\]", r"\.[^.]+"), path) is not None
+
+
+def _value_at(table: Any, path: str) -> Any:
+    value = table
+    for key in re.findall(r"[^.\[\]]+", path):
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return _NOTHING
+    return value
+
+
+def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        joined = [(f"{path}.{key}" if path else str(key), inner) for key, inner in value.items()]
+    elif isinstance(value, list):
+        joined = [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
+    else:
+        return [(path, value)]
+    return [leaf for inner_path, inner in joined for leaf in _leaves(inner, inner_path)]
+
+
+def write_profile(profile: DeviceProfile, path: Path) -> None:
+    """Write one profile.
+
+    Raises:
+        ValueError: when tomli-w is missing, or the file cannot be written.
+    """
+    try:
+        import tomli_w
+    except ImportError:
+        raise ValueError(
+            "writing a profile needs tomli-w, which is not installed here; "
+            "install it with: pip install 'cleave[profile]'"
+        ) from None
+    values = _without_none(msgspec.to_builtins(profile))
+    text = tomli_w.dumps({"schema": SCHEMA, **values})
+    try:
+        path.write_text(_compact(text), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"profile {path} cannot be written: {error.strerror}") from None
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _compact(text: str) -> str:
+    """One sample a line: tomli-w gives every number of a nested array a line of its own."""
+    item = r'\s+(?:[-+.\w]+|"\w*")'  # numbers and words; no text with commas
+    return re.sub(
+        rf"\[(?:{item},)+\s*\]",
+        lambda m: "[" + ", ".join(re.findall(r"[^\s,\[\]]+", m[0])) + "]",
+        text,
+    )

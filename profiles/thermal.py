@@ -1,0 +1,155 @@
+"""How a device slows down under load: a two-parameter thermal model with throttle points.
+
+A lumped body of thermal resistance R (K/W) and capacity C (J/K) heated by the power P of computing:
+
+    dT/dt = (R P s(T) - (T - T_ambient)) / tau,      tau = R C
+
+where s(T) is the share of its full speed, and of its full power, at which the device runs: 1 below
+the first throttle point, linear between points, constant beyond the last. The two parameters are
+the rise R P that computing at full speed would lead to in the end, and the time constant tau.
+Where only throughput over time is published, the rise is 1 by definition, and temperatures are
+shares of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+
+class ThrottlePoint(NamedTuple):
+    """At this temperature the device runs at this share of its full speed."""
+
+    temperature: float
+    speed: float
+
+
+class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The parameters; see the module's text.
+
+    Attributes:
+        rise: steady temperature above ambient at full speed, K (or 1, see there).
+        time_constant_s: tau.
+        ambient: in the unit of the points.
+        points: throttle points, temperatures rising, speeds falling.
+
+    Raises:
+        ValueError: for impossible throttle points; says which.
+    """
+
+    rise: Annotated[float, msgspec.Meta(gt=0, le=1000)]
+    time_constant_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    ambient: Annotated[float, msgspec.Meta(ge=-100, le=200)] = 0.0
+    points: tuple[ThrottlePoint, ...] = ()
+
+    def __post_init__(self) -> None:
+        for point in self.points:
+            if not 0 < point.speed <= 1:
+                raise ValueError(
+                    f"the throttle point {list(point)} is impossible; give a temperature and a "
+                    f"share of the speed above 0, up to 1"
+                )
+        for low, high in pairwise(self.points):
+            if not (high.temperature > low.temperature and high.speed <= low.speed):
+                raise ValueError(
+                    f"throttle points must rise in temperature and fall in speed; "
+                    f"{list(low)} is followed by {list(high)}"
+                )
+
+    def speed(self, temperature: float) -> float:
+        """The share of its full speed at which a device runs at this temperature."""
+        if not self.points or temperature < self.points[0].temperature:
+            return 1.0
+        for low, high in pairwise(self.points):
+            if temperature <= high.temperature:
+                along = (temperature - low.temperature) / (high.temperature - low.temperature)
+                return low.speed + along * (high.speed - low.speed)
+        return self.points[-1].speed
+
+    def after(self, temperature: float, seconds: float, load: float) -> float:
+        """The temperature after so long at a constant load (share of full power)."""
+        steady = self.ambient + self.rise * load
+        return steady + (temperature - steady) * math.exp(-seconds / self.time_constant_s)
+
+    @property
+    def sustained_speed(self) -> float:
+        """The speed it settles at under full load: where heating and cooling balance."""
+        low, high = self.ambient, self.ambient + self.rise
+        for _ in range(60):
+            middle = (low + high) / 2
+            if self.ambient + self.rise * self.speed(middle) > middle:
+                low = middle
+            else:
+                high = middle
+        return self.speed(low)
+
+
+@dataclass(slots=True)
+class ThermalState:
+    """The temperature of one device as time passes. Times must not decrease.
+
+    Attributes:
+        model: its parameters.
+        temperature: now.
+        at_s: when that was.
+    """
+
+    model: ThermalModel
+    temperature: float
+    at_s: float = 0.0
+
+    def busy(self, begin_s: float, work_s: float) -> float:
+        """Run work that takes `work_s` at full speed; returns how long it takes now.
+
+        Idle until `begin_s`, then busy. In pieces short against the time constant.
+        """
+        model = self.model
+        if begin_s > self.at_s:
+            self.temperature = model.after(self.temperature, begin_s - self.at_s, 0.0)
+        took_s, piece_s = 0.0, model.time_constant_s / 50
+        while work_s > 0:
+            speed = model.speed(self.temperature)
+            lasts_s = min(work_s / speed, piece_s)
+            self.temperature = model.after(self.temperature, lasts_s, speed)
+            took_s += lasts_s
+            work_s = work_s - lasts_s * speed if lasts_s == piece_s else 0.0
+        self.at_s = begin_s + took_s
+        return took_s
+
+
+def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> ThermalModel | None:
+    """The model of a sustained run, in normalised temperature; None for one that never slowed.
+
+    The device holds its full speed until it is hot, and settles at the last speed: a controller
+    that keeps the temperature at which heating and cooling balance. The time constant is the one
+    that fits the measured speeds best (a search over a grid).
+
+    Args:
+        speeds: (seconds since the start, share of the speed at the start).
+        ambient: see `ThermalModel`.
+    """
+    settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
+    if settled > 0.97:
+        return None
+    points = (
+        ThrottlePoint(ambient + 0.9 * settled, 1.0),
+        ThrottlePoint(ambient + settled, settled),
+    )
+    last_s = speeds[-1][0]
+
+    def error(tau_s: float) -> float:
+        model = ThermalModel(1.0, tau_s, ambient, points)
+        state, total, clock_s = ThermalState(model, ambient), 0.0, 0.0
+        for at_s, speed in speeds:
+            while clock_s < at_s:
+                clock_s += state.busy(clock_s, min(tau_s / 50, at_s - clock_s + 1e-9))
+            total += (model.speed(state.temperature) - speed) ** 2
+        return total
+
+    candidates = [last_s * 10 ** (step / 8 - 2) for step in range(25)]
+    return ThermalModel(1.0, min(candidates, key=error), ambient, points)
