@@ -102,6 +102,7 @@ class Session:
     blocks: int = 0
     compute_s: float = 0.0
     rates: DeviceRates | None = None
+    measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
     probe: Probe | None = None
@@ -206,6 +207,7 @@ class Coordinator:
             )
             return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         session.name, session.profile = message.name, message.profile
+        session.measure = message.measure
         session.rates = _bounded(
             DeviceRates(
                 device=session.id,
@@ -218,7 +220,8 @@ class Coordinator:
             )
         )
         welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
-        if message.downlink_bytes_per_s and message.uplink_bytes_per_s:
+        stated = message.downlink_bytes_per_s and message.uplink_bytes_per_s
+        if stated and not session.measure:
             return welcome + self._ready(session, now_s)
         session.state, session.probe = DeviceState.PROBING, Probe(session.rates.memory_bytes)
         return welcome + [Send(session.id, m) for m in session.probe.begin(now_s)]
@@ -233,7 +236,14 @@ class Coordinator:
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> list[Order]:
         orders: list[Order] = [Send(session.id, m) for m in probe.result(message, now_s)]
-        if probe.rates is not None:
+        if probe.rates is not None and session.measure:
+            found = probe.rates
+            down, up = found.downlink_bytes_per_s, found.uplink_bytes_per_s
+            answer = messages.Measured(down, up, found.latency_s)
+            self.sessions.pop(session.id)
+            orders += [Send(session.id, m) for m in (answer, messages.Bye("measured"))]
+            orders.append(Close(session.id))
+        elif probe.rates is not None:
             assert session.rates is not None
             session.probe = None
             session.rates = _bounded(

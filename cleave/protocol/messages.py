@@ -52,6 +52,7 @@ class Hello:
     downlink_bytes_per_s: float = 0.0
     uplink_bytes_per_s: float = 0.0
     latency_s: float = 0.0
+    measure: bool = False
 
 
 @dataclass(slots=True)
@@ -129,6 +130,16 @@ class Cancel:
 
     TYPE: ClassVar[str] = "cancel"
     ids: Ids
+
+
+@dataclass(slots=True)
+class Measured:
+    """PS to a device that asked to be measured: its link; `bye` follows."""
+
+    TYPE: ClassVar[str] = "measured"
+    downlink_bytes_per_s: float
+    uplink_bytes_per_s: float
+    latency_s: float
 
 
 @dataclass(slots=True)
@@ -211,6 +222,7 @@ Message: TypeAlias = (
     | TaskError
     | Drop
     | Cancel
+    | Measured
     | Heartbeat
     | Telemetry
     | Drain

@@ -347,13 +347,21 @@ UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
 class _Link:
     """A device behind a link of given rates, which does what it is told."""
 
-    def __init__(self, down: float, up: float, latency_s: float, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        down: float,
+        up: float,
+        latency_s: float,
+        memory_bytes: int,
+        hello: Hello = UNKNOWN,
+    ) -> None:
         self.coordinator = Coordinator()
         self.core = DeviceCore(memory_bytes)
         self.rates = (down, up, latency_s)
         self.now_s = 0.0
         self.closed = False
-        hello = replace(UNKNOWN, memory_bytes=memory_bytes)
+        hello = replace(hello, memory_bytes=memory_bytes)
+        self.unread: list[Message] = []  # what ends the session
         self.inbox = deque(_sent(_ready(self.coordinator, 1, hello)))
 
     def run(self) -> None:
@@ -361,6 +369,9 @@ class _Link:
         down, up, latency_s = self.rates
         while self.inbox:
             message = self.inbox.popleft()
+            if isinstance(message, messages.Measured | messages.Bye):
+                self.unread.append(message)
+                continue
             payload = getattr(message, "payload", None)
             self.now_s += (50 + (payload.nbytes if payload is not None else 0)) / down
             for action in self.core.received(message):
@@ -427,6 +438,20 @@ def test_devices_may_leave_while_they_are_probed() -> None:
     assert coordinator.received(3, messages.Bye(), 1.0) == [Close(3)]
     assert not coordinator.sessions
     assert coordinator.epoch == 0
+
+
+@pytest.mark.parametrize("stated", [0.0, 5e6])
+def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(stated: float) -> None:
+    link = _Link(100e6, 7e6, 0.0, 2**30, replace(UNKNOWN, measure=True, uplink_bytes_per_s=stated))
+    assert _submit(link.coordinator) == []
+    link.run()
+    measured, bye = link.unread
+    assert isinstance(measured, messages.Measured)
+    assert measured.downlink_bytes_per_s == pytest.approx(100e6, rel=0.35)
+    assert measured.uplink_bytes_per_s == pytest.approx(7e6, rel=0.35)
+    assert isinstance(bye, messages.Bye)
+    assert not link.coordinator.sessions
+    assert link.coordinator.epoch == 0
 
 
 def test_shapes_that_fit_make_a_gemm() -> None:

@@ -29,6 +29,7 @@ from cleave.protocol.messages import (
     Heartbeat,
     Hello,
     JobRecord,
+    Measured,
     Message,
     Put,
     Reply,
@@ -99,6 +100,7 @@ def _messages() -> list[tuple[str, str, Message]]:
     return [
         ("hello-device", "what a phone says", device),
         ("hello-operator", "an operator needs no more", Hello(Role.OPERATOR, credential="k7Jd")),
+        ("hello-measure", "wants no work", replace(device, measure=True)),
         ("hello-unicode", "text is UTF-8", Hello(Role.DEVICE, name="Łukasz’ 📱")),
         ("welcome", "the answer to a device", Welcome(device=7)),
         ("welcome-operator", "operators are no devices", Welcome(device=0)),
@@ -125,6 +127,7 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("drop", "three arrays", Drop((1, 2, 300))),
         ("drop-nothing", "allowed, does nothing", Drop(())),
         ("cancel", "two runs", Cancel((4294967296, LARGEST_ID))),
+        ("measured", "to a device that set measure", Measured(1.25e7, 2.5e6, 0.015625)),
         ("heartbeat", "no fields", Heartbeat()),
         ("telemetry", "any names", Telemetry({"temperature_c": 41.5, "battery_ratio": 0.875})),
         ("telemetry-empty", "nothing to tell", Telemetry()),
@@ -701,6 +704,7 @@ def _fault_vectors() -> list[Json]:
         ("run-twice", "run 1 is not answered yet", [a, b, run, run]),
         ("welcome-twice", "there is one handshake", [Welcome(1)]),
         ("wrong-direction", "a device gets no results", [Result(1, 0, 0, "fp32", 0.0, b"")]),
+        ("measured-not-asked", "its hello did not set measure", [Measured(1e6, 1e6, 0.0)]),
         ("wrong-direction-heartbeat", "nor heartbeats", [Heartbeat()]),
     ]
     accepted: list[tuple[str, str, list[Message]]] = [
