@@ -1,5 +1,7 @@
 """Executors against float64, for every dtype, orientation and odd shape."""
 
+import time
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -11,20 +13,28 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device import core, executors
-from cleave.device.executors import Executor, NumpyExecutor, TorchExecutor, execute
-from cleave.errors import UsageError
+from cleave.device.executors import (
+    Candidate,
+    Executor,
+    NumpyExecutor,
+    TorchExecutor,
+    execute,
+    self_check,
+)
+from cleave.errors import CleaveError, UsageError
 
 
-def _torch() -> Executor:
+def _torch(*, by_copies: bool) -> Executor:
     pytest.importorskip("torch")
-    return TorchExecutor()
+    return TorchExecutor(by_copies=by_copies)
 
 
 def _executor(name: str) -> Executor:
-    return NumpyExecutor() if name == "numpy" else _torch()
+    return NumpyExecutor() if name == "numpy" else _torch(by_copies=name == "torch by copies")
 
 
-names = pytest.mark.parametrize("name", ["numpy", "torch"])
+# By copies is how devices with memory of their own multiply, here with the CPU in their place.
+names = pytest.mark.parametrize("name", ["numpy", "torch", "torch by copies"])
 SHAPES = [
     (1, 1, 1),
     (1, 7, 3),
@@ -152,16 +162,147 @@ def test_sums_of_pairs_are_rounded_once(name: str) -> None:
 
 
 @names
-def test_executors_say_their_name_and_can_be_chosen(name: str) -> None:
+def test_executors_say_their_name_and_speed(name: str) -> None:
     executor = _executor(name)
-    assert executor.name == name
+    assert executor.name == name.partition(" ")[0]
     speed = executors.measure(executor, side=16, repeats=1)
     assert speed.executor is executor
     assert speed.flops_per_s > 0
 
 
-def test_choosing_an_executor() -> None:
+# --- the check that an executor must pass ---
+
+
+@names
+def test_right_executors_pass_the_check(name: str) -> None:
+    assert self_check(_executor(name)) is None
+
+
+class _Faulty(NumpyExecutor):
+    """Right but for what a test breaks."""
+
+    def __init__(
+        self,
+        spoil: Callable[[Buffer], Buffer] = lambda out: out,
+        *,
+        widened: Callable[[Any], Any] = lambda x: x,
+        name: str = "faulty",
+        wait_s: float = 0,
+    ) -> None:
+        self.name = name
+        self._spoil = spoil
+        self._widened = widened
+        self._wait_s = wait_s
+
+    def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+        time.sleep(self._wait_s)
+        a, b = (
+            Buffer(self._widened(x.array), x.dtype) if x.dtype is DType.FP32 else x for x in (a, b)
+        )
+        super().matmul(a, b, out, accumulate=accumulate)
+        out.array[...] = self._spoil(out).array
+
+
+def _spoiled(dtype: DType, factor: float) -> Callable[[Buffer], Buffer]:
+    """Multiplies results of one dtype."""
+
+    def spoil(out: Buffer) -> Buffer:
+        if out.dtype is not dtype:
+            return out
+        return Buffer(arrays.narrow(out.float32() * np.float32(factor), dtype), dtype)
+
+    return spoil
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_an_executor_that_is_wrong_in_one_dtype_is_found(dtype: DType) -> None:
+    fault = self_check(_Faulty(_spoiled(dtype, 1.05)))
+    assert fault is not None
+    assert dtype.value in fault
+
+
+def test_inputs_rounded_to_tf32_are_found() -> None:
+    def rounded(values: Any) -> Any:
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        return ((bits + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+
+    fault = self_check(_Faulty(widened=rounded))
+    assert fault is not None
+    assert "fp32 products as fp32 are wrong" in fault
+
+
+def test_not_a_number_is_found() -> None:
+    assert "nan" in str(self_check(_Faulty(_spoiled(DType.BF16, float("nan")))))
+
+
+def test_forgetting_what_was_there_is_found() -> None:
+    class Forgets(NumpyExecutor):
+        def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+            super().matmul(a, b, out)
+
+    assert "added to fp32" in str(self_check(Forgets()))
+
+
+# --- choosing ---
+
+
+def test_choosing_among_what_is_here() -> None:
     assert executors.choose("numpy").executor.name == "numpy"
     assert executors.choose("auto").executor.name in ("numpy", "torch")
-    with pytest.raises(UsageError, match="unknown executor"):
+    with pytest.raises(UsageError, match=r"unknown executor 'abacus'; use one of .*mps"):
         executors.choose("abacus")
+
+
+def _candidate(name: str, executor: Executor) -> Candidate:
+    return Candidate(name, lambda: executor)
+
+
+def _broken() -> Executor:
+    raise RuntimeError("the driver is too old")
+
+
+WRONG = _candidate("torch:mps", _Faulty(_spoiled(DType.BF16, 1.05)))
+SLOW = _candidate("numpy", _Faulty(wait_s=0.002, name="slow"))
+FAST = _candidate("torch:cpu", _Faulty(name="fast"))
+BROKEN = Candidate("torch:cuda", _broken)
+ALL = [SLOW, WRONG, FAST, BROKEN]
+
+
+def test_the_fastest_that_is_right_is_chosen_and_others_are_named() -> None:
+    said: list[str] = []
+    assert executors.choose("auto", available=ALL, notify=said.append).executor.name == "fast"
+    assert len(said) == 2
+    assert "torch:mps is not used: its bf16 products" in said[0]
+    assert "torch:cuda is not used: RuntimeError: the driver is too old" in said[1]
+
+
+def test_slow_bf16_counts() -> None:
+    class SlowWith16Bits(NumpyExecutor):
+        name = "slow with 16 bits"
+
+        def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+            time.sleep(0.3 if a.dtype is DType.BF16 and a.shape[0] > 100 else 0)
+            super().matmul(a, b, out, accumulate=accumulate)
+
+    available = [_candidate("numpy", SlowWith16Bits()), SLOW]
+    assert executors.choose("auto", available=available).executor.name == "slow"
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("torch", "fast"), ("torch:cpu", "fast"), ("numpy", "slow")]
+)
+def test_only_what_was_asked_for_is_tried(name: str, chosen: str) -> None:
+    assert executors.choose(name, available=ALL).executor.name == chosen
+
+
+@pytest.mark.parametrize(("name", "why"), [("mps", "bf16"), ("torch:cuda", "too old")])
+def test_an_executor_that_does_not_work_is_an_error_when_asked_for(name: str, why: str) -> None:
+    with pytest.raises(CleaveError, match=f"{why}.*--executor"):
+        executors.choose(name, available=ALL)
+
+
+def test_an_executor_that_is_not_here() -> None:
+    with pytest.raises(UsageError, match=r"torch:xpu needs xpu, which torch.*here are numpy"):
+        executors.choose("xpu", available=ALL)
+    with pytest.raises(UsageError, match=r"needs torch, which is not installed.*numpy"):
+        executors.choose("torch", available=[SLOW])

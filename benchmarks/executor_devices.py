@@ -1,0 +1,82 @@
+"""What multiplies here: every executor and every torch device, checked and timed.
+
+    python -m benchmarks.executor_devices
+
+For each: what its numeric self-check says, GFLOP/s with operands and result in the host's memory
+(how tiles arrive and leave), GFLOP/s with everything on the device, and both against torch's CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from cleave.arrays import DType, empty
+from cleave.device.executors import Executor, candidates, self_check
+
+TORCH_DTYPES = {
+    DType.FP32: torch.float32,
+    DType.BF16: torch.bfloat16,
+    DType.FP16: torch.float16,
+}
+
+
+def best_s(work: Callable[[], object], repeats: int = 5) -> float:
+    """The shortest of a few runs, after one that loads kernels."""
+    work()
+    times = []
+    for _ in range(repeats):
+        began_s = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began_s)
+    return min(times)
+
+
+def from_host(executor: Executor, side: int, dtype: DType) -> float:
+    """FLOP/s of square products whose operands and result are in the host's memory."""
+    a, b, out = (empty(side, side, dtype) for _ in range(3))
+    for buffer in (a, b):
+        buffer.array[...] = 0
+    return 2 * side**3 / best_s(lambda: executor.matmul(a, b, out))
+
+
+def on_device(device: str, side: int, dtype: DType) -> float:
+    """FLOP/s of square products that never leave the device."""
+    a, b = (torch.zeros(side, side, dtype=TORCH_DTYPES[dtype], device=device) for _ in range(2))
+    many = 1 if device == "cpu" else 10  # one wait for many, as launches are asynchronous
+
+    def work() -> None:
+        for _ in range(many):
+            out = torch.mm(a, b)
+        out[0, 0].item()
+
+    return 2 * side**3 * many / best_s(work)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sides", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
+    options = parser.parse_args()
+    executors = {c.name: c.make() for c in candidates()}
+    for name, executor in executors.items():
+        print(f"{name}: self-check: {self_check(executor) or 'passed'}")
+    for dtype in map(DType, options.dtypes):
+        for side in options.sides:
+            print(f"{side} x {side} x {side}, {dtype.value}: GFLOP/s (times torch:cpu)")
+            cpu_host = from_host(executors["torch:cpu"], side, dtype)
+            cpu_alone = on_device("cpu", side, dtype)
+            for name, executor in executors.items():
+                host = from_host(executor, side, dtype)
+                line = f"  {name:12} with transfers {host / 1e9:9.1f} ({host / cpu_host:.2f})"
+                if name.startswith("torch:"):
+                    alone = on_device(name.partition(":")[2], side, dtype)
+                    line += f"   on the device {alone / 1e9:9.1f} ({alone / cpu_alone:.2f})"
+                print(line)
+
+
+if __name__ == "__main__":
+    main()
