@@ -1,0 +1,295 @@
+"""What the owner of a machine lends of it, and when: pure decisions about what was observed."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from cleave.errors import UsageError
+
+COOL_BY_C: Final = 5.0
+"""A machine that was too hot works again when it is this much cooler than the limit."""
+
+BACK_WITHIN_S: Final = 60.0
+"""While the machine works, somebody is back who was active this recently (or half of the time
+after which it counts as idle, if that is shorter)."""
+
+
+class Condition(Enum):
+    """What `--when` may ask for."""
+
+    IDLE = "idle"
+    CHARGING = "charging"
+
+
+class Cause(Enum):
+    """Why a machine may not work now."""
+
+    HOURS = "hours"
+    OWNER = "owner"
+    BATTERY = "battery"
+    HEAT = "heat"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When a machine may work.
+
+    Attributes:
+        when: all of these have to hold.
+        hours: from and to, in local hours of the day; the end may be past midnight. None: always.
+        max_temperature_c: degrees Celsius above which it stops; None: any.
+        idle_after_s: how long nobody must have used it to be idle.
+    """
+
+    when: frozenset[Condition] = frozenset()
+    hours: tuple[float, float] | None = None
+    max_temperature_c: float | None = None
+    idle_after_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What can be seen of a machine now; None for what cannot.
+
+    Attributes:
+        hour: local hour of the day, with its fraction.
+        idle_s: seconds since somebody used it.
+        charging: whether it is plugged in; a machine without battery is.
+        temperature_c: of its processor.
+    """
+
+    hour: float
+    idle_s: float | None = None
+    charging: bool | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the machine may work, and why not, for people.
+
+    Attributes:
+        cause: None when it may.
+    """
+
+    cause: Cause | None
+    reason: str
+
+    @property
+    def may_work(self) -> bool:
+        """Whether it may."""
+        return self.cause is None
+
+
+ALLOWED: Final = Verdict(None, "allowed")
+
+
+def unseen(policy: Policy, seen: Observation) -> list[str]:
+    """What the policy depends on and cannot be observed here: a sentence each, with what to do."""
+    problems = []
+    if Condition.IDLE in policy.when and seen.idle_s is None:
+        problems.append(
+            "--when idle: this machine does not show when it was last used; "
+            "install xprintidle, or lend it by --hours instead"
+        )
+    if Condition.CHARGING in policy.when and seen.charging is None:
+        problems.append(
+            "--when charging: this machine has a battery and does not show whether it is charged; "
+            "leave charging out"
+        )
+    if policy.max_temperature_c is not None and seen.temperature_c is None:
+        problems.append(
+            f"--max-temp {policy.max_temperature_c:g}: this machine shows no temperature; "
+            f"leave it out and lend fewer --cores"
+        )
+    return problems
+
+
+def require_visible(policy: Policy, seen: Observation) -> None:
+    """Refuse a policy that would have to be guessed.
+
+    Raises:
+        UsageError: naming everything that cannot be seen.
+    """
+    problems = unseen(policy, seen)
+    if problems:
+        raise UsageError("; ".join(problems))
+
+
+@dataclass(slots=True)
+class Gate:
+    """Opens and closes with what is observed, without flapping: it has hysteresis.
+
+    Idle is who was inactive for `idle_after_s`; after that, only new activity counts. Too hot is
+    above the limit, until it is `COOL_BY_C` below.
+    """
+
+    policy: Policy
+    _idle: bool = field(default=False, init=False)
+    _hot: bool = field(default=False, init=False)
+    _was_open: bool = field(default=False, init=False)
+
+    def decide(self, seen: Observation) -> Verdict:
+        """May the machine work? The first cause that forbids it, if not.
+
+        What the policy depends on and cannot be seen (any more) forbids it, too.
+        """
+        verdicts = [self._hours(seen), self._owner(seen), self._battery(seen), self._heat(seen)]
+        verdict = next((v for v in verdicts if not v.may_work), ALLOWED)
+        self._was_open = verdict.may_work
+        return verdict
+
+    def _hours(self, seen: Observation) -> Verdict:
+        if self.policy.hours is None or within(self.policy.hours, seen.hour):
+            return ALLOWED
+        return Verdict(Cause.HOURS, f"outside {_hours_text(self.policy.hours)} h")
+
+    def _owner(self, seen: Observation) -> Verdict:
+        if Condition.IDLE not in self.policy.when:
+            return ALLOWED
+        after_s = self.policy.idle_after_s
+        if seen.idle_s is None:
+            self._idle = False
+            return Verdict(Cause.OWNER, "whether it is in use cannot be seen any more")
+        if self._idle:
+            self._idle = seen.idle_s >= min(BACK_WITHIN_S, after_s / 2)
+        else:
+            self._idle = seen.idle_s >= after_s
+        if self._idle:
+            return ALLOWED
+        if self._was_open:
+            return Verdict(Cause.OWNER, "the owner is back")
+        return Verdict(
+            Cause.OWNER, f"in use: active {seen.idle_s:.0f} s ago, idle after {after_s:.0f} s"
+        )
+
+    def _battery(self, seen: Observation) -> Verdict:
+        if Condition.CHARGING not in self.policy.when or seen.charging:
+            return ALLOWED
+        if seen.charging is None:
+            return Verdict(Cause.BATTERY, "whether it is charging cannot be seen any more")
+        return Verdict(Cause.BATTERY, "on battery")
+
+    def _heat(self, seen: Observation) -> Verdict:
+        limit = self.policy.max_temperature_c
+        if limit is None:
+            return ALLOWED
+        now = seen.temperature_c
+        if now is None:
+            return Verdict(Cause.HEAT, "its temperature cannot be seen any more")
+        if now > limit:
+            self._hot = True
+            return Verdict(Cause.HEAT, f"{now:.0f} C is above --max-temp {limit:g}")
+        if self._hot and now > limit - COOL_BY_C:
+            return Verdict(Cause.HEAT, f"{now:.0f} C, cooling down to {limit - COOL_BY_C:g}")
+        self._hot = False
+        return ALLOWED
+
+
+def within(hours: tuple[float, float], hour: float) -> bool:
+    """Whether an hour of the day lies from the first to before the second, maybe past midnight."""
+    start, end = hours
+    return start <= hour < end if start < end else hour >= start or hour < end
+
+
+def _hours_text(hours: tuple[float, float]) -> str:
+    return "-".join(_hour_text(hour) for hour in hours)
+
+
+def _hour_text(hour: float) -> str:
+    whole, minutes = divmod(round(hour * 60), 60)
+    return f"{whole}:{minutes:02}" if minutes else str(whole)
+
+
+# --- what people write ---
+
+
+def parse_when(text: str) -> frozenset[Condition]:
+    """`idle,charging`, one of them, or `always` for neither.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if words == ["always"]:
+        return frozenset()
+    try:
+        return frozenset(Condition(word) for word in words)
+    except ValueError:
+        raise UsageError(
+            f"--when {text!r} is not known; give idle, charging, idle,charging or always"
+        ) from None
+
+
+def parse_hours(text: str) -> tuple[float, float]:
+    """`22-7` or `22:30-6:45`, in local time.
+
+    Raises:
+        UsageError: when it is no such span.
+    """
+    match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text.strip())
+    if match:
+        whole = [int(part or 0) for part in match.groups()]
+        start, end = whole[0] + whole[1] / 60, whole[2] + whole[3] / 60
+        if max(whole[1], whole[3]) < 60 and start < 24 and end <= 24 and start != end:
+            return start, end
+    raise UsageError(
+        f"--hours {text!r} is no span of the day; write it like 22-7 or 8:30-17, in local time"
+    )
+
+
+def parse_memory(text: str, total_bytes: int | None) -> int:
+    """Bytes of memory: `1000` (MB), `800MB`, `4GB`, or `50%` of the machine's.
+
+    Args:
+        total_bytes: what the machine has; None if unknown.
+
+    Raises:
+        UsageError: when it is nothing of these, less than 1 MB, or more than the machine has.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
+    if not match:
+        raise UsageError(f"--memory {text!r} is no amount; write it like 1000 (MB), 4GB or 50%")
+    amount, unit = float(match[1]), match[2].upper()
+    if unit == "%":
+        if total_bytes is None:
+            raise UsageError(f"--memory {text}: how much this machine has is unknown; give MB")
+        count = amount / 100 * total_bytes
+    else:
+        count = amount * (1e9 if unit == "GB" else 1e6)
+    if count < 1e6:
+        raise UsageError(f"--memory {text} offers nothing; give at least 1 (MB)")
+    if total_bytes is not None and count > total_bytes:
+        raise UsageError(
+            f"--memory {text} is more than the {total_bytes / 1e9:.1f} GB that are here"
+        )
+    return math.floor(count)
+
+
+def parse_policy(when: str, hours: str, max_temp: float, idle_after_min: float) -> Policy | None:
+    """The policy of the options; None where none asks for one.
+
+    Args:
+        when, hours: as written; empty for not given.
+        max_temp: degrees Celsius; 0 for not given.
+        idle_after_min: minutes.
+
+    Raises:
+        UsageError: for what is no policy.
+    """
+    if not 0 <= max_temp < 150:
+        raise UsageError(f"--max-temp {max_temp:g} is no limit; give degrees Celsius, like 80")
+    if not idle_after_min > 0:
+        raise UsageError(f"--idle-after {idle_after_min:g} is no time; give minutes above 0")
+    if not (when or hours or max_temp):
+        return None
+    return Policy(
+        when=parse_when(when) if when else frozenset(),
+        hours=parse_hours(hours) if hours else None,
+        max_temperature_c=max_temp or None,
+        idle_after_s=idle_after_min * 60,
+    )

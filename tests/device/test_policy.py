@@ -1,0 +1,196 @@
+"""When a machine may work, and how people write it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.device import policy as p
+from cleave.device.policy import Cause, Condition, Gate, Observation, Policy
+from cleave.errors import UsageError
+
+BOTH = frozenset(Condition)
+IDLE = frozenset({Condition.IDLE})
+
+observations = st.builds(
+    Observation,
+    hour=st.floats(0, 24, exclude_max=True),
+    idle_s=st.none() | st.floats(0, 1e5),
+    charging=st.none() | st.booleans(),
+    temperature_c=st.none() | st.floats(20, 110),
+)
+policies = st.builds(
+    Policy,
+    when=st.frozensets(st.sampled_from(Condition)),
+    hours=st.none() | st.tuples(st.floats(0, 23), st.floats(0, 24)).filter(lambda h: h[0] != h[1]),
+    max_temperature_c=st.none() | st.floats(50, 100),
+    idle_after_s=st.floats(1, 3600),
+)
+
+
+@given(policy=policies, seen=st.lists(observations, min_size=1, max_size=8))
+def test_an_open_gate_means_that_every_condition_holds(
+    policy: Policy, seen: list[Observation]
+) -> None:
+    gate = Gate(policy)
+    for one in seen:
+        verdict = gate.decide(one)
+        assert verdict.reason
+        if not verdict.may_work:
+            continue
+        if Condition.IDLE in policy.when:
+            assert one.idle_s is not None
+            assert one.idle_s >= min(60, policy.idle_after_s / 2)
+        assert one.charging or Condition.CHARGING not in policy.when
+        assert policy.hours is None or p.within(policy.hours, one.hour)
+        if policy.max_temperature_c is not None:
+            assert one.temperature_c is not None
+            assert one.temperature_c <= policy.max_temperature_c
+
+
+@given(policy=policies, seen=observations)
+def test_a_new_gate_opens_exactly_when_the_policy_holds(policy: Policy, seen: Observation) -> None:
+    wanted = [
+        policy.hours is None or p.within(policy.hours, seen.hour),
+        Condition.IDLE not in policy.when or (seen.idle_s or 0) >= policy.idle_after_s,
+        Condition.CHARGING not in policy.when or bool(seen.charging),
+        policy.max_temperature_c is None
+        or (seen.temperature_c or math.inf) <= policy.max_temperature_c,
+    ]
+    assert Gate(policy).decide(seen).may_work is all(wanted)
+
+
+def test_without_conditions_it_is_always_open() -> None:
+    assert Gate(Policy()).decide(Observation(hour=3)).may_work
+
+
+@given(start=st.integers(0, 23), end=st.integers(0, 24), hour=st.floats(0, 23.99))
+def test_hours_and_their_opposite_split_the_day(start: int, end: int, hour: float) -> None:
+    if start != end and (start, end) not in ((0, 24), (24, 0)):
+        assert p.within((start, end), hour) is not p.within((end % 24, start or 24), hour)
+
+
+def test_the_owner_comes_and_goes() -> None:
+    gate = Gate(Policy(when=IDLE, idle_after_s=300))
+    heard = []
+    for idle_s in (10, 299, 300, 700, 61, 59, 200, 299, 301):
+        verdict = gate.decide(Observation(hour=0, idle_s=idle_s))
+        heard.append(verdict.may_work)
+        if idle_s == 59:
+            assert verdict == p.Verdict(Cause.OWNER, "the owner is back")
+        if idle_s == 10:
+            assert verdict.reason == "in use: active 10 s ago, idle after 300 s"
+    assert heard == [False, False, True, True, True, False, False, False, True]
+
+
+def test_heat_has_hysteresis() -> None:
+    gate = Gate(Policy(max_temperature_c=80))
+    heard = [
+        gate.decide(Observation(hour=0, temperature_c=t)).reason for t in (79, 82, 78, 75.4, 75, 79)
+    ]
+    assert heard == [
+        "allowed",
+        "82 C is above --max-temp 80",
+        "78 C, cooling down to 75",
+        "75 C, cooling down to 75",
+        "allowed",
+        "allowed",
+    ]
+
+
+def test_reasons_are_readable() -> None:
+    night = Gate(Policy(hours=(22.5, 7)))
+    assert night.decide(Observation(hour=12)).reason == "outside 22:30-7 h"
+    assert night.decide(Observation(hour=23)).may_work
+    plugged = Gate(Policy(when=BOTH))
+    assert plugged.decide(Observation(0, idle_s=900, charging=False)).reason == "on battery"
+
+
+def test_what_disappears_while_working_closes_the_gate() -> None:
+    gate = Gate(Policy(when=BOTH, max_temperature_c=80))
+    fine = Observation(0, idle_s=900, charging=True, temperature_c=50)
+    for gone, cause in [
+        (Observation(0, charging=True, temperature_c=50), Cause.OWNER),
+        (Observation(0, idle_s=900, temperature_c=50), Cause.BATTERY),
+        (Observation(0, idle_s=900, charging=True), Cause.HEAT),
+    ]:
+        assert gate.decide(fine).may_work
+        verdict = gate.decide(gone)
+        assert verdict.cause is cause
+        assert "cannot be seen any more" in verdict.reason
+
+
+def test_what_cannot_be_seen_is_refused_at_once_and_all_of_it() -> None:
+    policy = Policy(when=BOTH, max_temperature_c=80)
+    with pytest.raises(UsageError, match=r"--when idle.*--when charging.*--max-temp 80.*leave"):
+        p.require_visible(policy, Observation(hour=0))
+    p.require_visible(policy, Observation(0, idle_s=0, charging=False, temperature_c=90))
+    p.require_visible(Policy(hours=(1, 2)), Observation(hour=0))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("idle", IDLE), ("idle,charging", BOTH), ("charging, idle", BOTH), ("always", frozenset())],
+)
+def test_when(text: str, expected: frozenset[Condition]) -> None:
+    assert p.parse_when(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("22-7", (22, 7)), ("8:30-17", (8.5, 17)), ("0-24", (0, 24)), ("22-06", (22, 6))],
+)
+def test_hours(text: str, expected: tuple[float, float]) -> None:
+    assert p.parse_hours(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "7", "7-7", "24-7", "3-25", "1:60-2", "22-7h", "-1-2"])
+def test_no_hours(text: str) -> None:
+    with pytest.raises(UsageError, match="22-7"):
+        p.parse_hours(text)
+
+
+@pytest.mark.parametrize("text", ["idel", "idle,", "always,idle", ","])
+def test_no_condition(text: str) -> None:
+    with pytest.raises(UsageError, match="charging"):
+        p.parse_when(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1000", 10**9), ("4GB", 4 * 10**9), ("1.5gb", 15 * 10**8), ("300 MB", 3 * 10**8)],
+)
+def test_memory(text: str, expected: int) -> None:
+    assert p.parse_memory(text, None) == expected
+
+
+def test_memory_as_a_share() -> None:
+    assert p.parse_memory("50%", 8 * 10**9) == 4 * 10**9
+    with pytest.raises(UsageError, match="unknown"):
+        p.parse_memory("50%", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0", "offers nothing"),
+        ("lots", "no amount"),
+        ("9GB", "more than the 8.0 GB"),
+        ("-1", "no am"),
+    ],
+)
+def test_no_memory(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        p.parse_memory(text, 8 * 10**9)
+
+
+def test_options_make_a_policy() -> None:
+    assert p.parse_policy("", "", 0, 5) is None
+    assert p.parse_policy("always", "", 0, 5) == Policy()
+    assert p.parse_policy("idle", "22-7", 80, 10) == Policy(IDLE, (22, 7), 80, 600)
+    for max_temp, idle_after in ((-1, 5), (200, 5), (math.nan, 5), (80, 0), (80, math.nan)):
+        with pytest.raises(UsageError):
+            p.parse_policy("", "", max_temp, idle_after)
