@@ -69,16 +69,14 @@ def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
     try:
         return msgspec.convert(table, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise ValueError(_explain(str(error), table, where)) from None
+        raise ValueError(_explain(str(error), table, kind, where)) from None
 
 
-def _explain(message: str, table: Mapping[str, Any], where: str) -> str:
+def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str) -> str:
     """msgspec's message, with the value that it is about."""
-    found = re.fullmatch(r"(.*?) - at `(?:key in )?\$\.?(.*)`", message, re.DOTALL)
+    found = re.fullmatch(r"(.*?) - at (?:`key` in )?`\$\.?(.*)`", message, re.DOTALL)
     text, path = (found[1], found[2]) if found else (message, "")
-    if path and "..." in path:  # in a map: msgspec does not say which key
-        candidates = [p for p, _ in _leaves(table, "") if _like(path, p)]
-        path = candidates[0] if len(candidates) == 1 else path.replace("[...]", ".*")
+    path = _with_keys(path, table, kind)
     place = f"{path} of {where}" if path else where
     missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
     if missing:
@@ -94,11 +92,29 @@ def _explain(message: str, table: Mapping[str, Any], where: str) -> str:
     return f"{place}: {text}"
 
 
+def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
+    """The path with the keys of maps, which msgspec does not say: those that fail alone."""
+    while "[...]" in path:
+        before, _, after = path.partition("[...]")
+        for key, value in _value_at(table, before).items():
+            alone = _replaced(table, before.split("."), {key: value})
+            try:
+                msgspec.convert(alone, kind, strict=True)
+            except msgspec.ValidationError:
+                path, table = f"{before}.{key}{after}", alone
+                break
+        else:
+            return path.replace("[...]", ".*")
+    return path
+
+
+def _replaced(table: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """A copy of nested tables with another value at the path."""
+    key, *rest = path
+    return {**table, key: _replaced(table[key], rest, value) if rest else value}
+
+
 _NOTHING = object()
-
-
-def _like(pattern: str, path: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\[\.\.\.\]", r"\.[^.]+"), path) is not None
 
 
 def _value_at(table: Any, path: str) -> Any:

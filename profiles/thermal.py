@@ -78,15 +78,20 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def sustained_speed(self) -> float:
-        """The speed it settles at under full load: where heating and cooling balance."""
+        """The speed it settles at under full load: where heating and cooling balance.
+
+        Where the speed jumps at a throttle point, it is the mean of going to and fro there.
+        """
         low, high = self.ambient, self.ambient + self.rise
+        if self.speed(high) == 1:
+            return 1.0
         for _ in range(60):
             middle = (low + high) / 2
             if self.ambient + self.rise * self.speed(middle) > middle:
                 low = middle
             else:
                 high = middle
-        return self.speed(low)
+        return (low - self.ambient) / self.rise
 
 
 @dataclass(slots=True)
