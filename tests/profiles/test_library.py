@@ -1,0 +1,311 @@
+"""The library: every file obeys the schema, and says where its figures come from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from profiles.device_profile import DeviceKind, DeviceProfile, Origin
+from profiles.library import (
+    availability_names,
+    load_availability,
+    load_network,
+    load_profile,
+    network_names,
+    profile_names,
+)
+from profiles.performance import Layout
+from profiles.thermal import ThermalState
+
+LIBRARY = files("profiles") / "library"
+PROFILES = {name: load_profile(name) for name in profile_names()}
+FOLDERS = {
+    "devices": profile_names(),
+    "networks": network_names(),
+    "availability": availability_names(),
+}
+TFLOPS = 1e12
+
+
+def text(folder: str, name: str) -> str:
+    return (LIBRARY / folder / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def of(kind: DeviceKind) -> list[DeviceProfile]:
+    return [profile for profile in PROFILES.values() if profile.kind is kind]
+
+
+def assumed(profile: DeviceProfile, what: str) -> list[str]:
+    return [line for line in profile.provenance.assumed if line.startswith(f"{what}: ")]
+
+
+every_profile = pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+
+
+# --- device profiles ---
+
+
+def test_there_are_profiles_of_every_kind() -> None:
+    kinds = Counter(profile.kind for profile in PROFILES.values())
+    assert len(PROFILES) >= 20
+    for kind in ("phone", "tablet", "laptop", "sbc", "cloud-gpu"):
+        assert kinds[DeviceKind(kind)] >= 3, kind
+
+
+@pytest.mark.parametrize(("folder", "names"), FOLDERS.items(), ids=FOLDERS)
+def test_a_file_has_the_name_of_what_is_in_it(folder: str, names: list[str]) -> None:
+    assert names == sorted(names)
+    for name in names:
+        assert tomllib.loads(text(folder, name))["name"] == name
+
+
+@every_profile
+def test_every_figure_has_a_source(profile: DeviceProfile) -> None:
+    assert profile.provenance.origin is Origin.PUBLISHED
+    assert profile.provenance.licence
+    for entry in profile.compute.values():
+        assert entry.source
+    for table in (profile.sustained, profile.power, profile.embodied):
+        assert table is None or table.source
+    assert not profile.memory.installed_bytes or profile.memory.source
+
+
+@every_profile
+def test_what_is_unknown_says_so(profile: DeviceProfile) -> None:
+    assert len(assumed(profile, "memory")) == 1
+    assert len(assumed(profile, "sustained")) == 1
+    if profile.power is None or profile.power.idle_w is None:
+        assert len(assumed(profile, "power")) == 1
+    if profile.embodied is None:
+        assert assumed(profile, "embodied") == ["embodied: unknown, left out"]
+    missing = [dtype for dtype in ("fp32", "bf16", "fp16") if dtype not in profile.compute]
+    said = assumed(profile, "dtypes")
+    assert bool(missing) == bool(said)
+    assert all(dtype in said[0] for dtype in missing)
+
+
+@every_profile
+def test_a_dtype_that_was_not_measured_runs_as_the_profile_says(profile: DeviceProfile) -> None:
+    for said in assumed(profile, "dtypes"):
+        taken = said.rsplit(" ", 1)[1]
+        for dtype in {"fp32", "bf16", "fp16"} - set(profile.compute):
+            model = profile.compute_model().model(dtype, dtype, Layout.NN)
+            assert model.flops_per_s == pytest.approx(profile.compute[taken].flops_per_s)
+
+
+@every_profile
+def test_no_device_offers_more_than_it_has(profile: DeviceProfile) -> None:
+    if profile.memory.installed_bytes:
+        assert profile.memory.bytes <= 0.8 * profile.memory.installed_bytes
+    elif profile.kind is not DeviceKind.CLOUD_GPU:
+        assert 1e9 <= profile.memory.bytes <= 3e9
+
+
+@every_profile
+def test_compute_draws_more_than_idling(profile: DeviceProfile) -> None:
+    power = profile.power
+    if power is not None and power.idle_w is not None and power.compute_w is not None:
+        assert 0 < power.idle_w < power.compute_w
+
+
+@every_profile
+def test_phones_settle_at_half_of_their_speed(profile: DeviceProfile) -> None:
+    if profile.kind is not DeviceKind.PHONE:
+        assert profile.sustained is None
+        return
+    assert profile.sustained is not None
+    model = profile.sustained.thermal
+    assert model is not None
+    assert model.sustained_speed == pytest.approx(0.5)
+    # The one published phone with two points: 0.81 after 2 minutes, 0.49 after 10.
+    state = ThermalState(model, model.ambient)
+    speeds = {}
+    while state.at_s < 600:
+        state.busy(state.at_s, 1.0)
+        speeds[round(state.at_s)] = model.speed(state.temperature)
+    assert speeds[120] == pytest.approx(0.81, abs=0.03)
+    assert speeds[max(speeds)] == pytest.approx(0.49, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "slowest", "fastest"),
+    [
+        ("phone", 0.019, 1.5),
+        ("tablet", 0.2, 2.5),
+        ("laptop", 0.4, 100),
+        ("sbc", 0.013, 120),
+        ("desktop", 20, 200),
+        ("cloud-gpu", 40, 2000),
+    ],
+)
+def test_throughputs_are_those_of_the_kind(kind: str, slowest: float, fastest: float) -> None:
+    found = [profile.flops_per_s / TFLOPS for profile in of(DeviceKind(kind))]
+    assert slowest <= min(found) <= max(found) <= fastest
+
+
+def test_laptops_of_one_chip_reach_1_to_15_tflops() -> None:
+    for name in ("macbook-air-m1", "macbook-air-m2", "macbook-pro-m4-max", "core-ultra-7-155h"):
+        assert 1.5 * TFLOPS <= PROFILES[name].flops_per_s <= 15 * TFLOPS
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flops_per_s"),
+    [
+        ("galaxy-s6", "fp32", 2.73e10),
+        ("snapdragon-8-gen-2", "fp16", 6.048e11),
+        ("iphone-14-pro", "fp32", 1.422e12),
+        ("surface-pro-6", "fp32", 2.8e11),
+        ("macbook-pro-14-m1-pro", "fp32", 4.1084e12),
+        ("rtx-4070-laptop", "bf16", 4.196e13),
+        ("raspberry-pi-5", "fp16", 4.27e10),
+        ("h100-sxm-80gb", "bf16", 7.9751e14),
+    ],
+)
+def test_figures_as_published(name: str, dtype: str, flops_per_s: float) -> None:
+    assert PROFILES[name].compute[dtype].flops_per_s == flops_per_s
+
+
+# --- embodied carbon, which keeps its licence ---
+
+
+def test_embodied_carbon_is_merged() -> None:
+    found = PROFILES["iphone-11"].embodied
+    assert found is not None
+    assert (found.gco2e, found.lifetime_years) == (60_800, 3)
+    assert "Boavizta" in found.source
+
+
+def test_what_a_file_says_of_embodied_carbon_stays() -> None:
+    found = PROFILES["a100-pcie-40gb"].embodied
+    assert found is not None
+    assert found.gco2e == 181_000
+
+
+def test_the_figures_of_boavizta_are_in_one_file_with_its_notice() -> None:
+    notice = text("embodied", "boavizta")
+    for words in ("ODbL", "DbCL", "Boavizta", "https://opendatacommons.org/licenses/odbl/1-0/"):
+        assert words in notice
+    for name in tomllib.loads(notice)["embodied"]:
+        assert "embodied" not in tomllib.loads(text("devices", name))
+    for name in profile_names():
+        assert "environmental-footprint-data" not in text("devices", name)
+
+
+def test_a_file_of_the_user_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "iphone-11.toml"
+    path.write_text(text("devices", "iphone-11"), encoding="utf-8")
+    found = load_profile(str(path))
+    assert found.name == "iphone-11"
+    assert found.embodied is None
+
+
+# --- networks ---
+
+
+@pytest.mark.parametrize("name", network_names())
+def test_networks_are_sane(name: str) -> None:
+    network = load_network(name)
+    link = network.link
+    assert network.source
+    assert 1 <= link.downlink_bytes_per_s.p50 / link.uplink_bytes_per_s.p50 <= 18
+    assert 1e5 <= link.uplink_bytes_per_s.p50 <= link.downlink_bytes_per_s.p50 <= 2e8
+    assert 0 <= link.round_trip_s.p50 <= 0.2
+
+
+def test_homes_in_order() -> None:
+    slow, middle, fast = (load_network(n).link for n in ("home-slow", "home", "home-fast"))
+    for rate in ("downlink_bytes_per_s", "uplink_bytes_per_s"):
+        spreads = [getattr(link, rate) for link in (slow, middle, fast)]
+        for quantile in ("p10", "p50", "p90"):
+            values = [getattr(spread, quantile) for spread in spreads]
+            assert values == sorted(values)
+    assert slow.round_trip_s.p50 > middle.round_trip_s.p50 > fast.round_trip_s.p50
+    assert 1.5 <= middle.downlink_bytes_per_s.p50 / middle.uplink_bytes_per_s.p50 <= 3.5
+
+
+def test_the_networks_of_the_issue() -> None:
+    paper, mobile = load_network("paper-hotcarbon").link, load_network("5g").link
+    assert paper.downlink_bytes_per_s == paper.uplink_bytes_per_s
+    assert paper.downlink_bytes_per_s.p10 == paper.downlink_bytes_per_s.p90 == 10e6
+    assert 7 <= mobile.downlink_bytes_per_s.p50 / mobile.uplink_bytes_per_s.p50 <= 18
+    assert {"fixed-broadband", "4g", "starlink", "wifi-lan"} <= set(network_names())
+
+
+def test_no_rows_of_countries_are_passed_on() -> None:
+    for name in network_names():
+        source = load_network(name).source
+        assert "m-lab" not in source.lower() or "derived" in source
+
+
+# --- availabilities ---
+
+
+@pytest.mark.parametrize("name", availability_names())
+def test_availabilities_say_what_was_chosen(name: str) -> None:
+    found = load_availability(name)
+    assert found.source
+    assert found.availability.always == (name == "always")
+    assert found.availability.always or found.assumed
+
+
+def test_shapes_of_sessions() -> None:
+    shapes = {}
+    for name in ("bittorrent-brief", "volunteer", "bittorrent-stable"):
+        session = load_availability(name).availability.session
+        assert session is not None
+        assert session.mean_s == 3600
+        shapes[name] = session.shape
+    assert list(shapes.values()) == [0.34, 0.615, 0.82]
+
+
+def test_hours_of_the_day() -> None:
+    assert load_availability("overnight").availability.hours == (22, 7)
+    assert load_availability("office").availability.hours == (17, 9)
+
+
+# --- names and files ---
+
+
+def test_an_unknown_profile() -> None:
+    with pytest.raises(ValueError, match="no profile 'iphone-13'") as caught:
+        load_profile("iphone-13")
+    said = str(caught.value)
+    assert "iphone-13-pro" in said
+    assert "cleave profile list" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["", "../devices/t4", "devices", "zzzz"])
+def test_names_with_nothing_near(name: str) -> None:
+    with pytest.raises(ValueError, match="there is no profile") as caught:
+        load_profile(name)
+    assert "near" not in str(caught.value)
+
+
+def test_unknown_networks_and_availabilities() -> None:
+    with pytest.raises(ValueError, match=r"no network 'hom' .*\(near are home.*known are 4g, "):
+        load_network("hom")
+    with pytest.raises(ValueError, match=r"no availability 'volunteers' .*\(near are volunteer\)"):
+        load_availability("volunteers")
+
+
+def test_files_of_the_user(tmp_path: Path) -> None:
+    network, availability = tmp_path / "network.toml", tmp_path / "availability.toml"
+    network.write_text(text("networks", "5g"), encoding="utf-8")
+    availability.write_text(text("availability", "office"), encoding="utf-8")
+    assert load_network(str(network)) == load_network("5g")
+    assert load_availability(str(availability)) == load_availability("office")
+    network.write_text(text("networks", "5g").replace("uplink_bytes", "uplink_bits"))
+    with pytest.raises(ValueError, match=r"link of network .*network\.toml .*'uplink_bits_per_s'"):
+        load_network(str(network))
+
+
+@pytest.mark.parametrize("load", [load_profile, load_network, load_availability])
+def test_missing_files(load: object) -> None:
+    assert callable(load)
+    with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read: No such file"):
+        load("nowhere.toml")
