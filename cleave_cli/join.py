@@ -5,103 +5,164 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
+
+from cleave.device.policy import parse_memory, parse_policy
 
 EXAMPLES = """
 Examples:
 
   cleave join 'ws://192.168.1.20:8765/ws#c=...'
 
-  cleave join URL --threads 2 --memory 2000
+  cleave join URL --threads 2 --memory 4GB
+
+  cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
 """
+
+Url = Annotated[
+    str, typer.Argument(help="The join URL that `cleave serve` prints, or @FILE that holds it.")
+]
+Name = Annotated[str, typer.Option(help="What to call this device.")]
+ExecutorName = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        help="What multiplies: auto, numpy, torch, torch:cpu, cuda, mps or xpu.",
+    ),
+]
+Memory = Annotated[str, typer.Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
+Threads = Annotated[
+    int, typer.Option(help="Threads to multiply with; 0 for one on each core it may use.")
+]
+Cores = Annotated[int, typer.Option(help="Keep to so many cores; 0 for all.")]
+When = Annotated[
+    str, typer.Option(help="Work only when: idle, charging, idle,charging; or always, but stay.")
+]
+Hours = Annotated[str, typer.Option(help="Work only in these hours, like 22-7, local time.")]
+MaxTemp = Annotated[float, typer.Option(help="Stop above so many degrees Celsius; 0 for any.")]
+IdleAfter = Annotated[float, typer.Option(help="Minutes without use after which it is idle.")]
 
 
 def join(
-    url: Annotated[str, typer.Argument(help="The join URL that `cleave serve` prints.")],
-    name: Annotated[str, typer.Option(help="What to call this device.")] = "",
-    executor: Annotated[str, typer.Option(help="What multiplies: auto, numpy or torch.")] = "auto",
-    memory: Annotated[int, typer.Option(help="Memory to offer for arrays, in MB.")] = 1000,
-    threads: Annotated[int, typer.Option(help="Threads to multiply with; 0 for all.")] = 0,
+    url: Url,
+    name: Name = "",
+    executor: ExecutorName = "auto",
+    memory: Memory = "1000",
+    threads: Threads = 0,
+    cores: Cores = 0,
+    when: When = "",
+    hours: Hours = "",
+    max_temp: MaxTemp = 0,
+    idle_after: IdleAfter = 5,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
-    """Make this machine a device: multiply for a parameter server until it ends or Ctrl-C."""
-    if threads:  # read by the math libraries when they are imported, so before they are
+    """Make this machine a device: multiply for a parameter server until it ends or Ctrl-C.
+
+    With --when, --hours or --max-temp it stays and waits until it may work, leaves when it may not
+    any more, and comes again. See docs/idle.md.
+    """
+    from cleave.device import owner
+    from cleave.errors import UsageError
+
+    if threads < 0:
+        raise UsageError(f"--threads {threads} is below zero; give 0 for all cores, or a count")
+    policy = parse_policy(when, hours, max_temp, idle_after)
+    memory_bytes = parse_memory(memory, owner.total_memory_bytes())
+    if cores:
+        owner.keep_to_cores(cores)
+    if threads or cores:  # read by the math libraries when they are imported, so before they are
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ[variable] = str(threads)
+            os.environ[variable] = str(threads or cores)
 
     import asyncio
     import signal
 
-    from cleave.device.executors import choose
+    from cleave.device.executors import Speed, choose, known_name
     from cleave.device.memory import hold_strips_well
-    from cleave.errors import UsageError
+    from cleave.device.policy import Gate, Verdict, require_visible
     from cleave.transport import join as device
+    from cleave.transport.guest import Guest, Notice, Session, State, read_url
 
-    if memory < 1:
-        raise UsageError(f"--memory {memory} offers nothing; give at least 1 (MB)")
-    if threads < 0:
-        raise UsageError(f"--threads {threads} is below zero; give 0 for all cores, or a count")
-    target = device.parse_join_url(url)
+    known_name(executor)
+    device.parse_join_url(read_url(url))
     give_back = hold_strips_well()
-    speed = choose(executor)
-    label = name or socket.gethostname()
+    chosen: list[Speed] = []  # not before it may work: choosing loads and measures
 
-    def say(event: str, human: str, **fields: object) -> None:
+    def event(kind: str, human: str, **fields: object) -> None:
         if as_json:
-            typer.echo(json.dumps({"event": event, **fields}))
+            typer.echo(json.dumps({"event": kind, **fields}))
         else:
             typer.echo(human, err=True)
 
-    def ready(number: int) -> None:
-        rate = speed.flops_per_s / 1e9
-        say(
-            "ready",
-            f"joined as device {number} ({speed.executor.name}, {rate:.0f} GFLOP/s); "
-            f"Ctrl-C to leave",
-            device=number,
-            executor=speed.executor.name,
-            flops_per_s=speed.flops_per_s,
-        )
+    def say(notice: Notice) -> None:
+        status, reason = notice.status, notice.reason
+        match notice.state:
+            case State.WAITING:
+                retry = f"; trying again in {notice.retry_s:.0f} s" if notice.retry_s else ""
+                event("waiting", f"waiting: {reason}{retry}", reason=reason, retry_s=notice.retry_s)
+            case State.READY:
+                speed = chosen[0]
+                event(
+                    "ready",
+                    f"joined as device {status.device} ({speed.executor.name}, "
+                    f"{speed.flops_per_s / 1e9:.0f} GFLOP/s); Ctrl-C to leave",
+                    device=status.device,
+                    executor=speed.executor.name,
+                    flops_per_s=speed.flops_per_s,
+                )
+            case State.DRAINING:
+                event(
+                    "draining",
+                    f"{reason}: finishing what this device was given; Ctrl-C to leave now",
+                    reason=reason,
+                )
+            case State.LEFT:
+                give_back()
+                event(
+                    "left",
+                    f"left ({reason}): {status.blocks} blocks, {status.flops / 1e9:.1f} GFLOP, "
+                    f"{status.received_bytes / 1e6:.1f} MB down, "
+                    f"{status.sent_bytes / 1e6:.1f} MB up",
+                    reason=reason,
+                    blocks=status.blocks,
+                    flops=status.flops,
+                    downlink_bytes=status.received_bytes,
+                    uplink_bytes=status.sent_bytes,
+                )
 
-    async def run() -> None:
-        connection = await device.open_connection(target.address)
+    async def connect(ready: Callable[[int], None]) -> Session:
+        if not chosen:
+            chosen.append(choose(executor, notify=lambda text: event("note", text, text=text)))
+        # Read again each time: whoever restarts the server may have written a new one.
+        target = device.parse_join_url(read_url(url))
         hello = device.device_hello(
             credential=target.credential,
-            name=label,
-            memory_bytes=memory * 10**6,
-            flops_per_s=speed.flops_per_s,
+            name=name or socket.gethostname(),
+            memory_bytes=memory_bytes,
+            flops_per_s=chosen[0].flops_per_s,
         )
-        session = device.DeviceSession(connection, speed.executor, hello, ready, give_back)
-        loop = asyncio.get_running_loop()
-        running = asyncio.ensure_future(session.run())
+        connection = await device.open_connection(target.address)
+        return device.DeviceSession(connection, chosen[0].executor, hello, ready, give_back)
 
-        def interrupted() -> None:
-            # The first time: answer what is there and go. The second time: go.
-            if session.core.welcome is None or session.core.draining:
-                running.cancel()
-            else:
-                say("draining", "finishing what this device was given; Ctrl-C again to leave now")
-                session.drain()
+    look = None
+    if policy is not None:
+        sensors, gate, lent = owner.this_machine(), Gate(policy), policy
+        require_visible(policy, owner.observe(sensors, policy))
+        owner.step_aside()
 
+        async def look_at_machine() -> Verdict:
+            return gate.decide(await asyncio.to_thread(owner.observe, sensors, lent))
+
+        look = look_at_machine
+
+    async def run() -> None:
+        guest = Guest(connect, say, look=look)
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupted)
-        try:
-            reason = await running
-        except asyncio.CancelledError:
-            reason = "interrupted"
-        status = session.status
-        say(
-            "left",
-            f"left ({reason}): {status.blocks} blocks, {status.flops / 1e9:.1f} GFLOP, "
-            f"{status.received_bytes / 1e6:.1f} MB down, {status.sent_bytes / 1e6:.1f} MB up",
-            reason=reason,
-            blocks=status.blocks,
-            flops=status.flops,
-            downlink_bytes=status.received_bytes,
-            uplink_bytes=status.sent_bytes,
-        )
+            asyncio.get_running_loop().add_signal_handler(number, guest.stop)
+        await guest.run()
 
     asyncio.run(run())
 

@@ -283,7 +283,7 @@ def choose(
             executor = candidate.make()
             fault = self_check(executor)
             if fault is None:
-                speeds.append((measure(executor), measure(executor, dtype=DType.BF16)))
+                speeds.append(measure(executor))
         except Exception as error:  # noqa: BLE001 - a driver may fail in any way; others may work
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
@@ -291,8 +291,15 @@ def choose(
             notify(faults[-1])
     if not speeds:
         raise CleaveError(f"{'; '.join(faults)}; choose another with --executor")
-    fastest, _ = min(speeds, key=lambda pair: sum(1 / speed.flops_per_s for speed in pair))
-    return fastest
+    if len(speeds) == 1:
+        return speeds[0]
+    return min(speeds, key=_time_in_both)
+
+
+def _time_in_both(speed: Speed) -> float:
+    """What a multiply-add in fp32 and one in bf16 take together, in proportion."""
+    in_bf16 = measure(speed.executor, dtype=DType.BF16)
+    return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 
 
 def _absent(name: str, available: Sequence[Candidate]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.policy import Condition, Observation, Policy
+from cleave.errors import UsageError
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]
 """Runs a command; its output, or None when there is no such command or it fails."""
@@ -84,6 +85,35 @@ def total_memory_bytes() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+
+
+def step_aside(niceness: int = 10) -> None:
+    """Let every other program of this machine go first, where the system knows such an order."""
+    if sys.platform != "win32":
+        os.nice(max(0, niceness - os.nice(0)))
+
+
+def keep_to_cores(count: int) -> bool:
+    """Keep this process to some cores, the last ones: the first serve the devices of the machine.
+
+    To be called before libraries start their threads, which inherit it.
+
+    Returns:
+        Whether the system does that (Linux does); where not, only the number of threads limits it.
+
+    Raises:
+        UsageError: when there are not that many.
+    """
+    if sys.platform == "linux":
+        usable = sorted(os.sched_getaffinity(0))
+    else:
+        usable = list(range(os.cpu_count() or 1))
+    if not 1 <= count <= len(usable):
+        raise UsageError(f"--cores {count} is not there; this machine has {len(usable)} to give")
+    if sys.platform != "linux":
+        return False
+    os.sched_setaffinity(0, usable[-count:])
+    return True
 
 
 class LinuxSensors:

@@ -1,0 +1,93 @@
+"""Real `cleave join` processes that wait, and end when they are asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import cleave
+from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
+
+NOWHERE = "ws://127.0.0.1:9/ws#c=x"
+LIGHT = ("--executor", "numpy", "--json")
+
+
+def _hours_that_exclude_now() -> str:
+    hour = time.localtime().tm_hour
+    return f"{(hour + 11) % 24}-{(hour + 13) % 24}"
+
+
+def test_it_waits_for_its_hours_and_says_so() -> None:
+    hours = _hours_that_exclude_now()
+    with started("join", NOWHERE, *LIGHT, "--hours", hours) as (process, lines):
+        assert wait_for_event(lines, "waiting")["reason"] == f"outside {hours} h"
+        process.send_signal(signal.SIGINT)
+        assert wait_for_event(lines, "left")["reason"] == "interrupted"
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_it_waits_for_a_server_when_it_is_to_stay() -> None:
+    with started("join", NOWHERE, *LIGHT, "--when", "always") as (process, lines):
+        waiting = wait_for_event(lines, "waiting")
+        assert "no server answers" in waiting["reason"]
+        assert waiting["retry_s"] > 0
+        process.send_signal(signal.SIGTERM)
+        assert wait_for_event(lines, "left")
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_it_joins_from_a_file_and_survives_its_server(tmp_path: Path) -> None:
+    file = tmp_path / "join.url"
+    command = ("join", f"@{file}", *LIGHT, "--when", "always", "--memory", "200MB")
+    with ExitStack() as stack:
+        with cleave.serve() as fleet:
+            file.write_text(fleet.url + "\n")
+            process, lines = stack.enter_context(started(*command))
+            wait_for_event(lines, "ready")
+        wait_for_event(lines, "left")
+        assert wait_for_event(lines, "waiting")["retry_s"] > 0
+        with cleave.serve() as fleet:  # a new one, with another credential and port
+            file.write_text(fleet.url + "\n")
+            wait_for_event(lines, "ready")
+            process.send_signal(signal.SIGINT)
+            wait_for_event(lines, "draining")
+            wait_for_event(lines, "left")
+            assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no processes")
+def test_it_keeps_to_its_cores_and_lets_others_go_first() -> None:
+    with started("join", NOWHERE, *LIGHT, "--when", "always", "--cores", "1") as (process, lines):
+        wait_for_event(lines, "waiting")
+        assert len(os.sched_getaffinity(process.pid)) == 1
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= 10
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--hours", "7"), "22-7"),
+        (("--when", "bored"), "idle"),
+        (("--cores", "4000"), "has"),
+        (("--memory", "many"), "50%"),
+        (("--executor", "abacus"), "unknown executor"),
+        (("--max-temp", "-3"), "Celsius"),
+    ],
+)
+def test_wrong_options_are_said(options: tuple[str, ...], words: str) -> None:
+    answer = run("join", NOWHERE, *options)
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_wrong_credential_is_an_error_even_when_it_is_to_stay() -> None:
+    with cleave.serve() as fleet:
+        answer = run("join", fleet.url.split("#")[0] + "#c=no", *LIGHT, "--when", "always")
+    assert answer.returncode == 1
+    assert "credential" in answer.stderr
