@@ -7,9 +7,12 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from cleave_cli.main import app
 from tests.integration.processes import run
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +30,24 @@ def test_programs_run(page: Path) -> None:
         exec(compile(program, str(page), "exec"), {"__name__": "documentation"})
 
 
+def command_of(words: list[str]) -> list[str]:
+    """The words that name the command: one, or two of those that have sub-commands."""
+    known: Any = typer.main.get_command(app)
+    named = []
+    for word in words:
+        if word not in getattr(known, "commands", {}):
+            break
+        known = known.commands[word]
+        named.append(word)
+    assert named, f"there is no command {words[0]!r}"
+    return named
+
+
+def test_sub_commands_are_told_from_arguments() -> None:
+    assert command_of(["profile", "show", "list"]) == ["profile", "show"]
+    assert command_of(["plan", "--model", "opt-13b"]) == ["plan"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for block in fenced(page, "sh"):
@@ -34,7 +55,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             words = shlex.split(line, comments=True)
             if words[:1] != ["cleave"]:
                 continue
-            shown = run(words[1], "--help")
+            shown = run(*command_of(words[1:]), "--help")
             assert shown.returncode == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.stdout, f"{option} of: {line}"

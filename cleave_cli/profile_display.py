@@ -1,0 +1,358 @@
+"""How profiles are shown: tables, bars and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cleave.errors import UsageError
+from cleave_cli.options import human_bytes
+
+if TYPE_CHECKING:
+    from profiles.device_profile import DeviceProfile, Quantiles
+
+_BAR = 40
+_DEPTHS = (16, 64, 256, 1024, 4096)
+_TILE = 512  # rows and columns of the tile whose throughput is drawn over its depth
+
+
+def human_flops_per_s(rate: float) -> str:
+    """A throughput, as people read it."""
+    if rate < 1e12:
+        return f"{rate / 1e9:.3g} GFLOP/s"
+    return f"{rate / 1e12:.3g} TFLOP/s" if rate < 1e15 else f"{rate / 1e15:.3g} PFLOP/s"
+
+
+def sustained_share(profile: DeviceProfile) -> float | None:
+    """The share of its full speed at which a device settles; None where nobody measured it."""
+    if profile.sustained is None:
+        return None
+    return profile.sustained.thermal.sustained_speed if profile.sustained.thermal else 1.0
+
+
+def tile_seconds(profile: DeviceProfile, dtype: str, c: int = _TILE) -> float:
+    """What a 512 x 512 tile of some depth takes, its operands stored as they are multiplied."""
+    from profiles.performance import Layout
+
+    inputs, _, out = dtype.partition(">")
+    model = profile.compute_model()
+    return model.seconds(inputs, out or inputs, Layout.NN, _TILE, _TILE, c)
+
+
+# --- tables ---
+
+
+def show_profile(console: Console, profile: DeviceProfile) -> None:
+    """Everything in a profile but its samples."""
+    table = Table(title=f"{profile.title} ({profile.name})", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "figure", "source"):
+        table.add_column(column, overflow="fold")
+    for row in _rows(profile):
+        table.add_row(*row)
+    console.print(table)
+    show_fits(console, profile)
+    for line in profile.provenance.assumed:
+        console.print(f"assumed: {line}", highlight=False, markup=False)
+    if profile.provenance.notes:
+        console.print(f"note: {profile.provenance.notes}", highlight=False, markup=False)
+    if console.is_terminal:
+        _show_bars(console, profile)
+
+
+def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
+    from profiles.device_profile import Origin
+
+    origin = profile.provenance
+    year = f", {profile.year}" if profile.year else ""
+    yield "kind", f"{profile.kind.value}{year}", ""
+    verb = "measured" if origin.origin is Origin.MEASURED else "published, looked up"
+    yield "origin", f"{verb} {origin.date}", origin.source
+    if profile.host is not None:
+        host = profile.host
+        yield "machine", f"{host.cpu}, cores: {host.cores}", host.system
+        yield "multiplied with", f"{host.executor}, threads: {host.threads}", ""
+    for dtype, entry in profile.compute.items():
+        yield f"compute {dtype}", human_flops_per_s(entry.flops_per_s), entry.source
+    memory = profile.memory
+    installed = f" of {human_bytes(memory.installed_bytes)}" if memory.installed_bytes else ""
+    yield "memory offered", human_bytes(memory.bytes) + installed, memory.source
+    share = sustained_share(profile)
+    if profile.sustained is not None and share is not None:
+        text = f"{share:.0%} of full speed"
+        if profile.sustained.thermal is None and profile.sustained.speeds:
+            text = f"held its speed for {profile.sustained.speeds[-1][0]:.0f} s"
+        yield "sustained", text, profile.sustained.source
+    if profile.contention:
+        text = ", ".join(f"{slowdown:.2f}" for slowdown in profile.contention[:8])
+        more = ", ..." if len(profile.contention) > 8 else ""
+        yield "processes at once", f"{text}{more} times as long", ""
+    if profile.link is not None:
+        yield from link_rows(profile.link)
+    if profile.power is not None:
+        for name, watts in (
+            ("idle", profile.power.idle_w),
+            ("computing", profile.power.compute_w),
+            ("radio", profile.power.radio_w),
+        ):
+            if watts is not None:
+                yield f"power {name}", f"{watts:.3g} W", profile.power.source
+    if profile.embodied is not None:
+        years = profile.embodied.lifetime_years
+        text = f"{profile.embodied.gco2e / 1e3:.3g} kgCO2e over {years:g} years"
+        yield "embodied", text, profile.embodied.source
+    if profile.availability is not None:
+        yield "availability", "modelled", getattr(profile.availability, "source", "")
+
+
+def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
+    """The figures of a link: p10, p50, p90."""
+
+    def spread(q: Quantiles, unit: float, name: str) -> str:
+        low, middle, high = (f"{x / unit:.3g}" for x in (q.p10, q.p50, q.p90))
+        return f"{middle} {name} (p10 {low}, p90 {high})"
+
+    yield "downlink", spread(link.downlink_bytes_per_s, 1e6, "MB/s"), link.source
+    yield "uplink", spread(link.uplink_bytes_per_s, 1e6, "MB/s"), link.source
+    yield "round trip", spread(link.round_trip_s, 1e-3, "ms"), link.source
+
+
+def show_fits(console: Console, profile: DeviceProfile) -> None:
+    """How well the models predict samples that they were not fitted on."""
+    if not any(entry.fits for entry in profile.compute.values()):
+        return
+    table = Table(
+        title="error of the model on held-out shapes", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in ("dtype", "layout", "fitted", "held out", "median", "95th percentile"):
+        left = column in ("dtype", "layout")
+        table.add_column(column, justify="left" if left else "right")
+    for dtype, entry in profile.compute.items():
+        for layout, report in entry.fits.items():
+            table.add_row(
+                dtype,
+                layout.value,
+                str(report.fitted),
+                str(report.held_out),
+                f"{report.median_error:.1%}",
+                f"{report.p95_error:.1%}",
+            )
+    console.print(table)
+
+
+def _show_bars(console: Console, profile: DeviceProfile) -> None:
+    """Throughput over depth, and speed over time, in text."""
+    for dtype, entry in profile.compute.items():
+        if not entry.models:
+            continue
+        rates = [2 * _TILE**2 * c / tile_seconds(profile, dtype, c) for c in _DEPTHS]
+        labels = [f"{_TILE} x {_TILE} x {c}" for c in _DEPTHS]
+        values = [human_flops_per_s(rate) for rate in rates]
+        _bars(console, f"{dtype}, by depth of the tile", labels, rates, values)
+    if profile.sustained is not None and len(profile.sustained.speeds) > 1:
+        speeds = profile.sustained.speeds[:: max(1, len(profile.sustained.speeds) // 8)]
+        shares = [share for _, share in speeds]
+        values = [f"{share:.0%}" for share in shares]
+        _bars(console, "speed over time", [f"{at_s:.3g} s" for at_s, _ in speeds], shares, values)
+
+
+def _bars(
+    console: Console,
+    title: str,
+    labels: Sequence[str],
+    lengths: Sequence[float],
+    values: Sequence[str],
+) -> None:
+    table = Table(title=title, box=None, show_header=False, pad_edge=False)
+    table.add_column(justify="right")
+    longest = max(lengths)
+    for label, length, value in zip(labels, lengths, values, strict=True):
+        table.add_row(label, "█" * max(1, round(_BAR * length / longest)), value)
+    console.print(table)
+
+
+def show_list(console: Console, profiles: Sequence[DeviceProfile]) -> None:
+    """One line a profile."""
+    dtypes = ("fp32", "bf16", "fp16")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "kind"):
+        table.add_column(column, no_wrap=True)
+    for column in (*(f"{dtype}, TFLOP/s" for dtype in dtypes), "memory", "sustained"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("origin", no_wrap=True)
+    for profile in profiles:
+        rates = [profile.compute[d].flops_per_s if d in profile.compute else None for d in dtypes]
+        share = sustained_share(profile)
+        table.add_row(
+            profile.name,
+            profile.kind.value,
+            *("" if rate is None else f"{rate / 1e12:.3g}" for rate in rates),
+            human_bytes(profile.memory.bytes),
+            "" if share is None else f"{share:.0%}",
+            profile.provenance.origin.value,
+        )
+    wide = console.options.update(width=1000)
+    console.width = max(console.width, console.measure(table, options=wide).maximum)  # not cut
+    console.print(table)
+
+
+def list_entry(profile: DeviceProfile) -> dict[str, Any]:
+    """One profile of a list, as JSON."""
+    return {
+        "name": profile.name,
+        "title": profile.title,
+        "kind": profile.kind.value,
+        "flops_per_s": {dtype: entry.flops_per_s for dtype, entry in profile.compute.items()},
+        "memory_bytes": profile.memory.bytes,
+        "sustained_share": sustained_share(profile),
+        "origin": profile.provenance.origin.value,
+        "source": profile.provenance.source,
+    }
+
+
+# --- comparing ---
+
+
+def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, float]]:
+    """Figures that both profiles have, in SI units: name, of `a`, of `b`."""
+    rows: list[tuple[str, float | None, float | None]] = []
+    for dtype in (d for d in a.compute if d in b.compute):
+        pair = a.compute[dtype].flops_per_s, b.compute[dtype].flops_per_s
+        rows.append((f"{dtype}_flops_per_s", *pair))
+        name = f"{dtype}_{_TILE}x{_TILE}x{_TILE}_s"
+        rows.append((name, tile_seconds(a, dtype), tile_seconds(b, dtype)))
+    rows.append(("memory_bytes", a.memory.bytes, b.memory.bytes))
+    rows.append(("sustained_share", sustained_share(a), sustained_share(b)))
+    if a.link is not None and b.link is not None:
+        for name in ("downlink_bytes_per_s", "uplink_bytes_per_s", "round_trip_s"):
+            rows.append((name, getattr(a.link, name).p50, getattr(b.link, name).p50))
+    if a.power is not None and b.power is not None:
+        for name in ("idle_w", "compute_w", "radio_w"):
+            rows.append((name, getattr(a.power, name), getattr(b.power, name)))
+    if a.embodied is not None and b.embodied is not None:
+        rows.append(("embodied_gco2e", a.embodied.gco2e, b.embodied.gco2e))
+    return [(name, x, y) for name, x, y in rows if x is not None and y is not None]
+
+
+def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> None:
+    """What both have, side by side."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for column in (a.name, b.name, f"{b.name} / {a.name}"):
+        table.add_column(column, justify="right", overflow="fold")
+    for name, x, y in comparison(a, b):
+        table.add_row(name, f"{x:.4g}", f"{y:.4g}", f"{y / x:.3g}" if x else "")
+    console.print(table)
+
+
+# --- plots ---
+
+
+def plot(path: Path, profile: DeviceProfile) -> None:
+    """Measured against predicted, throughput over depth, and speed over time, as a picture.
+
+    Raises:
+        UsageError: when matplotlib is missing, or the file cannot be written.
+    """
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 4.6), layout="constrained")
+    predicted, throughput, sustained = figure.subplots(1, 3)
+    _plot_predicted(predicted, profile)
+    _plot_throughput(throughput, profile)
+    _plot_sustained(sustained, profile)
+    figure.suptitle(f"{profile.title} ({profile.name})")
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {path}: {reason}") from None
+
+
+def need_matplotlib() -> None:
+    """Say how to get what plots need, where it is not installed.
+
+    Raises:
+        UsageError: when matplotlib is missing.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "--plot needs matplotlib, which is not installed here; "
+            "install it with: pip install 'cleave[profile]'"
+        ) from None
+
+
+def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:
+    longest, shortest = 0.0, float("inf")
+    for dtype, entry in profile.compute.items():
+        measured = [s[4] for s in entry.samples if s[3] in entry.models]
+        if not measured:
+            continue
+        modelled = [
+            entry.models[layout].seconds(a, b, c)
+            for a, b, c, layout, _ in entry.samples
+            if layout in entry.models
+        ]
+        axes.plot(measured, modelled, ".", markersize=3, label=dtype)
+        longest, shortest = max(longest, *measured), min(shortest, *measured)
+    axes.set(title="model against measurement", xlabel="measured, s", ylabel="predicted, s")
+    if longest:
+        axes.plot([shortest, longest], [shortest, longest], color="grey", linewidth=0.8)
+        axes.set(xscale="log", yscale="log")
+        axes.legend()
+    else:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+
+
+def _plot_throughput(axes: Any, profile: DeviceProfile) -> None:
+    depths = [2 ** (4 + i / 4) for i in range(33)]
+    for dtype, entry in profile.compute.items():
+        rates = [2 * _TILE**2 * round(c) / tile_seconds(profile, dtype, round(c)) for c in depths]
+        (line,) = axes.plot(depths, rates, label=dtype)
+        # Measured tiles of about this width, of any layout.
+        near = [
+            (c, 2 * a * b * c / seconds)
+            for a, b, c, _, seconds in entry.samples
+            if _TILE / 2 <= a <= 2 * _TILE and _TILE / 2 <= b <= 2 * _TILE
+        ]
+        axes.plot([c for c, _ in near], [r for _, r in near], ".", color=line.get_color(), ms=4)
+    axes.set(
+        title=f"{_TILE} x {_TILE} tiles (dots: half to twice as wide)",
+        xlabel="depth", ylabel="FLOP/s", xscale="log", ylim=(0, None),
+    )  # fmt: skip
+    axes.legend()
+
+
+def _plot_sustained(axes: Any, profile: DeviceProfile) -> None:
+    from profiles.thermal import ThermalState
+
+    axes.set(title="speed under load", xlabel="s", ylabel="share of full speed", ylim=(0, 1.15))
+    run = profile.sustained
+    if run is None:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+        return
+    if run.speeds:
+        axes.plot(*zip(*run.speeds, strict=True), ".", label="measured")
+    if run.thermal is not None:
+        tau_s = run.thermal.time_constant_s
+        last_s = run.speeds[-1][0] if run.speeds else 5 * tau_s
+        state, times, shares = ThermalState(run.thermal, run.thermal.ambient), [0.0], [1.0]
+        while times[-1] < last_s:
+            times.append(times[-1] + state.busy(times[-1], last_s / 200))
+            shares.append(run.thermal.speed(state.temperature))
+        axes.plot(times, shares, label="model")
+    elif run.speeds:
+        axes.axhline(1.0, color="grey", linewidth=0.8, label="model: never slows down")
+    if run.temperatures:
+        hot = axes.twinx()
+        hot.plot(*zip(*run.temperatures, strict=True), color="tab:red", linewidth=0.8)
+        hot.set_ylabel("degrees Celsius")
+    if run.speeds or run.thermal is not None:
+        axes.legend(loc="lower left")

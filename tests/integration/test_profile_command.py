@@ -1,0 +1,279 @@
+"""`cleave profile` as users run it: real processes, a real server, and what they get wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cleave
+from cleave.transport.serve import ServedFleet
+from profiles.device_profile import DeviceKind, Origin
+from profiles.library import profile_names
+from profiles.performance import Layout
+from profiles.profile_file import read_profile
+from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
+
+BRIEF = (
+    "--quick",
+    "--budget",
+    "1.5",
+    "--sustained",
+    "0.5",
+    "--executor",
+    "numpy",
+    "--threads",
+    "1",
+)
+
+
+def profile(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return run("profile", *arguments, cwd=cwd)
+
+
+def document(*arguments: str) -> Any:
+    """What a run prints on stdout: one JSON document, and nothing else."""
+    shown = profile(*arguments, "--json")
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def refused(*arguments: str, code: int = 2) -> str:
+    """The one sentence of a run that must fail."""
+    shown = profile(*arguments)
+    assert shown.returncode == code, shown.stdout + shown.stderr
+    assert shown.stdout == ""
+    assert "Traceback" not in shown.stderr
+    assert len(shown.stderr.strip().splitlines()) == 1
+    return shown.stderr
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This machine, measured for a moment."""
+    path = tmp_path_factory.mktemp("profiles") / "here.toml"
+    shown = profile("device", *BRIEF, "--name", "here", "-o", str(path))
+    assert shown.returncode == 0, shown.stderr
+    assert "error of the model on held-out shapes" in shown.stdout
+    for words in ("bf16>fp32", "95th percentile", "processes at once", "numpy, threads: 1"):
+        assert words in shown.stdout
+    return path
+
+
+@pytest.fixture
+def copy(measured: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(measured, tmp_path / "copy.toml"))
+
+
+@pytest.fixture
+def served() -> Iterator[ServedFleet]:
+    with cleave.serve() as fleet:
+        yield fleet
+
+
+# --- measuring this machine ---
+
+
+def test_what_was_measured(measured: Path) -> None:
+    found = read_profile(measured)
+    assert found.name == "here"
+    assert found.provenance.origin is Origin.MEASURED
+    assert set(found.compute) == {"fp32", "bf16", "bf16>fp32"}
+    for entry in found.compute.values():
+        assert set(entry.models) == set(entry.fits) == {Layout.NN, Layout.NT, Layout.TN}
+        assert 1e7 < entry.flops_per_s < 1e15
+        assert all(len(entry.measured(layout)) >= 15 for layout in entry.models)
+    assert found.host is not None
+    assert (found.host.executor, found.host.threads) == ("numpy", 1)
+    assert len(found.contention) == found.host.cores
+    assert found.sustained is not None
+    assert found.sustained.thermal is None
+    assert found.memory.bytes == found.memory.installed_bytes // 2
+    assert found.power is None or found.power.source
+
+
+def test_options_and_json(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    output = tmp_path / "x.toml"
+    found = document(
+        "device", *BRIEF, "--sustained", "0", "--no-contention", "--name", "pi-5", "--title", "Pi",
+        "--kind", "sbc", "--memory", "500", "-o", str(output), "--plot", str(plot),
+    )  # fmt: skip
+    assert found["file"] == str(output)
+    written = read_profile(output)
+    assert found["profile"]["compute"]["fp32"]["flops_per_s"] == written.compute["fp32"].flops_per_s
+    assert (written.name, written.title, written.kind) == ("pi-5", "Pi", DeviceKind.SBC)
+    assert written.memory.bytes == 500_000_000
+    assert written.sustained is None
+    assert written.contention == ()
+    assert written.provenance.assumed == ()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_profile_is_not_overwritten_unasked(measured: Path) -> None:
+    before = measured.read_bytes()
+    assert "--force" in refused("device", *BRIEF, "-o", str(measured))
+    assert measured.read_bytes() == before
+
+
+BAD_DEVICES: dict[str, tuple[tuple[str, ...], str]] = {
+    "threads": (("--threads", "-1"), "--threads -1"),
+    "memory": (("--memory", "3"), "--memory 3"),
+    "budget": (("--budget", "-2"), "--budget is -2"),
+    "no budget": (("--budget", "0"), "--budget is 0"),
+    "no number": (("--budget", "nan"), "--budget is nan"),
+    "sustained": (("--sustained", "-5"), "--sustained is -5"),
+    "kind": (("--kind", "toaster"), "toaster"),
+    "name": (("--name", "My Laptop"), "my-laptop"),
+    "executor": (("--executor", "abacus"), "abacus"),
+    "suffix": (("-o", "x.json"), ".toml"),
+    "folder": (("-o", "nowhere/x.toml"), "nowhere"),
+    "seed": (("--seed", "-1"), "--seed"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "text"), BAD_DEVICES.values(), ids=BAD_DEVICES)
+def test_wrong_requests_are_told_at_once(
+    arguments: tuple[str, ...], text: str, tmp_path: Path
+) -> None:
+    shown = profile("device", "--quick", *arguments, cwd=tmp_path)
+    assert shown.returncode == 2
+    assert text in shown.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("module", "option"), [("scipy.optimize", ""), ("matplotlib.figure", "x")])
+def test_what_is_missing_is_named(module: str, option: str, tmp_path: Path) -> None:
+    arguments = ["profile", "device", "--quick", *(["--plot", "x.png"] if option else [])]
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv[1:] = {arguments!r}\n"
+        "from cleave_cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert module.partition(".")[0] in done.stderr
+    assert "pip install 'cleave[profile]'" in done.stderr
+
+
+# --- the library ---
+
+
+def test_the_list() -> None:
+    shown = profile("list")
+    assert shown.returncode == 0, shown.stderr
+    for name in profile_names():
+        assert name in shown.stdout
+    entries = document("list", "--kind", "phone")["profiles"]
+    assert entries
+    assert {entry["kind"] for entry in entries} == {"phone"}
+    assert all(entry["memory_bytes"] > 0 and entry["flops_per_s"] for entry in entries)
+    assert "toaster" in refused("list", "--kind", "toaster")
+
+
+def test_every_profile_can_be_shown() -> None:
+    for name in (profile_names()[0], profile_names()[-1]):
+        shown = profile("show", name)
+        assert shown.returncode == 0, shown.stderr
+        assert name in shown.stdout
+        assert "published" in shown.stdout
+        assert "assumed: " in shown.stdout
+        assert document("show", name)["profile"]["name"] == name
+
+
+def test_a_measured_profile_is_shown_and_drawn(measured: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "here.png"
+    shown = profile("show", str(measured), "--plot", str(plot))
+    assert "measured" in shown.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert profile("show", profile_names()[0], "--plot", str(plot)).returncode == 0
+
+
+def test_comparing(measured: Path) -> None:
+    other = profile_names()[0]
+    shown = profile("compare", str(measured), other)
+    assert shown.returncode == 0, shown.stderr
+    assert "memory_bytes" in shown.stdout
+    same = document("compare", str(measured), str(measured))["figures"]
+    assert same["fp32_flops_per_s"]["ratio"] == 1
+    assert same["fp32_512x512x512_s"]["a"] > 0
+
+
+def test_unknown_profiles(tmp_path: Path) -> None:
+    assert "iphone-99" in refused("show", "iphone-99")
+    assert "nowhere.toml" in refused("show", "nowhere.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("schema = 1\nname = 3\n")
+    assert "bad.toml" in refused("compare", str(bad), profile_names()[0])
+
+
+# --- fitting again ---
+
+
+def test_fitting_again_gives_the_same_models(copy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "fitted.toml"
+    shown = profile("fit", str(copy), "-o", str(output))
+    assert shown.returncode == 0, shown.stderr
+    assert "held-out" in shown.stdout
+    assert read_profile(output) == read_profile(copy)
+    assert "--force" in refused("fit", str(copy), "-o", str(output))
+    assert profile("fit", str(copy)).returncode == 0  # in place
+
+
+def test_nothing_to_fit(tmp_path: Path) -> None:
+    bare = tmp_path / "bare.toml"
+    bare.write_text(
+        'schema = 1\nname = "bare"\ntitle = "Bare"\nkind = "phone"\n'
+        '[provenance]\norigin = "published"\nsource = "x"\ndate = "2026-11-21"\n'
+        "[compute.fp32]\nflops_per_s = 1e9\n[memory]\nbytes = 1_000_000_000\n"
+    )
+    assert "no samples" in refused("fit", str(bare))
+    assert "nowhere.toml" in refused("fit", str(tmp_path / "nowhere.toml"))
+
+
+# --- links ---
+
+
+def test_a_link_over_loopback(copy: Path) -> None:
+    arguments = ("serve", "--port", "0", "--runs", str(copy.parent / "runs"), "--json")
+    with started(*arguments) as (server, lines):
+        url = wait_for_event(lines, "listening")["url"]
+        found = document("link", "--server", url, "--repeats", "3", "--into", str(copy))
+        server.send_signal(signal.SIGINT)
+        assert server.wait(PATIENCE_S) == 0
+    assert len(found["measured"]) == 3
+    for one in found["measured"]:
+        assert one["downlink_bytes_per_s"] > 1e6
+        assert one["uplink_bytes_per_s"] > 1e6
+        assert 0 < one["round_trip_s"] < 1
+    link = read_profile(copy).link
+    assert link is not None
+    assert link.downlink_bytes_per_s.p50 == found["link"]["downlink_bytes_per_s"]["p50"]
+    assert "3 times" in link.source
+
+
+def test_a_link_as_a_table(served: ServedFleet) -> None:
+    shown = profile("link", "--server", served.url, "--repeats", "1")
+    assert shown.returncode == 0, shown.stderr
+    for words in ("downlink", "uplink", "round trip", "MB/s (p10", "ms (p10"):
+        assert words in shown.stdout
+    assert served.device_count == 0
+
+
+def test_links_that_cannot_be_measured(served: ServedFleet, copy: Path) -> None:
+    bare = served.url.partition("#")[0]
+    assert "credential" in refused("link", "--server", bare, code=1)
+    assert "no server answers" in refused("link", "--server", "ws://127.0.0.1:1/ws#c=x", code=1)
+    assert "join URL" in refused("link", "--server", "http://127.0.0.1:1/")
+    assert "0 times" in refused("link", "--server", served.url, "--repeats", "0")
+    missing = str(copy.parent / "nowhere.toml")
+    assert "nowhere.toml" in refused("link", "--server", served.url, "--into", missing)
