@@ -20,6 +20,7 @@ from cleave.arrays import Array, Buffer
 from cleave.device.core import Compute
 from cleave.device.executors import Executor, as_buffer, execute
 from cleave.dispatch.gemm_work import GemmUnit
+from cleave.errors import UsageError
 from cleave.fleet.output import Output
 from cleave.gemm import Span
 
@@ -43,6 +44,30 @@ class DeferredProduct:
     def pack(self) -> memoryview:
         """The bytes that travel."""
         return self.compute().pack()
+
+
+@dataclass(frozen=True, slots=True)
+class SizedProduct:
+    """A result of which only the size is emulated."""
+
+    nbytes: int
+
+    def pack(self) -> memoryview:
+        """There is nothing to pack."""
+        raise UsageError("a fleet that emulates sizes only has no results to send")
+
+
+class SizedOutput:
+    """Like `Output`, for results of which only the size is emulated."""
+
+    def __init__(self, out: Buffer) -> None:
+        return None
+
+    def place(self, unit: GemmUnit, payload: Any) -> None:
+        """Nothing to place."""
+
+    def finish(self) -> None:
+        """Nothing to finish."""
 
 
 class DeferredOutput:

@@ -1,19 +1,23 @@
 """The virtual-time shell: one event heap drives the real dispatcher and real device cores.
 
-Links and compute are modelled with each device's plain rates: messages of a direction follow one
-another at the link's rate and arrive a latency later; multiplications of a device follow one
-another at its FLOP/s. The clock moves only while somebody waits for a result, so GEMMs submitted
-before the first wait start at the same virtual instant. The PS's own work is left out of the clock.
+Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; everything else
+is what runs over a network. The clock moves only while somebody waits for a result, so GEMMs
+submitted before the first wait start at the same virtual instant. The PS's own work is charged from
+its rates, or left out.
 """
 
 from __future__ import annotations
 
+import gc
 import heapq
+import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -33,31 +37,37 @@ from cleave.fleet.coordinator import (
 )
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
-from cleave.planner.plan import DeviceRates
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
 from cleave.protocol.messages import Message, Op, Role
-from emulator.deferred import DeferredOutput, DeferredProduct, default_executor
-from profiles.fleet_device import FleetDevice
+from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
+from emulator.compute import EmulatedProcessor
+from emulator.deferred import (
+    DeferredOutput,
+    DeferredProduct,
+    SizedOutput,
+    SizedProduct,
+    default_executor,
+)
+from emulator.links import Link, SharedLines, links_of
+from profiles import availability
+from profiles.fleet_device import Bottleneck, FleetDevice
 from profiles.fleets import paper_fleet
 
 
-class Direction(Enum):
-    """Which way a message went."""
+class Arithmetic(Enum):
+    """How the products of emulated devices are computed."""
 
-    DOWN = "down"
-    UP = "up"
+    WHOLE_TILES = "whole-tiles"
+    """Tile by tile when a GEMM is complete (`emulator.deferred`)."""
 
+    BLOCKS = "blocks"
+    """Every block on its own when its device has computed it, as a live one does."""
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One message on an emulated link, for whoever wants to look (`VirtualShell.observers`)."""
-
-    at_s: float
-    device: int
-    direction: Direction
-    message: Message
-    nbytes: int
+    NONE = "none"
+    """Not at all: sizes only, for models that do not fit this machine."""
 
 
 @dataclass(slots=True)
@@ -65,78 +75,157 @@ class _VirtualDevice:
     id: int
     profile: FleetDevice
     core: DeviceCore
-    down_free_s: float = 0.0  # when the link has sent what it was given
-    up_free_s: float = 0.0
-    compute_free_s: float = 0.0
+    processor: EmulatedProcessor
+    down: Link
+    up: Link
     alive: bool = True
 
 
-@dataclass
 class VirtualShell:
     """Moves virtual time and modelled bytes. Use `emulated` to make a fleet of it.
 
     Args:
         profiles: the devices.
         executor: multiplies for all of them.
-        whole_tiles: multiply tile by tile when a GEMM is complete (see `emulator.deferred`); False
-            multiplies every block on its own when its device has computed it, as a live one does.
+        arithmetic: how.
+        ps: what the PS's card and loop can do; None for a PS that takes no time.
+        seed: of everything that is drawn; the same seed gives the same events.
+        start_hour: the hour of the day at time zero, for devices that keep hours.
+
+    Attributes:
+        now_s: the virtual clock.
+        events: how many were taken from the heap.
+        observers: are told what every device does.
     """
 
-    profiles: Sequence[FleetDevice]
-    executor: Executor
-    whole_tiles: bool = True
-    clock: str = "virtual"
-    now_s: float = 0.0
-    events: int = 0
-    observers: list[Callable[[Transfer], None]] = field(default_factory=list)
+    clock = "virtual"
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        profiles: Sequence[FleetDevice],
+        executor: Executor | None,
+        arithmetic: Arithmetic = Arithmetic.WHOLE_TILES,
+        ps: PsRates | None = None,
+        seed: int = 0,
+        start_hour: float = 0.0,
+    ) -> None:
+        self.profiles = profiles
+        self.executor = executor
+        self.arithmetic = arithmetic
+        self.now_s = 0.0
+        self.events = 0
+        self.observers: list[Callable[[Activity], None]] = []
         self.coordinator = Coordinator()
         self.devices: dict[int, _VirtualDevice] = {}
+        self.seed = seed
+        self._start_hour = start_hour
+        self._block_s, self._byte_s = (ps.block_s, ps.byte_s) if ps else (0.0, 0.0)
+        self._ps_free_s = 0.0
+        card = None
+        if ps and (ps.egress_bytes_per_s, ps.ingress_bytes_per_s) != (float("inf"),) * 2:
+            card = Bottleneck("the server's card", ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+        self._lines = SharedLines(card)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = count()
         self._ids = count(1)
         self._futures: dict[int, GemmFuture] = {}
-        self._outputs: dict[int, Output | DeferredOutput] = {}
+        self._outputs: dict[int, Output | DeferredOutput | SizedOutput] = {}
         self._released: deque[int] = deque()
         self._counters = FleetCounters()
-        for profile in self.profiles:
-            self.join(profile)
-        while self.coordinator.ready_devices < len(self.profiles):
+        self._obeys: dict[type[Any], Callable[[Any, deque[Order]], None]] = {
+            Send: self._send,
+            Place: self._place,
+            Done: self._done,
+            Failure: self._failed,
+            Joined: self._ignore,
+            Close: self._close_session,
+        }
+        here = sum(self._populate(number, profile) for number, profile in enumerate(profiles))
+        while self.coordinator.ready_devices < here:
             self._step()
 
     # --- the population ---
 
+    def _populate(self, number: int, profile: FleetDevice) -> bool:
+        """Whether a device is there from the beginning; the others come later."""
+        when = profile.availability
+        if when is None or when.always:
+            self.join(profile)
+            return True
+        rng = random.Random(f"{self.seed} presence {number} {profile.name}")
+        presences = when.presences(rng, self._start_hour)
+        first = next(presences)
+        self._expect(profile, first, presences)
+        return first.from_s <= 0
+
+    def _expect(
+        self,
+        profile: FleetDevice,
+        presence: availability.Presence,
+        later: Iterator[availability.Presence],
+    ) -> None:
+        if presence.from_s <= self.now_s:
+            self._come(profile, presence, later)
+        else:
+            self._at(presence.from_s, self._come, profile, presence, later)
+
+    def _come(
+        self,
+        profile: FleetDevice,
+        presence: availability.Presence,
+        later: Iterator[availability.Presence],
+    ) -> None:
+        device = self.join(profile)
+        if presence.to_s < float("inf"):
+            self._at(presence.to_s, self._go, device, profile, later)
+
+    def _go(
+        self, device: int, profile: FleetDevice, later: Iterator[availability.Presence]
+    ) -> None:
+        assert profile.availability is not None
+        if profile.availability.drains:
+            self._drain(device)
+        else:
+            self._vanish(device)
+        following = next(later, None)
+        if following is not None:
+            self._expect(profile, following, later)
+
     def join(self, profile: FleetDevice) -> int:
         """A device connects and says hello; returns its id."""
-        device = _VirtualDevice(next(self._ids), profile, DeviceCore(profile.memory_bytes))
-        device.down_free_s = device.up_free_s = device.compute_free_s = self.now_s
-        self.devices[device.id] = device
-        self.coordinator.opened(device.id, self.now_s)
-        hello = messages.Hello(
-            role=Role.DEVICE,
-            name=profile.name,
-            ops=(Op.MATMUL.value,),
-            dtypes=tuple(dtype.value for dtype in DType),
-            memory_bytes=profile.memory_bytes,
-            profile=profile.name,
-            flops_per_s=profile.flops_per_s,
-            downlink_bytes_per_s=profile.downlink_bytes_per_s,
-            uplink_bytes_per_s=profile.uplink_bytes_per_s,
-            latency_s=profile.latency_s,
-        )
-        self._send_up(device, hello)
-        return device.id
+        number = next(self._ids)
+        rng = random.Random(f"{self.seed} link {number} {profile.name}")
+        down, up = links_of(profile, rng, self._lines, self.now_s)
+        processor = EmulatedProcessor(profile, self.now_s)
+        core = DeviceCore(profile.memory_bytes)
+        device = _VirtualDevice(number, profile, core, processor, down, up)
+        self.devices[number] = device
+        self.coordinator.opened(number, self.now_s)
+        self._tell(Presence(self.now_s, number, profile.name, True))
+        self._send_up(device, hello_of(profile))
+        return number
 
     def lose(self, device: int, *, in_s: float = 0.0) -> None:
         """A device vanishes, `in_s` virtual seconds from now."""
         self._at(self.now_s + in_s, self._vanish, device)
 
     def _vanish(self, device_id: int) -> None:
-        device = self.devices.pop(device_id, None)
+        device = self.devices.get(device_id)
         if device is not None:
-            device.alive = False
+            device.alive = False  # what is on its way to it or from it is lost
+            self._part(device)
             self._obey(self.coordinator.closed(device_id, "the device vanished", self.now_s))
+
+    def _drain(self, device_id: int) -> None:
+        device = self.devices.get(device_id)
+        if device is not None:
+            for action in device.core.drain():
+                assert not isinstance(action, Compute)
+                self._send_up(device, action)
+
+    def _part(self, device: _VirtualDevice) -> None:
+        del self.devices[device.id]
+        self._tell(Presence(self.now_s, device.id, device.profile.name, False))
 
     # --- the `Shell` of a fleet ---
 
@@ -145,24 +234,26 @@ class VirtualShell:
         self._forget_released()
         work = future.work
         self._futures[work.id] = future
-        make = DeferredOutput if self.whole_tiles else Output
-        self._outputs[work.id] = make(future.out)
+        self._outputs[work.id] = _OUTPUTS[self.arithmetic](future.out)
         down, up = floor_bytes(future)
         self._counters.floor_down_bytes += down
         self._counters.floor_up_bytes += up
         self._counters.gemms += 1
         a, b = future.a.operand.buffer, future.b.operand.buffer
-        self._obey(self.coordinator.submit(work, a, b, self.now_s))
+        with _collector_paused():
+            self._obey(self.coordinator.submit(work, a, b, self.now_s))
 
     def wait(self, future: GemmFuture) -> None:
         """See `Shell.wait`: runs the event heap until the future is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
-        while not future.done:
-            if not self._heap:
-                raise FleetError(
-                    "every emulated device is gone and none is due to join; the GEMM cannot finish"
-                )
-            self._step()
+        with _collector_paused():
+            while not future.done:
+                if not self._heap:
+                    raise FleetError(
+                        "every emulated device is gone and none is due to join; "
+                        "the GEMM cannot finish"
+                    )
+                self._step()
         self._counters.waited_s += time.perf_counter() - wall_s
         self._counters.fleet_s += self.now_s - virtual_s
 
@@ -174,6 +265,12 @@ class VirtualShell:
         """See `Shell.counters`."""
         done = self.coordinator.dispatcher.counters
         return replace(self._counters, blocks=done.results, reissued=done.reissued, late=done.late)
+
+    def add(self, counters: FleetCounters) -> None:
+        """Count what was done without being emulated (`emulator.timeline`)."""
+        # The last three are the dispatcher's; no time was spent on waiting.
+        kept = replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
+        self._counters = self._counters + kept
 
     def device_count(self) -> int:
         """See `Shell.device_count`."""
@@ -195,9 +292,33 @@ class VirtualShell:
 
     def _step(self) -> None:
         when_s, _, what, arguments = heapq.heappop(self._heap)
-        self.now_s = max(self.now_s, when_s)
+        if when_s > self.now_s:
+            self.now_s = when_s
         self.events += 1
         what(*arguments)
+
+    def settle(self) -> bool:
+        """Let everything that is under way arrive, after GEMMs were awaited and operands released.
+
+        Returns:
+            Whether the fleet is then as it was when it was new: nothing held, nothing under way.
+        """
+        self._forget_released()
+        self._obey(self.coordinator.pause(self.now_s))
+        last_s = self.now_s
+        for device in self.devices.values():
+            down, up = device.down, device.up
+            last_s = max(last_s, device.processor.free_s, up.free_s + up.latency_s)
+            last_s = max(last_s, down.free_s + down.latency_s)
+        while self._heap and self._heap[0][0] <= last_s:
+            self._step()
+        self.now_s = max(self.now_s, last_s)
+        return self.coordinator.dispatcher.blank
+
+    @property
+    def next_event_s(self) -> float:
+        """When something happens next, of itself; infinite when nothing does."""
+        return self._heap[0][0] if self._heap else float("inf")
 
     def _forget_released(self) -> None:
         while self._released:
@@ -205,41 +326,99 @@ class VirtualShell:
 
     # --- the PS's orders ---
 
-    def _obey(self, orders: Sequence[Order]) -> None:
+    def _obey(self, orders: Iterable[Order]) -> None:
         waiting = deque(orders)
         while waiting:
-            match waiting.popleft():
-                case Send(session, message):
-                    device = self.devices.get(session)
-                    if device is not None:
-                        self._send_down(device, message)
-                case Place(unit, payload):
-                    self._outputs[unit.work].place(unit.detail, payload)
-                    waiting.extend(self.coordinator.placed(unit, self.now_s))
-                case Done(work):
-                    self._outputs.pop(work).finish()
-                    self._counters.tiles += _tiles(self._futures[work])
-                    self._futures.pop(work).done = True
-                case Failure(work, reason):
-                    self._outputs.pop(work)
-                    future = self._futures.pop(work)
-                    future.error, future.done = reason, True
-                case Joined():
-                    pass
-                case Close(session):
-                    self.devices.pop(session, None)
+            order = waiting.popleft()
+            self._obeys[type(order)](order, waiting)
+
+    def _send(self, order: Send, _: deque[Order]) -> None:
+        device = self.devices.get(order.session)
+        if device is not None:
+            self._send_down(device, order.message)
+
+    def _place(self, order: Place, waiting: deque[Order]) -> None:
+        unit = order.unit
+        self._outputs[unit.work].place(unit.detail, order.payload)
+        waiting.extend(self.coordinator.placed(unit, self.now_s))
+
+    def _done(self, order: Done, _: deque[Order]) -> None:
+        self._outputs.pop(order.work).finish()
+        self._counters.tiles += _tiles(self._futures[order.work])
+        self._futures.pop(order.work).done = True
+
+    def _failed(self, order: Failure, _: deque[Order]) -> None:
+        self._outputs.pop(order.work)
+        future = self._futures.pop(order.work)
+        future.error, future.done = order.reason, True
+
+    def _ignore(self, order: Joined, _: deque[Order]) -> None:
+        return None
+
+    def _close_session(self, order: Close, _: deque[Order]) -> None:
+        device = self.devices.get(order.session)
+        if device is not None:
+            self._part(device)
 
     # --- links and compute ---
 
     def _send_down(self, device: _VirtualDevice, message: Message) -> None:
         nbytes = wire_size(message)
         self._counters.downlink_bytes += nbytes
-        self._note(device, Direction.DOWN, message, nbytes)
-        begin_s = max(self.now_s, device.down_free_s)
-        device.down_free_s = begin_s + nbytes / device.profile.downlink_bytes_per_s
-        self._at(device.down_free_s + device.profile.latency_s, self._to_device, device, message)
+        self._transmit(device, device.down, Direction.DOWN, message, nbytes, self._to_device)
 
-    def _to_device(self, device: _VirtualDevice, message: Message) -> None:
+    def _send_up(self, device: _VirtualDevice, message: Message) -> None:
+        nbytes = wire_size(message)
+        self._counters.uplink_bytes += nbytes
+        self._transmit(device, device.up, Direction.UP, message, nbytes, self._to_ps)
+
+    def _transmit(
+        self,
+        device: _VirtualDevice,
+        link: Link,
+        direction: Direction,
+        message: Message,
+        nbytes: int,
+        deliver: Callable[[_VirtualDevice, Message, int], None],
+    ) -> None:
+        depart = partial(
+            self._depart, device, link, direction, message, nbytes, deliver, self.now_s
+        )
+        if not link.shared:
+            depart()
+            return
+        link.queue.append(depart)
+        if len(link.queue) == 1:
+            self._depart_next(link)
+
+    def _depart(
+        self,
+        device: _VirtualDevice,
+        link: Link,
+        direction: Direction,
+        message: Message,
+        nbytes: int,
+        deliver: Callable[[_VirtualDevice, Message, int], None],
+        at_s: float,
+    ) -> None:
+        begin_s, end_s, arrives_s = link.transmit(self.now_s, nbytes)
+        self._at(arrives_s, deliver, device, message, nbytes)
+        if self.observers:
+            self._tell(
+                Transfer(at_s, device.id, direction, message, nbytes, begin_s, end_s, arrives_s)
+            )
+
+    def _depart_next(self, link: Link) -> None:
+        """On a shared line a message departs when the one before it has left."""
+        if link.queue:
+            link.queue[0]()
+            self._at(link.free_s, self._departed, link)
+
+    def _departed(self, link: Link) -> None:
+        link.queue.popleft()
+        self._depart_next(link)
+
+    def _to_device(self, device: _VirtualDevice, message: Message, nbytes: int) -> None:
         if not device.alive:
             return
         if isinstance(message, messages.Error):
@@ -248,39 +427,83 @@ class VirtualShell:
             return
         for action in device.core.received(message):
             if isinstance(action, Compute):
-                begin_s = max(self.now_s, device.compute_free_s)
-                duration_s = action.flops / device.profile.flops_per_s
-                device.compute_free_s = begin_s + duration_s
-                self._at(device.compute_free_s, self._computed, device, action, duration_s)
+                begin_s, end_s = device.processor.run(action, self.now_s)
+                self._at(end_s, self._computed, device, action, end_s - begin_s)
+                if self.observers:
+                    rows, columns, flops = action.rows, action.columns, action.flops
+                    self._tell(
+                        Multiplication(device.id, action.run, rows, columns, flops, begin_s, end_s)
+                    )
             else:
                 self._send_up(device, action)
 
     def _computed(self, device: _VirtualDevice, order: Compute, duration_s: float) -> None:
         if not device.alive:
             return
-        product = DeferredProduct(order, self.executor)
-        payload = product if self.whole_tiles else product.compute()
-        for action in device.core.computed(order.run, payload, duration_s):
+        for action in device.core.computed(order.run, self._product(order), duration_s):
             assert not isinstance(action, Compute)
             self._send_up(device, action)
 
-    def _send_up(self, device: _VirtualDevice, message: Message) -> None:
-        nbytes = wire_size(message)
-        self._counters.uplink_bytes += nbytes
-        self._note(device, Direction.UP, message, nbytes)
-        begin_s = max(self.now_s, device.up_free_s)
-        device.up_free_s = begin_s + nbytes / device.profile.uplink_bytes_per_s
-        self._at(device.up_free_s + device.profile.latency_s, self._to_ps, device, message)
+    def _product(self, order: Compute) -> Any:
+        if self.executor is None or self.arithmetic is Arithmetic.NONE:
+            return SizedProduct(order.result_bytes)
+        product = DeferredProduct(order, self.executor)
+        return product if self.arithmetic is Arithmetic.WHOLE_TILES else product.compute()
 
-    def _to_ps(self, device: _VirtualDevice, message: Message) -> None:
+    def _to_ps(self, device: _VirtualDevice, message: Message, nbytes: int) -> None:
+        if not self._block_s:
+            self._handle(device, message)
+            return
+        # One loop takes the messages of all devices, one after the other.
+        self._ps_free_s = max(self.now_s, self._ps_free_s) + self._block_s + nbytes * self._byte_s
+        self._at(self._ps_free_s, self._handle, device, message)
+
+    def _handle(self, device: _VirtualDevice, message: Message) -> None:
         if device.alive:
             self._obey(self.coordinator.received(device.id, message, self.now_s))
 
-    def _note(
-        self, device: _VirtualDevice, direction: Direction, message: Message, nbytes: int
-    ) -> None:
+    def _tell(self, activity: Activity) -> None:
         for observer in self.observers:
-            observer(Transfer(self.now_s, device.id, direction, message, nbytes))
+            observer(activity)
+
+
+_OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutput]] = {
+    Arithmetic.WHOLE_TILES: DeferredOutput,
+    Arithmetic.BLOCKS: Output,
+    Arithmetic.NONE: SizedOutput,
+}
+
+
+def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
+    """What an emulated device says of itself: it knows its link, so it is not probed."""
+    return messages.Hello(
+        role=Role.DEVICE,
+        credential=credential,
+        name=profile.name,
+        ops=(Op.MATMUL.value,),
+        dtypes=tuple(dtype.value for dtype in DType),
+        memory_bytes=profile.memory_bytes,
+        profile=profile.profile or profile.name,
+        flops_per_s=profile.flops_per_s * (1 - profile.load),
+        downlink_bytes_per_s=profile.downlink_bytes_per_s,
+        uplink_bytes_per_s=profile.uplink_bytes_per_s,
+        latency_s=profile.latency_s,
+    )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without Python's search for reference cycles: the heap's many events are none.
+
+    A third of the emulator's time otherwise goes into walking over them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _tiles(future: GemmFuture) -> int:
@@ -293,13 +516,22 @@ def emulated(
     *,
     executor: Executor | None = None,
     whole_tiles: bool = True,
+    compute: bool = True,
+    ps: PsRates | None = None,
+    seed: int = 0,
+    start_hour: float = 0.0,
 ) -> Fleet:
     """A fleet of emulated devices in this process, in virtual time.
 
     Args:
-        devices: how many of the built-in `paper-N` fleet, or the profiles to emulate.
+        devices: how many of the built-in `paper-N` fleet, or the devices to emulate.
         executor: what multiplies; torch where it is installed, else numpy.
-        whole_tiles: see `VirtualShell`.
+        whole_tiles: multiply tile by tile when a GEMM is complete; False multiplies every block on
+            its own, as a live device does.
+        compute: False for sizes only: results are not computed at all.
+        ps: the server's card and what its loop takes for a block; None leaves its work out.
+        seed: of jitter, drift and presence.
+        start_hour: the hour of the day at time zero, for devices that keep hours.
 
     Example:
         >>> fleet = emulated(8)
@@ -307,4 +539,9 @@ def emulated(
         8
     """
     profiles = paper_fleet(devices) if isinstance(devices, int) else list(devices)
-    return Fleet(VirtualShell(profiles, executor or default_executor(), whole_tiles))
+    arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
+    if not compute:
+        arithmetic = Arithmetic.NONE
+    chosen = None if not compute else executor or default_executor()
+    shell = VirtualShell(profiles, chosen, arithmetic, ps, seed, start_hour)
+    return Fleet(shell, TilePlanner(ps) if ps else TilePlanner())

@@ -67,6 +67,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         gap: how long it is away in between; None for no time at all.
         hours: from and to, hours of its own day; (22, 7) is over night; None for all day. A
             charging-only policy is this: the hours at which its owner charges it.
+        drains: whether it answers what it was given before it goes; else it vanishes.
         source: of these figures.
 
     Raises:
@@ -76,6 +77,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     session: Durations | None = None
     gap: Durations | None = None
     hours: tuple[float, float] | None = None
+    drains: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:

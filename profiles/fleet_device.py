@@ -1,28 +1,73 @@
-"""The profile of a device: the plain rates an emulated device is driven by."""
+"""One device of a fleet: its rates, and how it strays from them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from profiles.availability import Availability
+    from profiles.performance import ComputeModel
+    from profiles.thermal import ThermalModel
 
 _POSITIVE = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
+_NOT_NEGATIVE = (
+    "latency_s",
+    "active_power_w",
+    "gco2e_per_kwh",
+    "jitter_s",
+    "drift_sigma",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What several devices share: an access point, a household's line, a server's card.
+
+    Attributes:
+        name: of it; devices that name the same share it.
+        downlink_bytes_per_s, uplink_bytes_per_s: for all of them together.
+    """
+
+    name: str
+    downlink_bytes_per_s: float
+    uplink_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for field in ("downlink_bytes_per_s", "uplink_bytes_per_s"):
+            value = getattr(self, field)
+            if not value > 0:
+                raise ValueError(f"{field} of {self.name!r} is {value}; it must be above zero")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetDevice:
-    """Plain rates of one device.
+    """One device of a fleet: plain rates, and what makes it believable.
 
     Attributes:
         name: which device this is.
-        flops_per_s: throughput in matrix multiplication.
+        flops_per_s: throughput in matrix multiplication, as the device states it.
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
         latency_s: one way.
         memory_bytes: what the device offers.
         active_power_w: what it draws while it works, above what it draws anyway; None if unknown.
         gco2e_per_kwh: of the grid it draws from; None if unknown.
+        profile: the device profile it was made from; empty for none.
+        compute: time by tile shape; None: every tile at `flops_per_s`.
+        thermal: how it slows down under load; None: never.
+        load: the share of it that its owner uses, below 1.
+        jitter_s: mean of what a message takes longer than the latency (exponential).
+        drift_sigma: standard deviation of the logarithm of its link's rates as they drift.
+        drift_hurst: of that drift (fractional noise); 0.5 is white, towards 1 ever more persistent.
+        drift_interval_s: how long a rate lasts before the next is drawn.
+        loss: share of packets that are lost, as a reduction of the rate (`emulator.links`).
+        bottleneck: what it shares with others; None for a line of its own.
+        availability: when it is there; None: always.
 
     Raises:
-        ValueError: for a rate that is not above zero; names the field and the value.
+        ValueError: for a rate that is not above zero, or an impossible share; names the field and
+            the value.
     """
 
     name: str
@@ -33,15 +78,43 @@ class FleetDevice:
     memory_bytes: int
     active_power_w: float | None = None
     gco2e_per_kwh: float | None = None
+    profile: str = ""
+    compute: ComputeModel | None = None
+    thermal: ThermalModel | None = None
+    load: float = 0.0
+    jitter_s: float = 0.0
+    drift_sigma: float = 0.0
+    drift_hurst: float = 0.8
+    drift_interval_s: float = 10.0
+    loss: float = 0.0
+    bottleneck: Bottleneck | None = None
+    availability: Availability | None = None
 
     def __post_init__(self) -> None:
-        for field in _POSITIVE:
+        for field in (*_POSITIVE, "drift_interval_s"):
             value = getattr(self, field)
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(
                     f"{field} of device {self.name!r} is {value}; it must be above zero"
                 )
-        for field in ("latency_s", "active_power_w", "gco2e_per_kwh"):
+        for field in _NOT_NEGATIVE:
             value = getattr(self, field)
             if value is not None and not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{field} of device {self.name!r} is {value}; give 0 or more")
+        for field, limit in (("load", 1.0), ("loss", 0.5)):
+            value = getattr(self, field)
+            if not 0 <= value < limit:
+                raise ValueError(
+                    f"{field} of device {self.name!r} is {value}; give 0 or more, below {limit:g}"
+                )
+        if not 0.5 <= self.drift_hurst < 1:
+            raise ValueError(
+                f"drift_hurst of device {self.name!r} is {self.drift_hurst}; "
+                f"give 0.5 or more, below 1"
+            )
+
+    @property
+    def steady(self) -> bool:
+        """Whether it does the same thing in the same time, always."""
+        random = self.jitter_s or self.drift_sigma or self.availability is not None
+        return not random and self.thermal is None

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Final
 
 from cleave.dispatch import events
@@ -40,6 +39,14 @@ class Counters:
 
 
 @dataclass(slots=True)
+class Names:
+    """The last names given to arrays and runs; they are never used again."""
+
+    arrays: int = 0
+    runs: int = 0
+
+
+@dataclass(slots=True)
 class _Device:
     rates: DeviceRates
     draining: bool = False
@@ -63,8 +70,7 @@ class Dispatcher:
         self._orphans: deque[Unit] = deque()  # of lost devices, while the fleet is empty
         self._arrays: dict[int, dict[tuple[Span, Span], Stored]] = {}  # by operand
         self._holders: dict[int, set[int]] = {}  # by array: devices that hold or will hold it
-        self._ids = count(1)
-        self._runs = count(1)
+        self.names = Names()
         self._commands: list[Command] = []
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             events.DeviceReady: self._ready,
@@ -75,6 +81,7 @@ class Dispatcher:
             events.RunFailed: self._run_failed,
             events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
+            events.Paused: self._paused,
         }
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -98,6 +105,11 @@ class Dispatcher:
         """Whether no work is unfinished."""
         return not self._works
 
+    @property
+    def blank(self) -> bool:
+        """Whether no work is under way and no device holds an array, as when it was new."""
+        return not self._works and not any(d.held or d.forget for d in self._devices.values())
+
     def busy(self, device: int) -> bool:
         """Whether a device has something to do."""
         state = self._devices.get(device)
@@ -111,7 +123,8 @@ class Dispatcher:
         array = of_operand.get((rows, columns))
         if array is None:
             nbytes = rows.size * columns.size * itemsize
-            array = Stored(next(self._ids), operand, rows, columns, nbytes)
+            self.names.arrays += 1
+            array = Stored(self.names.arrays, operand, rows, columns, nbytes)
             of_operand[rows, columns] = array
         return array
 
@@ -271,7 +284,8 @@ class Dispatcher:
                 device.held[array.id] = array
                 device.occupied_bytes += array.nbytes
                 self._commands.append(events.SendArray(device_id, array))
-            run = next(self._runs)
+            self.names.runs += 1
+            run = self.names.runs
             device.running[run] = unit
             device.occupied_bytes += unit.output_bytes
             self._commands.append(events.SendRun(device_id, run, unit))
@@ -426,6 +440,10 @@ class Dispatcher:
                     self._drop(device_id, device, array)
         for device_id, device in self._devices.items():
             self._tell_if_much(device_id, device)
+
+    def _paused(self, event: events.Paused, now_s: float) -> None:
+        for device_id, device in self._devices.items():
+            self._tell_forgotten(device_id, device)
 
 
 def _need(unit: Unit) -> int:

@@ -71,6 +71,11 @@ class OperandReleased:
     operand: int
 
 
+@dataclass(slots=True)
+class Paused:
+    """Nothing more is submitted for now: devices are told at once what they may forget."""
+
+
 Event: TypeAlias = (
     DeviceReady
     | DeviceDraining
@@ -80,6 +85,7 @@ Event: TypeAlias = (
     | RunFailed
     | Assembled
     | OperandReleased
+    | Paused
 )
 
 # --- commands ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from cleave.dispatch.work import Holdings, Stored, Unit
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut, even_cuts, wavefront
@@ -13,7 +13,10 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Planner, Reside
 from cleave.protocol import limits
 from cleave.protocol.messages import Op
 
-_RESIDENCY_DEVICES = 64  # comparing holders pairwise is not worth it in larger fleets
+RESIDENCY_DEVICES: Final = 64
+"""In larger fleets what devices hold is not looked at: comparing holders pairwise costs too
+much."""
+
 _BLOCK_BYTES = 8 * 2**20
 _PARTIAL = "fp32"  # partial sums travel and are added in fp32
 
@@ -137,7 +140,7 @@ class GemmWork:
 
     def _residencies(self, holdings: Holdings, fleet: int) -> Iterator[Residency]:
         """Covers of the GEMM by tiles whose A side, or B side, devices hold without overlap."""
-        if fleet > _RESIDENCY_DEVICES:
+        if fleet > RESIDENCY_DEVICES:
             return
         held_a, held_b = holdings.holders(self.a.operand), holdings.holders(self.b.operand)
         whole = Tile(Span(0, self.gemm.m), Span(0, self.gemm.n), Span(0, self.gemm.k))
@@ -244,10 +247,10 @@ class _FoldOrder:
             before = set()
             for row in range(rows[block.m.start], rows[block.m.stop]):
                 for column in range(columns[block.n.start], columns[block.n.stop]):
-                    lower = latest.get((row, column))
-                    if lower is not None:
-                        before.add(lower)
-                    latest[row, column] = unit
+                    cell = (row, column)
+                    if cell in latest:
+                        before.add(latest[cell])
+                    latest[cell] = unit
             self._waits[unit] = len(before)
             for lower in before:
                 self._followers[lower].append(unit)

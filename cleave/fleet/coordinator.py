@@ -328,6 +328,10 @@ class Coordinator:
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
+    def pause(self, now_s: float) -> list[Order]:
+        """Nothing more is submitted for now; see `events.Paused`."""
+        return self._do(events.Paused(), now_s)
+
     def _do(self, event: events.Event, now_s: float) -> list[Order]:
         return list(self._orders(self.dispatcher.handle(event, now_s)))
 

@@ -48,6 +48,11 @@ class FleetCounters:
     reissued: int = 0
     late: int = 0
 
+    def __add__(self, more: FleetCounters) -> FleetCounters:
+        return FleetCounters(
+            **{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)}
+        )
+
     def __sub__(self, earlier: FleetCounters) -> FleetCounters:
         return FleetCounters(
             **{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}

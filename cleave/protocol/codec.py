@@ -179,11 +179,14 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
     # msgpack concatenates: an array is its header followed by its items.
     prefix = bytes([0x93 if has_payload else 0x92]) + pack(cls.TYPE)
 
-    def plain(value: Any) -> Any:
-        return value.value if isinstance(value, Enum) else value
+    hints = typing.get_type_hints(cls)
+    enums = [n for n in names if isinstance(hints[n], type) and issubclass(hints[n], Enum)]
 
     def write(message: Any) -> bytes:
-        head: bytes = prefix + pack({name: plain(getattr(message, name)) for name in names})
+        values = {name: getattr(message, name) for name in names}
+        for name in enums:
+            values[name] = values[name].value
+        head: bytes = prefix + pack(values)
         if has_payload:
             payload = message.payload
             head += _bin_header(0 if payload is None else payload_bytes(payload))

@@ -10,7 +10,7 @@ Weight gradients are taken once per batch. Attention scores are not here: they s
 parameter server.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from cleave.errors import UsageError
@@ -86,6 +86,33 @@ def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[Linear
         shapes.append(LinearShape("project_out", width, spec.embedding_width, 1))
     shapes.append(LinearShape("lm_head", spec.embedding_width, spec.vocabulary, 1))
     return tuple(shapes)
+
+
+_SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+
+
+def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
+    """Every Linear of the forward pass as it is run, layer after layer; siblings together.
+
+    Siblings read the same input. Each shape's ``count`` is 1.
+    """
+    groups: list[list[LinearShape]] = []
+    for shape in linear_shapes(spec):
+        one = replace(shape, count=1)
+        last = groups[-1][-1].name if groups else ""
+        if any({last, shape.name} <= names for names in _SIBLINGS):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    in_layers = {s.name for s in linear_shapes(spec) if s.name not in _ONCE}
+    layer = [tuple(g) for g in groups if g[0].name in in_layers]
+    first = groups.index(list(layer[0]))
+    before = [tuple(g) for g in groups[:first]]
+    after = [tuple(g) for g in groups[first + len(layer) :]]
+    return (*before, *layer * spec.layers, *after)
+
+
+_ONCE = ("project_in", "project_out", "lm_head")
 
 
 def step_gemms(

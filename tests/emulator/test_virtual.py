@@ -25,7 +25,8 @@ from cleave.planner.plan import (
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size
-from emulator.virtual import Direction, Transfer, VirtualShell, emulated
+from emulator.activity import Activity, Direction, Transfer
+from emulator.virtual import Arithmetic, VirtualShell, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 
@@ -58,7 +59,8 @@ def _fleet(
     planner: Planner | None = None,
     whole_tiles: bool = True,
 ) -> tuple[Fleet, VirtualShell]:
-    shell = VirtualShell(profiles, NumpyExecutor(), whole_tiles)
+    arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
+    shell = VirtualShell(profiles, NumpyExecutor(), arithmetic)
     return Fleet(shell, planner or TilePlanner()), shell
 
 
@@ -83,6 +85,18 @@ def _check(future: GemmFuture) -> None:
 def _side(side: Side) -> arrays.Array:
     values = side.operand.buffer.float32()
     return values.T if side.transposed else values
+
+
+def _watched(shell: VirtualShell) -> list[Transfer]:
+    """Every message from now on."""
+    seen: list[Transfer] = []
+
+    def note(activity: Activity) -> None:
+        if isinstance(activity, Transfer):
+            seen.append(activity)
+
+    shell.observers.append(note)
+    return seen
 
 
 # --- numbers ---
@@ -165,9 +179,8 @@ def test_the_result_has_the_dtype_of_the_operands_or_fp32() -> None:
 @pytest.mark.parametrize("whole_tiles", [True, False])
 def test_counted_bytes_are_those_of_the_encoded_messages(whole_tiles: bool) -> None:
     fleet, shell = _fleet(paper_fleet(4), whole_tiles=whole_tiles)
-    seen: list[Transfer] = []
     before = fleet.counters()
-    shell.observers.append(seen.append)
+    seen = _watched(shell)
     for seed in range(3):  # operands go after each, so that there are drops as well
         _check(_submit(fleet, 40, 30, 20, seed, DType.BF16))
     counted = fleet.counters() - before
@@ -204,8 +217,7 @@ def test_counters_of_a_gemm() -> None:
 def test_an_operand_that_is_held_is_sent_once() -> None:
     fleet, shell = _fleet(paper_fleet(1))
     x = fleet.operand(_matrix(50, 40, 0))
-    seen: list[Transfer] = []
-    shell.observers.append(seen.append)
+    seen = _watched(shell)
     for seed in (1, 2, 3):
         w = fleet.operand(_matrix(40, 30, seed))
         _check(fleet.submit(Side(x), Side(w), arrays.empty(50, 30, DType.FP32)))
@@ -275,8 +287,7 @@ def test_time_of_one_unit_is_download_compute_and_upload() -> None:
         latency_s=0.5,
     )
     assert started_s == pytest.approx(wire_size(hello) / 5e3 + 0.5)
-    seen: list[Transfer] = []
-    shell.observers.append(seen.append)
+    seen = _watched(shell)
     _check(_submit(fleet, 12, 10, 8))
     put_a, put_b, run, result = seen
     down = wire_size(messages.Welcome(device=1)) + put_a.nbytes + put_b.nbytes + run.nbytes
@@ -293,8 +304,7 @@ def test_strips_blocks_and_computing_overlap(
 ) -> None:
     profile = replace(DEVICE, flops_per_s=flops_per_s, uplink_bytes_per_s=uplink_bytes_per_s)
     fleet, shell = _fleet([profile], planner=OneDevice(1, strips))
-    seen: list[Transfer] = []
-    shell.observers.append(seen.append)
+    seen = _watched(shell)
     started_s = shell.now_s
     future = _submit(fleet, 12, 10, 8)
     _check(future)
@@ -339,8 +349,7 @@ def test_identical_runs_leave_identical_traces() -> None:
     traces, ends = [], []
     for _ in range(2):
         fleet, shell = _fleet(paper_fleet(9))
-        seen: list[Transfer] = []
-        shell.observers.append(seen.append)
+        seen = _watched(shell)
         futures = [_submit(fleet, 40, 50, 30, seed) for seed in range(3)]
         shell.lose(3, in_s=1e-3)
         shell.lose(5, in_s=2e-3)

@@ -1,0 +1,50 @@
+"""How long an emulated device multiplies: its profile's model, its temperature, its owner."""
+
+from __future__ import annotations
+
+from cleave.device.core import Compute
+from profiles.fleet_device import FleetDevice
+from profiles.performance import Layout
+from profiles.thermal import ThermalState
+
+
+class EmulatedProcessor:
+    """The processor of one device: multiplications follow one another.
+
+    Args:
+        device: its rates, its models, its owner's load.
+        now_s: when it starts, cool and idle.
+    """
+
+    __slots__ = ("_device", "_share", "_thermal", "free_s")
+
+    def __init__(self, device: FleetDevice, now_s: float = 0.0) -> None:
+        self._device = device
+        self._share = 1 - device.load
+        thermal = device.thermal
+        self._thermal = ThermalState(thermal, thermal.ambient, now_s) if thermal else None
+        self.free_s = now_s
+
+    def run(self, order: Compute, now_s: float) -> tuple[float, float]:
+        """When a multiplication that is asked for now begins, and when it ends; seconds."""
+        begin_s = self.free_s if self.free_s > now_s else now_s
+        work_s = self.full_speed_s(order) / self._share
+        if self._thermal is not None:
+            work_s = self._thermal.busy(begin_s, work_s)
+        self.free_s = begin_s + work_s
+        return begin_s, self.free_s
+
+    def full_speed_s(self, order: Compute) -> float:
+        """What an order takes on a cool device that does nothing else."""
+        model = self._device.compute
+        if model is None:
+            return order.flops / self._device.flops_per_s
+        layout = Layout.of(order.transpose_a, order.transpose_b)
+        out = order.out.value if len(order.pairs) == 1 else "fp32"
+        total_s = 0.0
+        for left, _ in order.pairs:
+            depth = left.rows if order.transpose_a else left.columns
+            total_s += model.seconds(
+                left.dtype.value, out, layout, order.rows, order.columns, depth
+            )
+        return total_s

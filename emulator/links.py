@@ -1,0 +1,190 @@
+"""An emulated link: one direction of one device, and what it shares with others.
+
+The messages of a direction follow one another at the link's rate and arrive a latency later. The
+rate drifts as exp(sigma x - sigma^2/2), where x is fractional Gaussian noise: measured rates are
+correlated over all time scales. Jitter is added to the latency and never reorders messages, as on
+one TCP connection. Packet loss is a lower rate: that of a TCP connection that loses a share p of
+its packets, at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and p of the rest is sent twice.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from profiles.fleet_device import Bottleneck, FleetDevice
+
+_MSS_BYTES: Final = 1460
+_NOISE_BLOCK: Final = 1024
+
+
+class FractionalNoise:
+    """Fractional Gaussian noise of unit variance, value after value.
+
+    Generated exactly, in blocks, by circulant embedding (Davies and Harte 1987).
+
+    Args:
+        hurst: 0.5 for white noise, up to 1.
+        rng: draws everything.
+    """
+
+    def __init__(self, hurst: float, rng: np.random.Generator) -> None:
+        self._rng = rng
+        lags = np.arange(_NOISE_BLOCK + 1, dtype=float)
+        power = 2 * hurst
+        covariance = ((lags + 1) ** power - 2 * lags**power + np.abs(lags - 1) ** power) / 2
+        eigenvalues = np.fft.fft(np.concatenate([covariance, covariance[-2:0:-1]])).real
+        self._scale = np.sqrt(np.maximum(eigenvalues, 0) / (2 * _NOISE_BLOCK))
+        self._values: list[float] = []
+
+    def __getitem__(self, index: int) -> float:
+        while index >= len(self._values):
+            size = len(self._scale)
+            normal = self._rng.standard_normal(size) + 1j * self._rng.standard_normal(size)
+            block = np.fft.fft(self._scale * normal).real[:_NOISE_BLOCK]
+            self._values += block.tolist()
+        return self._values[index]
+
+
+@dataclass(slots=True)
+class Shared:
+    """One direction of a bottleneck: messages pass it one after the other."""
+
+    bytes_per_s: float
+    free_s: float = 0.0
+
+    def passes(self, now_s: float, nbytes: int) -> float:
+        """When a message that comes now is through."""
+        self.free_s = max(now_s, self.free_s) + nbytes / self.bytes_per_s
+        return self.free_s
+
+
+class SharedLines:
+    """The bottlenecks of a fleet, both directions of each.
+
+    Args:
+        card: of the PS itself, which every device shares; None for one without limit.
+    """
+
+    def __init__(self, card: Bottleneck | None = None) -> None:
+        self._lines: dict[str, tuple[Shared, Shared]] = {}
+        self._card = card
+
+    def of(self, device: FleetDevice) -> tuple[list[Shared], list[Shared]]:
+        """What a device shares, down and up."""
+        down, up = [], []
+        for bottleneck in (device.bottleneck, self._card):
+            if bottleneck is not None:
+                lines = self._lines.get(bottleneck.name)
+                if lines is None:
+                    lines = self._lines[bottleneck.name] = (
+                        Shared(bottleneck.downlink_bytes_per_s),
+                        Shared(bottleneck.uplink_bytes_per_s),
+                    )
+                down.append(lines[0])
+                up.append(lines[1])
+        return down, up
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction of one device.
+
+    Attributes:
+        bytes_per_s: on average, loss taken off.
+        latency_s: one way.
+        free_s: when it has sent what it was given so far.
+        shared: bottlenecks on the way. With any, give it one message at a time, each when the one
+            before has left (`queue`), or messages would hold their places in the bottleneck's line
+            long before they get there.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    jitter_s: float = 0.0
+    sigma: float = 0.0
+    interval_s: float = 10.0
+    noise: FractionalNoise | None = None
+    rng: random.Random | None = None
+    shared: list[Shared] = field(default_factory=list)
+    free_s: float = 0.0
+    arrived_s: float = 0.0
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
+        """Send a message after those before it.
+
+        Returns:
+            When its first byte leaves, when its last one does, and when it is there; seconds.
+        """
+        begin_s = self.free_s if self.free_s > now_s else now_s
+        if self.noise is None:
+            end_s = begin_s + nbytes / self.bytes_per_s
+        else:
+            end_s = self._drifting(begin_s, nbytes)
+        for line in self.shared:
+            end_s = max(end_s, line.passes(begin_s, nbytes))
+        self.free_s = end_s
+        arrives_s = end_s + self.latency_s
+        if self.rng is not None and self.jitter_s:
+            arrives_s = max(self.arrived_s, arrives_s + self.rng.expovariate(1 / self.jitter_s))
+            self.arrived_s = arrives_s
+        return begin_s, end_s, arrives_s
+
+    def _drifting(self, begin_s: float, nbytes: float) -> float:
+        assert self.noise is not None
+        index = int(begin_s / self.interval_s)
+        while True:
+            factor = math.exp(self.sigma * self.noise[index] - self.sigma**2 / 2)
+            rate = self.bytes_per_s * factor
+            until_s = (index + 1) * self.interval_s
+            if begin_s + nbytes / rate <= until_s:
+                return begin_s + nbytes / rate
+            nbytes -= (until_s - begin_s) * rate
+            begin_s, index = until_s, index + 1
+
+
+def links_of(
+    device: FleetDevice, rng: random.Random, lines: SharedLines, now_s: float = 0.0
+) -> tuple[Link, Link]:
+    """The downlink and the uplink of a device, from now on."""
+    down_lines, up_lines = lines.of(device)
+    made = []
+    for rate, shared in (
+        (device.downlink_bytes_per_s, down_lines),
+        (device.uplink_bytes_per_s, up_lines),
+    ):
+        noise = None
+        if device.drift_sigma:
+            generator = np.random.default_rng(rng.getrandbits(64))
+            noise = FractionalNoise(device.drift_hurst, generator)
+        made.append(
+            Link(
+                _with_loss(rate, device),
+                device.latency_s,
+                device.jitter_s,
+                device.drift_sigma,
+                device.drift_interval_s,
+                noise,
+                rng,
+                shared,
+                now_s,
+            )
+        )
+    return made[0], made[1]
+
+
+def _with_loss(bytes_per_s: float, device: FleetDevice) -> float:
+    if not device.loss:
+        return bytes_per_s
+    rate = bytes_per_s * (1 - device.loss)
+    round_trip_s = 2 * (device.latency_s + device.jitter_s)
+    if round_trip_s:
+        rate = min(rate, _MSS_BYTES / round_trip_s * math.sqrt(1.5 / device.loss))
+    return rate

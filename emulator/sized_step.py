@@ -1,0 +1,161 @@
+"""One training step by sizes alone: the GEMMs of a model that need not fit this machine.
+
+The same GEMMs in the same order as training submits them: forward one Linear after the other,
+backward input and weight gradient of a Linear together. Matrices are views of a single zero, so a
+model of any size needs no memory, and results are not computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cleave.arrays import Buffer, DType
+from cleave.dispatch.gemm_work import RESIDENCY_DEVICES
+from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, Operand, Side
+from cleave.workload.registry import ModelSpec
+from cleave.workload.step import LinearShape, siblings_in_order
+from emulator.timeline import Timelines
+from emulator.virtual import VirtualShell
+
+
+@dataclass(frozen=True, slots=True)
+class SizedStep:
+    """What a step took.
+
+    Attributes:
+        fleet_s: virtual seconds.
+        wall_s: seconds on this machine.
+        events: emulated one by one.
+        reused_events: of recorded timelines; see `emulator.timeline`.
+        counters: bytes, GEMMs, tiles, blocks of the step.
+    """
+
+    fleet_s: float
+    wall_s: float
+    events: int
+    reused_events: int
+    counters: FleetCounters
+
+
+class SizedStepper:
+    """Runs steps of a model, or parts of them, on a virtual fleet that computes no results.
+
+    Args:
+        fleet: of `emulated(..., compute=False)`.
+        spec: the model.
+        tokens: batch times sequence length.
+        dtype: of weights and activations.
+        reuse: take recorded timelines for what was emulated before. In fleets of up to
+            `RESIDENCY_DEVICES` devices operands live as long as in training, for what devices
+            hold is used again; there is nothing to reuse then.
+    """
+
+    def __init__(
+        self, fleet: Fleet, spec: ModelSpec, tokens: int, dtype: DType, *, reuse: bool = True
+    ) -> None:
+        shell = fleet.shell
+        if not isinstance(shell, VirtualShell):
+            raise TypeError("steps by sizes alone run on emulated fleets")
+        self._fleet = fleet
+        self._shell = shell
+        self._tokens = tokens
+        self._dtype = dtype
+        self._resident = fleet.device_count <= RESIDENCY_DEVICES
+        self._groups = siblings_in_order(spec)
+        self._timelines = None if self._resident else Timelines(shell, reuse=reuse)
+        self._kept: dict[tuple[int, str], Operand] = {}
+
+    @property
+    def groups(self) -> int:
+        """How many groups of Linears a pass has."""
+        return len(self._groups)
+
+    def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
+        """One whole step.
+
+        Args:
+            progress: called with how many groups are done, of how many.
+        """
+        count = self.groups
+        order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
+        return self._measured(order, progress)
+
+    def layer(self, index: int) -> SizedStep:
+        """Forward and backward of one decoder layer."""
+        names = {s.name for s in self._groups[0]}
+        starts = [i for i, g in enumerate(self._groups) if {s.name for s in g} == names]
+        begin = starts[index]
+        end = starts[index + 1] if index + 1 < len(starts) else begin + starts[1] - starts[0]
+        order = [(i, True) for i in range(begin, end)]
+        return self._measured([*order, *((i, False) for i, _ in reversed(order))], None)
+
+    def _measured(
+        self, order: list[tuple[int, bool]], progress: Callable[[int, int], None] | None
+    ) -> SizedStep:
+        shell, timelines = self._shell, self._timelines
+        begin_s, wall_s = shell.now_s, time.perf_counter()
+        events, counters = shell.events, shell.counters()
+        reused = timelines.reused_events if timelines else 0
+        for done, (index, forward) in enumerate(order):
+            self._group(index, forward=forward)
+            if progress is not None:
+                progress(done + 1, len(order))
+        self._kept.clear()
+        shell.settle()
+        return SizedStep(
+            shell.now_s - begin_s,
+            time.perf_counter() - wall_s,
+            shell.events - events,
+            (timelines.reused_events if timelines else 0) - reused,
+            shell.counters() - counters,
+        )
+
+    def _group(self, index: int, *, forward: bool) -> None:
+        linears = self._groups[index]
+
+        def run() -> None:
+            (self._forward if forward else self._backward)(index, linears)
+            if not self._resident:
+                self._kept.clear()
+
+        if self._timelines is None:
+            run()
+        else:
+            key = (forward, tuple((s.inputs, s.outputs) for s in linears))
+            self._timelines.run(key, run)
+
+    def _forward(self, index: int, linears: tuple[LinearShape, ...]) -> None:
+        for linear in linears:
+            x = self._operand(index, "x", self._tokens, linear.inputs)
+            w = self._operand(index, linear.name, linear.outputs, linear.inputs)
+            self._submit(Side(x), Side(w, True)).result()
+
+    def _backward(self, index: int, linears: tuple[LinearShape, ...]) -> None:
+        for linear in reversed(linears):
+            x = self._operand(index, "x", self._tokens, linear.inputs)
+            w = self._operand(index, linear.name, linear.outputs, linear.inputs)
+            dy = self._fleet.operand(self._matrix(self._tokens, linear.outputs))
+            futures = [self._submit(Side(dy), Side(w)), self._submit(Side(dy, True), Side(x))]
+            for future in futures:
+                future.result()
+            self._kept.pop((index, linear.name), None)
+        self._kept.pop((index, "x"), None)
+
+    def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
+        """One that lives until its group, or its backward pass, is over."""
+        operand = self._kept.get((index, name))
+        if operand is None:
+            operand = self._fleet.operand(self._matrix(rows, columns))
+            self._kept[index, name] = operand
+        return operand
+
+    def _submit(self, a: Side, b: Side) -> GemmFuture:
+        return self._fleet.submit(a, b, self._matrix(a.shape[0], b.shape[1]))
+
+    def _matrix(self, rows: int, columns: int) -> Buffer:
+        zero = np.zeros((), self._dtype.storage)
+        return Buffer(np.broadcast_to(zero, (rows, columns)), self._dtype)
