@@ -55,6 +55,7 @@ class ModelledExecutor:
     def __init__(self, clock: Clock, slows_after_s: float = 1e9) -> None:
         self.clock = clock
         self.slows_after_s = slows_after_s
+        self.disturbed_until_s = 0.0
         self.model = PerformanceModel(1e-5, 2e-11, 1e-10, 3e-10, 2e-10)
         self.multiplied: set[tuple[DType, DType, bool, bool]] = set()
 
@@ -65,6 +66,8 @@ class ModelledExecutor:
         stored_as_is = (a.array.flags.c_contiguous, b.array.flags.c_contiguous)
         self.multiplied.add((a.dtype, out.dtype, *stored_as_is))
         slower = 2.0 if self.clock.now_s > self.slows_after_s else 1.0
+        if self.clock.now_s < self.disturbed_until_s:
+            slower = 2.5
         self.clock.now_s += slower * self.model.seconds(rows, b.shape[1], depth)
 
 
@@ -171,6 +174,15 @@ def test_a_device_that_throttles(tmp_path: Path) -> None:
     assert run.thermal is not None
     assert run.thermal.sustained_speed == pytest.approx(0.5, rel=0.1)
     assert {c for _, c in run.temperatures} == {61.5}
+
+
+def test_a_disturbed_start_is_not_the_full_speed(tmp_path: Path) -> None:
+    bench, executor = _bench()
+    executor.disturbed_until_s = 10.0
+    run = measure_sustained(bench, 90.0, Sensors(tmp_path))
+    assert run.speeds[0][1] == pytest.approx(0.4)
+    assert run.speeds[-1][1] == 1.0
+    assert run.thermal is None
 
 
 def test_seconds_show_no_heating(tmp_path: Path) -> None:
