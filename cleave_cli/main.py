@@ -10,7 +10,7 @@ from rich.console import Console
 
 import cleave
 from cleave.errors import CleaveError
-from cleave_cli import join, plan, profile, serve, train
+from cleave_cli import join, plan, profile, serve, service, train
 
 app = typer.Typer(
     name="cleave",
@@ -45,6 +45,7 @@ app.command("join")(join.join)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.add_typer(profile.app)
+app.add_typer(service.app)
 
 
 def main() -> None:

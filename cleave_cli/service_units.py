@@ -1,0 +1,162 @@
+"""What systemd and launchd read to start `cleave join` with the machine: pure text and paths."""
+
+from __future__ import annotations
+
+import plistlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from cleave.errors import UsageError
+
+UNIT_NAME: Final = "cleave-join.service"
+LABEL: Final = "org.cleave.join"
+
+_ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+_UNIT: Final = """\
+[Unit]
+Description=Cleave device: lends this machine to a parameter server
+StartLimitIntervalSec=0
+{network}
+[Service]
+{account}ExecStart={command}
+# A wrong option stays wrong; what else goes wrong is tried again.
+Restart=on-failure
+RestartSec=60
+RestartPreventExitStatus=2
+# It answers what it was given before it stops.
+TimeoutStopSec=45
+Nice=10
+IOSchedulingClass=idle
+CPUWeight=20
+MemoryMax={memory}
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+# No PrivateTmp: a display's socket in /tmp tells that somebody may sit at the machine.
+{protection}
+[Install]
+WantedBy={target}
+"""
+
+_NETWORK: Final = "Wants=network-online.target\nAfter=network-online.target\n"
+
+_PROTECTION: Final = """\
+ProtectSystem=strict
+ProtectHome=read-only
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+"""
+
+
+class ServiceManager(Enum):
+    """What starts services."""
+
+    SYSTEMD = "systemd"
+    LAUNCHD = "launchd"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What to start.
+
+    Attributes:
+        command: program and arguments.
+        memory_max_bytes: above which it may be killed.
+        account: whose it is, for a service of the machine; None for one of the user who installs.
+    """
+
+    command: tuple[str, ...]
+    memory_max_bytes: int
+    account: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where its files are.
+
+    Attributes:
+        unit: what the service manager reads.
+        url: the join URL, which holds the credential.
+        log: what launchd writes to; systemd has its journal.
+    """
+
+    unit: Path
+    url: Path
+    log: Path
+
+
+def places(
+    manager: ServiceManager, *, system: bool, config: Path, home: Path, root: Path
+) -> Places:
+    """Where the files of the machine's service are, or of a user's.
+
+    Args:
+        config: the user's folder for settings, usually `~/.config`.
+        root: of the file system.
+    """
+    if manager is ServiceManager.SYSTEMD:
+        units = root / "etc/systemd/system" if system else config / "systemd/user"
+        unit = units / UNIT_NAME
+    else:
+        unit = (root / "Library/LaunchDaemons" if system else home / "Library/LaunchAgents") / (
+            f"{LABEL}.plist"
+        )
+    url = (root / "etc" if system else config) / "cleave/join.url"
+    log = (root if system else home) / "Library/Logs/cleave-join.log"
+    return Places(unit, url, log)
+
+
+def quoted(argument: str) -> str:
+    """An argument as systemd reads it back: quoted, with its specifiers and escapes escaped."""
+    return '"' + "".join(_ESCAPES.get(c, c) for c in argument) + '"'
+
+
+def systemd_command(command: Sequence[str]) -> str:
+    """A command line for `ExecStart=`; the colon says that `$` is no variable.
+
+    Raises:
+        UsageError: for a program that systemd refuses to start.
+    """
+    if set(command[0]) & set("\\\"'"):
+        raise UsageError(
+            f"systemd starts no program with quotes or backslashes in its path, as in "
+            f"{command[0]}; install Cleave in another folder"
+        )
+    return " ".join([quoted(":" + command[0]), *map(quoted, command[1:])])
+
+
+def systemd_unit(service: Service) -> str:
+    """The unit, of the machine if the service has an account, else of a user."""
+    system = service.account is not None
+    return _UNIT.format(
+        command=systemd_command(service.command),
+        memory=service.memory_max_bytes,
+        account=f"User={service.account}\n" if system else "",
+        network=_NETWORK if system else "",
+        protection=_PROTECTION if system else "",
+        target="multi-user.target" if system else "default.target",
+    )
+
+
+def launchd_plist(service: Service, log: Path) -> bytes:
+    """The property list of the launch agent, or of the daemon if the service has an account."""
+    entries: dict[str, object] = {
+        "Label": LABEL,
+        "ProgramArguments": list(service.command),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 60,
+        "ExitTimeOut": 45,
+        "Nice": 10,
+        "LowPriorityIO": True,
+        "StandardErrorPath": str(log),
+    }
+    if service.account is not None:
+        entries["UserName"] = service.account
+    return plistlib.dumps(entries)
