@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from cleave.gemm import Gemm
 from cleave.planner.bound import overlap_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Planner, PsRates
 from cleave.planner.shape import RateArrays
+from cleave.planner.streaming import predicted_s
 
 
 class Bottleneck(Enum):
@@ -31,6 +32,7 @@ class PlanReport:
     Attributes:
         gap: predicted makespan over the isolated bound, less one.
         overlap_bound_s: what no plan beats.
+        predicted_s: makespan with the strips as they are cut (`cleave.planner.streaming`).
         bottleneck: what a little more of would shorten the plan most.
         download_bytes: of the device that is sent most.
         memory_bytes: of the device that holds most at once.
@@ -39,6 +41,7 @@ class PlanReport:
     plan: Plan
     gap: float
     overlap_bound_s: float
+    predicted_s: float
     bottleneck: Bottleneck
     download_bytes: int
     upload_bytes: int
@@ -74,11 +77,25 @@ def report(
         plan.makespan_s / plan.bound_s - 1,
         # The isolated bound allows for its search; no bound is above a better one.
         min(plan.bound_s, overlap_bound_s(plan.gemm, element, RateArrays.of(devices), ps)),
+        predicted_s(plan, element, _behind_card(plan, devices, ps)),
         _bottleneck(plan, {d.device: d for d in devices}, ps),
         max(down.values()),
         max(up.values()),
         max(tile.memory_bytes for tile in plan.tiles),
     )
+
+
+def _behind_card(plan: Plan, devices: Sequence[DeviceRates], ps: PsRates) -> dict[int, DeviceRates]:
+    """The devices that a plan uses, their links slowed alike to fit through the PS's card."""
+    used_ids = {tile.device for tile in plan.tiles}
+    used = [d for d in devices if d.device in used_ids]
+    behind = RateArrays.of(used).throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+    return {
+        device.device: replace(
+            device, downlink_bytes_per_s=float(down), uplink_bytes_per_s=float(up)
+        )
+        for device, down, up in zip(used, behind.downlink, behind.uplink, strict=True)
+    }
 
 
 def _bottleneck(plan: Plan, rates: Mapping[int, DeviceRates], ps: PsRates) -> Bottleneck:
@@ -144,6 +161,10 @@ class StepReport:
     @property
     def fill_s(self) -> float:
         return self._sum(r.plan.fill_s for r in self.reports)
+
+    @property
+    def predicted_s(self) -> float:
+        return self._sum(r.predicted_s for r in self.reports)
 
     @property
     def bound_s(self) -> float:

@@ -1,0 +1,85 @@
+"""Plans followed strip by strip agree with the device's state machine in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.arrays import Buffer, DType
+from cleave.fleet.fleet import Fleet, Side
+from cleave.gemm import Gemm
+from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.planner.streaming import finish_s, predicted_s
+from emulator.virtual import Arithmetic, VirtualShell
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import paper_fleet
+
+ELEMENT = ElementBytes(2, 2)
+
+
+def _matrix(rows: int, columns: int) -> Buffer:
+    return Buffer(np.broadcast_to(np.uint16(0), (rows, columns)), DType.BF16)
+
+
+def _emulate(gemm: Gemm, devices: list[FleetDevice], ps: PsRates) -> tuple[Plan, float, float]:
+    """The plan of a GEMM, what was predicted and what it took."""
+    shell = VirtualShell(devices, None, Arithmetic.NONE)
+    fleet = Fleet(shell, TilePlanner(ps))
+    begin_s = shell.now_s
+    a, b = fleet.operand(_matrix(gemm.m, gemm.k)), fleet.operand(_matrix(gemm.k, gemm.n))
+    future = fleet.submit(Side(a), Side(b), _matrix(gemm.m, gemm.n))
+    future.result()
+    assert future.work.plan is not None
+    rates = {d.device: d for d in shell.fleet_rates()[1]}
+    predicted = predicted_s(future.work.plan, ELEMENT, rates)
+    return future.work.plan, predicted, shell.now_s - begin_s
+
+
+@pytest.mark.parametrize("block_s", [0.0, 3e-4])
+@pytest.mark.parametrize("latency_s", [0.0, 0.03])
+@pytest.mark.parametrize("devices", [1, 8, 100])
+@pytest.mark.parametrize("sides", [(8192, 4096, 4096), (4096, 4096, 65536)])
+def test_equal_devices_take_what_is_predicted(
+    sides: tuple[int, int, int], devices: int, latency_s: float, block_s: float
+) -> None:
+    fleet = [FleetDevice(f"d{i}", 6e12, 50e6, 8e6, latency_s, 2 * 10**9) for i in range(devices)]
+    _, predicted, took = _emulate(Gemm(*sides), fleet, PsRates(block_s=block_s))
+    assert took == pytest.approx(predicted, rel=0.02)
+    assert took >= predicted  # headers take time too
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    m=st.integers(512, 8192),
+    n=st.integers(512, 8192),
+    k=st.integers(512, 16384),
+    devices=st.integers(1, 40),
+)
+def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices: int) -> None:
+    _, predicted, took = _emulate(Gemm(m, n, k), paper_fleet(devices), PsRates(block_s=3e-4))
+    assert took == pytest.approx(predicted, rel=0.02)
+
+
+def test_every_device_of_the_plan_has_a_time_and_the_last_one_counts() -> None:
+    gemm, fleet = Gemm(4096, 4096, 4096), paper_fleet(12)
+    plan, predicted, _ = _emulate(gemm, fleet, PsRates())
+    shell = VirtualShell(fleet, None, Arithmetic.NONE)
+    times = finish_s(plan, ELEMENT, {d.device: d for d in shell.fleet_rates()[1]})
+    assert times.keys() == {tile.device for tile in plan.tiles}
+    assert max(times.values()) == predicted
+
+
+def test_more_strips_never_take_longer() -> None:
+    gemm = Gemm(4096, 4096, 4096)
+    device = FleetDevice("d", 6e12, 50e6, 8e6, 0.0, 2**31)
+    few, _, few_s = _emulate(gemm, [device], PsRates(block_s=1.0))
+    many, _, many_s = _emulate(gemm, [device], PsRates())
+    assert _strips(few.tiles[0]) < _strips(many.tiles[0])
+    assert many_s <= few_s
+
+
+def _strips(tile: PlannedTile) -> int:
+    return len(tile.cut.m_cuts) + len(tile.cut.n_cuts)
