@@ -143,11 +143,16 @@ class LinuxSensors:
     def idle_s(self) -> float | None:
         """See `Sensors.idle_s`: the least of all sessions, local and remote."""
         screen_s = self._screen_idle_s()
-        sessions_s = self._sessions_idle_s(graphical=screen_s is None)
-        known = [idle_s for idle_s in (screen_s, sessions_s) if idle_s is not None]
-        if known:
-            return min(known)
-        return None if self._has_graphical_session() else self._terminals_idle_s()
+        sessions = self._sessions()
+        idle = [] if screen_s is None else [screen_s]
+        for session in sessions or []:
+            idle_s = self._session_idle_s(session, by_display=screen_s is not None)
+            idle += [] if idle_s is None else [idle_s]
+        if idle:
+            return min(idle)
+        if sessions is None and self._has_graphical_session():
+            return None
+        return self._terminals_idle_s()  # there are no others, or nobody is logged in
 
     def charging(self) -> bool | None:
         """See `Sensors.charging`."""
@@ -190,31 +195,35 @@ class LinuxSensors:
         text = self._run(["xprintidle"])
         return float(text) / 1000 if text and _is_number(text) else None
 
-    def _sessions_idle_s(self, *, graphical: bool) -> float | None:
-        """By logind; None when it does not answer or nobody is logged in."""
+    def _sessions(self) -> list[dict[str, str]] | None:
+        """Properties of the users' sessions, by logind; None when it does not answer."""
         listed = self._run(["loginctl", "list-sessions", "--no-legend"])
-        names = [line.split()[0] for line in (listed or "").splitlines() if line.split()]
-        if not names:
+        if listed is None:
             return None
+        names = [line.split()[0] for line in listed.splitlines() if line.split()]
+        if not names:
+            return []
         wanted = ("Class", "Type", "IdleHint", "IdleSinceHint")
         shown = self._run(
             ["loginctl", "show-session", *names, *(f"--property={name}" for name in wanted)]
         )
-        idle = []
-        for block in (shown or "").strip().split("\n\n"):
-            session = dict(line.partition("=")[::2] for line in block.splitlines())
-            if session.get("Class") != "user":  # a greeter, or a service
-                continue
-            since = session.get("IdleSinceHint", "0")
-            since_s = int(since) / 1e6 if since.isdigit() else 0.0
-            idle_s = max(0.0, self._clock() - since_s)
-            if session.get("Type") in ("x11", "wayland", "mir"):
-                # Desktops say so themselves, after a delay of their own, and when that ended.
-                if graphical:
-                    idle.append(idle_s if session.get("IdleHint") == "yes" else 0.0)
-            elif session.get("Type") == "tty" and since_s:  # the terminal's last input
-                idle.append(idle_s)
-        return min(idle, default=None)
+        if shown is None:
+            return None
+        sessions = [
+            dict(line.partition("=")[::2] for line in block.splitlines())
+            for block in shown.strip().split("\n\n")
+        ]
+        return [s for s in sessions if s.get("Class") == "user"]  # no greeter, no service
+
+    def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
+        """Since its last use; None for one that nobody sits at, or of which the display tells."""
+        since = session.get("IdleSinceHint", "")
+        since_s = int(since) / 1e6 if since.isdigit() else 0.0
+        idle_s = max(0.0, self._clock() - since_s)
+        if session.get("Type") in ("x11", "wayland", "mir"):
+            # Desktops say that they are idle after a delay of their own, and when that ended.
+            return None if by_display else idle_s if session.get("IdleHint") == "yes" else 0.0
+        return idle_s if session.get("Type") == "tty" and since_s else None  # of its last input
 
     def _has_graphical_session(self) -> bool:
         sockets = [*self._root.glob("tmp/.X11-unix/X*"), *self._root.glob("run/user/*/wayland-*")]
@@ -241,7 +250,7 @@ class MacSensors:
 
     def idle_s(self) -> float | None:
         """See `Sensors.idle_s`."""
-        text = self._run(["ioreg", "-c", "IOHIDSystem", "-d", "4"])
+        text = self._run(["ioreg", "-r", "-d", "1", "-c", "IOHIDSystem"])
         found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text or "")
         return int(found[1]) / 1e9 if found else None
 

@@ -105,6 +105,17 @@ def test_terminals_know_nothing_of_a_graphical_session(tmp_path: Path, socket: s
     assert linux(tmp_path).idle_s() is None
 
 
+@pytest.mark.parametrize("sessions", [[], [("wayland", "no", 9.0, "greeter")]])
+def test_a_machine_where_nobody_is_logged_in_is_idle(
+    tmp_path: Path, sessions: list[tuple[str, str, float | None, str]]
+) -> None:
+    """It shows a greeter, or nothing: terminals tell since when."""
+    terminal(tmp_path, "dev/tty1", 5000)
+    write(tmp_path, {"run/user/120/wayland-0": ""})
+    answers = logind(*sessions) if sessions else {"loginctl list-sessions": ""}
+    assert linux(tmp_path, answers).idle_s() == pytest.approx(5000)
+
+
 # --- power ---
 
 
