@@ -71,7 +71,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         source: of these figures.
 
     Raises:
-        ValueError: for hours that are not 0 to 24, or an empty window.
+        ValueError: for hours that are not 0 to 24, or a window shorter than a minute.
     """
 
     session: Durations | None = None
@@ -83,9 +83,11 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def __post_init__(self) -> None:
         if self.hours is not None:
             begin, end = self.hours
-            if not (0 <= begin <= 24 and 0 <= end <= 24) or begin % 24 == end % 24:
+            # In a window that is all but empty one might wait for ever for a presence.
+            if not (0 <= begin <= 24 and 0 <= end <= 24) or (end - begin) % 24 < 1 / 60:
                 raise ValueError(
-                    f"hours are {begin:g} to {end:g}; give two different hours from 0 to 24"
+                    f"hours are {begin:g} to {end:g}; give two different hours from 0 to 24, "
+                    f"at least a minute apart"
                 )
 
     @property
