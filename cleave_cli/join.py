@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -160,8 +161,12 @@ def join(
 
     async def run() -> None:
         guest = Guest(connect, say, look=look)
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, guest.stop)
+            if sys.platform == "win32":  # its loops handle no signals
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(guest.stop))
+            else:
+                loop.add_signal_handler(number, guest.stop)
         await guest.run()
 
     asyncio.run(run())
