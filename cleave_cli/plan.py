@@ -28,7 +28,9 @@ def plan(
     gemm: Annotated[str, typer.Option(help="One GEMM instead of a model: M,N,K.")] = "",
     batch: Annotated[int, typer.Option(help="Sequences per step.")] = 128,
     seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 1024,
-    fleet: Annotated[str, typer.Option(help="paper-N, or a TOML file.")] = "paper-256",
+    fleet: Annotated[
+        str, typer.Option(help="paper-N, home-mix-N, ..., or a TOML file.")
+    ] = "paper-256",
     stragglers: Annotated[
         float, typer.Option(help="Share of devices whose rates are divided by ten.")
     ] = 0.0,
@@ -83,7 +85,7 @@ def plan(
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
     if tiles and not (gemm and as_json):
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
-    profiles = _profiles(fleet, stragglers)
+    profiles = _profiles(fleet, stragglers, dtype)
     devices = [_rates(i, profile) for i, profile in enumerate(profiles)]
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
@@ -121,11 +123,11 @@ def _choice(option: str, value: str, kind: Any) -> Any:
     raise UsageError(f"{option} is {value!r}; use one of {', '.join(m.value for m in kind)}")
 
 
-def _profiles(fleet: str, stragglers: float) -> list[FleetDevice]:
+def _profiles(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
     from profiles.fleets import find_fleet
 
     try:
-        return find_fleet(fleet, stragglers)
+        return find_fleet(fleet, stragglers, dtype=dtype)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -1,24 +1,23 @@
-"""Fleets by name (`paper-256`) or from a TOML file."""
+"""Fleets by name (`paper-256`, `home-mix`, `phones-4g-500`) or from a TOML file."""
 
 from __future__ import annotations
 
-import math
+import difflib
 import re
-import tomllib
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 
+from profiles.availability import Availability, Durations
 from profiles.fleet_device import FleetDevice
+from profiles.fleet_file import MAX_DEVICES, read_fleet, slowed
+from profiles.library import load_availability
 
-MAX_DEVICES: Final = 1_000_000
-_STRAGGLER_SLOWDOWN = 10
-
-_PAPER = re.compile(r"paper-(\d+)")
-_GROUP_KEYS = {f.name for f in fields(FleetDevice)} | {"count"}
-_NEEDED = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
+_SIZED = re.compile(r"(.+)-(\d+)")
+_DEFAULT_DEVICES = 256
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
@@ -64,86 +63,93 @@ def _with_stragglers(
     if not 0 <= share <= 1:
         raise ValueError(f"a share of {share} stragglers makes no sense; give 0 to 1")
     slow = set(rng.choice(len(fleet), round(share * len(fleet)), replace=False).tolist())
-    return [_slowed(device) if i in slow else device for i, device in enumerate(fleet)]
+    return [slowed(device) if i in slow else device for i, device in enumerate(fleet)]
 
 
-def _slowed(device: FleetDevice) -> FleetDevice:
-    return replace(
-        device,
-        flops_per_s=device.flops_per_s / _STRAGGLER_SLOWDOWN,
-        downlink_bytes_per_s=device.downlink_bytes_per_s / _STRAGGLER_SLOWDOWN,
-        uplink_bytes_per_s=device.uplink_bytes_per_s / _STRAGGLER_SLOWDOWN,
-    )
+def fleet_names() -> list[str]:
+    """The built-in fleets; each may be given a size, as in `paper-256`."""
+    found = (entry.name for entry in (files("profiles") / "library" / "fleets").iterdir())
+    return ["paper", *sorted(n.removesuffix(".toml") for n in found if n.endswith(".toml"))]
 
 
-def find_fleet(name_or_file: str, stragglers: float = 0.0) -> list[FleetDevice]:
+def find_fleet(
+    name_or_file: str,
+    stragglers: float = 0.0,
+    *,
+    devices: int | None = None,
+    dtype: str = "fp32",
+    seed: int = 42,
+) -> list[FleetDevice]:
     """The fleet that a user means.
 
     Args:
-        name_or_file: `paper-N`, or a TOML file of `[[group]]` tables, each with `name`, `count`
-            and the fields of `FleetDevice`.
+        name_or_file: a built-in name with a size (`paper-256`, `home-mix-500`), one without (then
+            `devices` says how many), or a TOML file (`profiles.fleet_file`).
         stragglers: see `paper_fleet`.
+        devices: how many; a fleet of groups keeps their proportions. None for as many as the name
+            or the file says.
+        dtype: what will be multiplied; devices state their throughput in it.
+        seed: of what is drawn from spreads. The paper's fleet has its own.
 
     Raises:
         ValueError: for an unknown name, an unreadable file, unknown keys and impossible values; one
             sentence that names the field and the value.
     """
-    named = _PAPER.fullmatch(name_or_file)
-    if named:
-        return paper_fleet(int(named[1]), stragglers)
-    path = Path(name_or_file)
-    if path.suffix != ".toml":
+    if devices is not None and not 1 <= devices <= MAX_DEVICES:
         raise ValueError(
-            f"there is no fleet {name_or_file!r}; give paper-N (as paper-256) or a .toml file"
+            f"a fleet of {devices} devices makes no sense; ask for 1 to {MAX_DEVICES:,}"
         )
-    return _with_stragglers(_from_file(path), stragglers, np.random.default_rng(42))
-
-
-def _from_file(path: Path) -> list[FleetDevice]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"fleet file {path} cannot be read: {reason}") from None
-    unknown = sorted(set(table) - {"group"})
-    groups = table.get("group", [])
-    if unknown or not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
-        raise ValueError(
-            f"fleet file {path} has {unknown[0] if unknown else 'group'!r}, which means nothing "
-            f"there; it consists of [[group]] tables"
-        )
-    fleet = [
-        device for number, group in enumerate(groups) for device in _group(path, number, group)
-    ]
-    if not fleet:
-        raise ValueError(f"fleet file {path} has no devices; add a [[group]] with a count")
-    return fleet
-
-
-def _group(path: Path, number: int, group: dict[str, Any]) -> list[FleetDevice]:
-    where = f"group {number + 1} of {path}"
-    for key in group:
-        if key not in _GROUP_KEYS:
+    if name_or_file.endswith(".toml"):
+        path = Path(name_or_file)
+        fleet = read_fleet(path, f"fleet file {path}", devices, dtype, seed)
+        return _with_stragglers(fleet, stragglers, np.random.default_rng(seed))
+    known = fleet_names()
+    name, size = name_or_file, devices
+    sized = _SIZED.fullmatch(name_or_file)
+    if name not in known and sized and sized[1] in known:
+        name, size = sized[1], int(sized[2])
+        if devices is not None and devices != size:
             raise ValueError(
-                f"{where} has the unknown key {key!r}; known are {', '.join(sorted(_GROUP_KEYS))}"
+                f"fleet {name_or_file!r} has {size} devices and {devices} were asked for; "
+                f"give one of the two numbers"
             )
-    for key in _NEEDED:
-        if key not in group:
-            raise ValueError(f"{where} lacks {key}")
-    count = group.get("count", 1)
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_DEVICES:
-        raise ValueError(f"count of {where} is {count!r}; give a number from 0 to {MAX_DEVICES:,}")
-    values: dict[str, Any] = {"latency_s": 0.0} | {
-        key: value for key, value in group.items() if key not in ("count", "name")
-    }
-    for key, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"{key} of {where} is {value!r}; give a number")
-        if not math.isfinite(value):
-            raise ValueError(f"{key} of {where} is {value}; give a finite number")
-    values["memory_bytes"] = int(values["memory_bytes"])
-    name = str(group.get("name", f"group{number + 1}"))
-    try:
-        return [FleetDevice(name=f"{name}-{i}", **values) for i in range(count)]
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    if name not in known:
+        near = difflib.get_close_matches(name_or_file, known, n=2, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(
+            f"there is no fleet {name_or_file!r}{hint} Give one of {', '.join(known)} with a size "
+            f"(as paper-256), or a .toml file"
+        )
+    if name == "paper":
+        return paper_fleet(_DEFAULT_DEVICES if size is None else size, stragglers)
+    file = files("profiles") / "library" / "fleets" / f"{name}.toml"
+    if size is not None and not 1 <= size <= MAX_DEVICES:
+        raise ValueError(f"a fleet of {size} devices makes no sense; ask for 1 to {MAX_DEVICES:,}")
+    fleet = read_fleet(file, f"fleet {name!r}", size, dtype, seed)
+    return _with_stragglers(fleet, stragglers, np.random.default_rng(seed))
+
+
+def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
+    """The same devices, coming and going.
+
+    Args:
+        fleet: the devices; an availability that one has of its own gives way.
+        churn: a name of the library (`volunteer`), a file, or mean seconds of a session and of the
+            gap after it, as `600:120` (exponential).
+
+    Raises:
+        ValueError: when it is none of these.
+    """
+    numbers = re.fullmatch(r"([\d.]+)(?::([\d.]+))?", churn)
+    if numbers:
+        try:
+            session_s, gap_s = float(numbers[1]), float(numbers[2] or 0)
+        except ValueError:
+            session_s = gap_s = 0.0
+        if session_s <= 0:
+            raise ValueError(f"a churn of {churn!r} makes no sense; give seconds, as 600:120")
+        gap = Durations(gap_s) if gap_s else None
+        availability = Availability(Durations(session_s), gap)
+    else:
+        availability = load_availability(churn).availability
+    return [replace(device, availability=availability) for device in fleet]

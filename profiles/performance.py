@@ -230,3 +230,7 @@ class ComputeModel:
                 if found is not None:
                     return found
         return next(iter(self.models.values()))
+
+    def scaled(self, factor: float) -> ComputeModel:
+        """The models of a device that takes `factor` times as long for everything."""
+        return ComputeModel({key: model.scaled(factor) for key, model in self.models.items()})

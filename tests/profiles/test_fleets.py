@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from profiles.availability import Durations
 from profiles.fleet_device import FleetDevice
-from profiles.fleets import MAX_DEVICES, find_fleet, paper_fleet
+from profiles.fleet_file import MAX_DEVICES, draw_link
+from profiles.fleets import find_fleet, fleet_names, paper_fleet, with_churn
+from profiles.library import load_availability, load_network
+from profiles.performance import Layout
 
 RATES = ("flops_per_s", "uplink_bytes_per_s", "downlink_bytes_per_s")
 GROUP = """\
@@ -106,7 +111,7 @@ def test_a_fleet_by_name() -> None:
     assert find_fleet("paper-16") == paper_fleet(16)
 
 
-@pytest.mark.parametrize("name", ["paper", "paper-", "paper-x", "paper--4", "campus", "fleet.json"])
+@pytest.mark.parametrize("name", ["paper-", "paper-x", "paper--4", "kampus-9", "fleet.json"])
 def test_unknown_names(name: str) -> None:
     with pytest.raises(ValueError, match=f"there is no fleet '{name}'"):
         find_fleet(name)
@@ -143,8 +148,8 @@ def test_a_group_of_none_adds_nothing(tmp_path: Path) -> None:
     [
         ("= 5e12", "= -5e12", "flops_per_s of device 'laptop-0' is -5"),
         ("= 50e6", "= 0", "downlink_bytes_per_s of device 'laptop-0' is 0"),
-        ("= 50e6", "= nan", "downlink_bytes_per_s of group 1 .* is nan"),
-        ("= 8_000_000", "= inf", "uplink_bytes_per_s of group 1 .* is inf"),
+        ("= 50e6", "= nan", r"group\[0\].downlink_bytes_per_s of .* is nan"),
+        ("= 8_000_000", "= inf", r"group\[0\].uplink_bytes_per_s of .* is inf"),
         ("= 2_000_000_000", "= -1", "memory_bytes of device 'laptop-0' is -1"),
         ("count = 2", "latency_s = -0.1", "latency_s of device 'laptop-0' is -0.1"),
         ("count = 2", "active_power_w = -4", "active_power_w of device 'laptop-0' is -4"),
@@ -161,7 +166,7 @@ def test_a_group_of_none_adds_nothing(tmp_path: Path) -> None:
         ("count = 2", "count = 0", "fleet.toml has no devices"),
         ("[[group]]", "[[groups]]", "fleet.toml has 'groups'"),
         ("[[group]]", "[group]", "fleet.toml has 'group'"),
-        ("= 2_000_000_000", "= inf", "memory_bytes of group 1 .* is inf"),
+        ("= 2_000_000_000", "= inf", r"group\[0\].memory_bytes of .* is inf"),
         ("[[group]]", "[[group", "fleet.toml cannot be read"),
     ],
     ids=str,
@@ -192,3 +197,140 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(ValueError, match=r"folder\.toml cannot be read"):
         find_fleet(str(folder))
+
+
+# --- groups made of profiles, networks, availabilities ---
+
+
+@pytest.mark.parametrize("name", fleet_names())
+def test_built_in_fleets_of_any_size(name: str) -> None:
+    for devices in (1, 7, 100):
+        fleet = find_fleet(f"{name}-{devices}", dtype="bf16")
+        assert len(fleet) == devices
+        assert fleet == find_fleet(name, devices=devices, dtype="bf16") or fleet[0].compute
+        assert len({device.name for device in fleet}) == devices
+
+
+def test_a_fleet_keeps_its_proportions() -> None:
+    kinds = Counter(device.profile for device in find_fleet("phones-4g", devices=50))
+    assert set(kinds.values()) == {10}
+
+
+def test_links_are_drawn_from_the_spread_and_repeat_under_a_seed() -> None:
+    fleet, again = (find_fleet("phones-4g-200") for _ in range(2))
+    assert [rates(d) for d in fleet] == [rates(d) for d in again]
+    assert len({d.downlink_bytes_per_s for d in fleet}) > 190
+    assert [rates(d) for d in find_fleet("phones-4g-200", seed=7)] != [rates(d) for d in fleet]
+    link = load_network("4g").link
+    downs = sorted(d.downlink_bytes_per_s for d in fleet)
+    assert downs[100] == pytest.approx(link.downlink_bytes_per_s.p50, rel=0.5)
+    assert downs[20] == pytest.approx(link.downlink_bytes_per_s.p10, rel=0.6)
+
+
+def test_fast_lines_are_fast_both_ways() -> None:
+    rng = np.random.default_rng(1)
+    drawn = np.log([draw_link(load_network("home").link, rng)[:2] for _ in range(2000)])
+    assert 0.6 < np.corrcoef(drawn.T)[0, 1] < 0.8
+
+
+def test_devices_of_a_household_share_its_line(tmp_path: Path) -> None:
+    rates = "downlink_bytes_per_s = 9e6, uplink_bytes_per_s = 1e6"
+    line = f'line = {{ name = "house", devices = 3, {rates} }}'
+    text = GROUP.replace("count = 2", f"count = 4\n{line}") + GROUP.replace("count = 2", line)
+    fleet = find_fleet(write(tmp_path, text))
+    assert [d.bottleneck.name for d in fleet if d.bottleneck] == ["house-0"] * 3 + ["house-1"] * 2
+    assert fleet[0].bottleneck == fleet[2].bottleneck
+
+
+def test_what_a_group_says_goes_before_its_profile(tmp_path: Path) -> None:
+    text = """
+[[group]]
+profile = "raspberry-pi-5"
+network = "wifi-lan"
+count = 2
+memory_bytes = 5e8
+uplink_bytes_per_s = 1e6
+availability = { session = { mean_s = 60 } }
+"""
+    first, second = find_fleet(write(tmp_path, text))
+    assert (first.memory_bytes, first.uplink_bytes_per_s) == (500_000_000, 1e6)
+    assert first.downlink_bytes_per_s != second.downlink_bytes_per_s
+    assert first.compute is not None
+    assert first.availability is not None
+
+
+def test_a_profile_states_the_throughput_of_the_asked_dtype(tmp_path: Path) -> None:
+    text = '[[group]]\nprofile = "rtx-3060-laptop"\nnetwork = "home"\n'
+    file = write(tmp_path, text)
+    fp32, bf16 = (find_fleet(file, dtype=dtype)[0].flops_per_s for dtype in ("fp32", "bf16"))
+    assert (fp32, bf16) == pytest.approx((7.83e12, 25.85e12))
+
+
+def test_stragglers_of_a_group_are_slow_in_their_models_too(tmp_path: Path) -> None:
+    text = '[[group]]\nprofile = "macbook-air-m1"\nnetwork = "wifi-lan"\nstragglers = 1\n'
+    slow = find_fleet(write(tmp_path, text))[0]
+    fast = find_fleet(write(tmp_path, text.replace("stragglers = 1", "")))[0]
+    assert slow.compute is not None
+    assert fast.compute is not None
+    times = [
+        d.compute.seconds("fp32", "fp32", Layout.NN, 64, 64, 64)
+        for d in (slow, fast)
+        if d.compute is not None
+    ]
+    assert times[0] == pytest.approx(10 * times[1])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('profile = "iphone-99"', "group 1 of .*: there is no profile 'iphone-99' in the library"),
+        ("profile = 3", "profile of group 1 of .* is 3"),
+        ('network = "8g"', "group 1 of .*: there is no network '8g'"),
+        ('availability = "never"', "group 1 of .*: there is no availability 'never'"),
+        ("availability = { hours = [25, 3] }", "availability of group 1 .*: hours are 25 to 3"),
+        ("stragglers = 2", "stragglers of group 1 .* is 2"),
+        ("load = 1.0", "load of device 'laptop-0' is 1.0"),
+        ("loss = -0.1", "loss of device 'laptop-0' is -0.1"),
+        ("drift_hurst = 1.5", "drift_hurst of device 'laptop-0' is 1.5"),
+        ('line = { name = "x", devices = 0, network = "home" }', "line.devices is 0"),
+        ('line = { name = "x", devices = 2 }', "line 'x' needs either a network, or"),
+    ],
+)
+def test_what_a_group_gets_wrong_is_named(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        find_fleet(write(tmp_path, GROUP + line + "\n"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("devices", [0, -1, 1_000_001])
+def test_impossible_sizes(devices: int) -> None:
+    with pytest.raises(ValueError, match=f"a fleet of {devices} devices"):
+        find_fleet("home-mix", devices=devices)
+
+
+def test_two_different_sizes() -> None:
+    with pytest.raises(ValueError, match="has 8 devices and 9 were asked for"):
+        find_fleet("campus-8", devices=9)
+
+
+# --- churn ---
+
+
+def test_churn_in_seconds_and_by_name() -> None:
+    device = with_churn(paper_fleet(2), "600:120")[0]
+    assert device.availability is not None
+    assert device.availability.session == Durations(600)
+    assert device.availability.gap == Durations(120)
+    assert all(
+        d.availability == load_availability("volunteer").availability
+        for d in with_churn(paper_fleet(3), "volunteer")
+    )
+
+
+@pytest.mark.parametrize(
+    ("churn", "said"),
+    [("0", "a churn of '0'"), ("1.2.3", "a churn of '1.2.3'"), ("weekly", "no availability 'wee")],
+)
+def test_impossible_churn(churn: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        with_churn(paper_fleet(2), churn)

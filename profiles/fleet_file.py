@@ -1,0 +1,306 @@
+"""Fleet files: TOML with `[[group]]` tables, each so many devices of one kind.
+
+A group takes its devices from a device profile, their links from a network, their presence from an
+availability (names of the library, or files), and may state any field of `FleetDevice` itself:
+
+    [[group]]
+    profile = "iphone-13-pro"
+    count = 20
+    network = "home"
+    availability = "overnight"
+    stragglers = 0.1
+    line = { name = "household", devices = 4, network = "home" }
+
+Links are drawn from the network's spread, for each device anew: the logarithms of downlink and
+uplink follow the quantiles and are correlated (0.7: assumed; a fast line is fast both ways). `line`
+is what devices share: each so many of them, across groups that give it the same name, have one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from profiles import library
+from profiles.availability import Availability
+from profiles.device_profile import DeviceProfile, Link
+from profiles.fleet_device import Bottleneck, FleetDevice
+from profiles.performance import Layout
+from profiles.profile_file import Readable, convert, read_toml
+
+MAX_DEVICES: Final = 1_000_000
+STRAGGLER_SLOWDOWN: Final = 10
+"""What a straggler's three rates are divided by, as in the published fleets."""
+
+_NUMBERS = {f.name for f in fields(FleetDevice)} - {
+    *("name", "profile", "compute", "thermal", "bottleneck", "availability")
+}
+_NAMED = {"profile", "network", "availability", "line"}
+_GROUP_KEYS = _NUMBERS | _NAMED | {"name", "count", "stragglers"}
+_NEEDED = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
+_FILE_KEYS = {"group", "title", "notes"}
+_CORRELATION = 0.7
+_WIDEST_Z = 2.3263  # draws stay between the first and the last percent
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What some devices share.
+
+    Attributes:
+        name: groups that give it the same name share.
+        devices: how many share one.
+        network: its rates are drawn from this one's spread; or they are given:
+        downlink_bytes_per_s, uplink_bytes_per_s: of all its devices together.
+
+    Raises:
+        ValueError: when it has neither network nor rates, or both.
+    """
+
+    name: str
+    devices: int
+    network: str = ""
+    downlink_bytes_per_s: float = 0.0
+    uplink_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ValueError(f"line.devices is {self.devices}; give 1 or more")
+        given = self.downlink_bytes_per_s > 0 and self.uplink_bytes_per_s > 0
+        if bool(self.network) == given:
+            raise ValueError(
+                f"line {self.name!r} needs either a network, or downlink_bytes_per_s and "
+                f"uplink_bytes_per_s above zero"
+            )
+
+
+def read_fleet(
+    file: Path | Readable, where: str, devices: int | None, dtype: str, seed: int
+) -> list[FleetDevice]:
+    """Read a fleet.
+
+    Args:
+        file: the file.
+        where: what errors call it.
+        devices: how many, in the proportions of the counts; None for the counts themselves.
+        dtype: what devices state their throughput in.
+        seed: of what is drawn.
+
+    Raises:
+        ValueError: see `find_fleet`.
+    """
+    table = read_toml(file, where)
+    unknown = sorted(set(table) - _FILE_KEYS)
+    groups = table.get("group", [])
+    if unknown or not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
+        raise ValueError(
+            f"{where} has {unknown[0] if unknown else 'group'!r}, which means nothing there; "
+            f"it consists of [[group]] tables"
+        )
+    places = [f"group {i + 1} of {where.removeprefix('fleet file ')}" for i in range(len(groups))]
+    counts = [_count(place, group) for place, group in zip(places, groups, strict=True)]
+    if devices is not None and any(counts):
+        counts = _in_proportion(counts, devices)
+    rng = np.random.default_rng(seed)
+    lines = _Lines(rng)
+    fleet: list[FleetDevice] = []
+    for number, (place, group, count) in enumerate(zip(places, groups, counts, strict=True)):
+        fleet += _Group(place, number, group, dtype).devices(count, rng, lines)
+    if not fleet:
+        raise ValueError(f"{where} has no devices; add a [[group]] with a count")
+    return fleet
+
+
+def slowed(device: FleetDevice) -> FleetDevice:
+    """The same device as a straggler."""
+    compute = device.compute
+    return replace(
+        device,
+        flops_per_s=device.flops_per_s / STRAGGLER_SLOWDOWN,
+        downlink_bytes_per_s=device.downlink_bytes_per_s / STRAGGLER_SLOWDOWN,
+        uplink_bytes_per_s=device.uplink_bytes_per_s / STRAGGLER_SLOWDOWN,
+        compute=compute.scaled(STRAGGLER_SLOWDOWN) if compute else None,
+    )
+
+
+def _count(place: str, group: Mapping[str, Any]) -> int:
+    count = group.get("count", 1)
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_DEVICES:
+        raise ValueError(f"count of {place} is {count!r}; give a number from 0 to {MAX_DEVICES:,}")
+    return count
+
+
+def _in_proportion(counts: Sequence[int], devices: int) -> list[int]:
+    """Counts of this sum in the given proportions: largest remainders get what is left."""
+    exact = [devices * count / sum(counts) for count in counts]
+    whole = [math.floor(share) for share in exact]
+    order = sorted(range(len(counts)), key=lambda i: (whole[i] - exact[i], i))
+    for i in order[: devices - sum(whole)]:
+        whole[i] += 1
+    return whole
+
+
+class _Lines:
+    """The lines that devices share, drawn when the first device comes."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._members: dict[str, int] = {}
+        self._made: dict[str, Bottleneck] = {}
+
+    def next(self, line: Line, place: str) -> Bottleneck:
+        member = self._members.get(line.name, 0)
+        self._members[line.name] = member + 1
+        name = f"{line.name}-{member // line.devices}"
+        if name not in self._made:
+            down, up = line.downlink_bytes_per_s, line.uplink_bytes_per_s
+            if line.network:
+                down, up, _ = draw_link(_link(line.network, place), self._rng)
+            self._made[name] = Bottleneck(name, down, up)
+        return self._made[name]
+
+
+class _Group:
+    """One `[[group]]`, checked."""
+
+    def __init__(self, place: str, number: int, group: dict[str, Any], dtype: str) -> None:
+        self._place = place
+        for key in group:
+            if key not in _GROUP_KEYS:
+                raise ValueError(
+                    f"{place} has the unknown key {key!r}; "
+                    f"known are {', '.join(sorted(_GROUP_KEYS))}"
+                )
+        values: dict[str, Any] = {"latency_s": 0.0}
+        profile = self._loaded(group, "profile", library.load_profile)
+        self._link = _link(group["network"], place) if "network" in group else None
+        if profile is not None:
+            values |= of_profile(profile, dtype)
+            if self._link is None:
+                self._link = profile.link
+        for key in _NUMBERS & group.keys():
+            values[key] = _number(key, group[key], place)
+        if "flops_per_s" in group:
+            values["compute"] = None  # a throughput that is stated replaces the profile's model
+        self._fixed = _NUMBERS & group.keys()
+        for key in _NEEDED:
+            drawn = self._link is not None and key.endswith("link_bytes_per_s")
+            if key not in values and not drawn:
+                hint = "; give it, or a network" if key.endswith("link_bytes_per_s") else ""
+                raise ValueError(f"{place} lacks {key}{hint}")
+        values["memory_bytes"] = int(values["memory_bytes"])
+        self._line = convert(group["line"], Line, place) if "line" in group else None
+        self._stragglers = _number("stragglers", group.get("stragglers", 0.0), place)
+        if not 0 <= self._stragglers <= 1:
+            raise ValueError(f"stragglers of {place} is {self._stragglers:g}; give a share, 0 to 1")
+        available = self._availability(group)
+        if available is not None and not available.always:
+            values["availability"] = available
+        fallback = profile.name if profile else f"group{number + 1}"
+        self._name = str(group.get("name", fallback))
+        self._values = values
+
+    def _loaded(self, group: Mapping[str, Any], key: str, load: Any) -> DeviceProfile | None:
+        if key not in group:
+            return None
+        try:
+            found: DeviceProfile = load(_text(key, group[key], self._place))
+        except ValueError as error:
+            raise ValueError(f"{self._place}: {error}") from None
+        return found
+
+    def _availability(self, group: Mapping[str, Any]) -> Availability | None:
+        given = group.get("availability")
+        if given is None:
+            return None
+        if isinstance(given, dict):
+            return convert(given, Availability, f"availability of {self._place}")
+        try:
+            name = _text("availability", given, self._place)
+            return library.load_availability(name).availability
+        except ValueError as error:
+            raise ValueError(f"{self._place}: {error}") from None
+
+    def devices(self, count: int, rng: np.random.Generator, lines: _Lines) -> list[FleetDevice]:
+        """So many of them, drawn."""
+        slow = set(rng.choice(count, round(self._stragglers * count), replace=False).tolist())
+        made = []
+        for i in range(count):
+            values = dict(self._values)
+            if self._link is not None:
+                down, up, latency_s = draw_link(self._link, rng)
+                drawn = {
+                    "downlink_bytes_per_s": down,
+                    "uplink_bytes_per_s": up,
+                    "latency_s": latency_s,
+                }
+                values |= {k: v for k, v in drawn.items() if k not in self._fixed}
+            if self._line is not None:
+                values["bottleneck"] = lines.next(self._line, self._place)
+            try:
+                device = FleetDevice(name=f"{self._name}-{i}", **values)
+            except ValueError as error:
+                raise ValueError(f"{self._place}: {error}") from None
+            made.append(slowed(device) if i in slow else device)
+        return made
+
+
+def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
+    """What a profile says of a device, as fields of `FleetDevice`; its link apart.
+
+    Args:
+        profile: of the device.
+        dtype: what it states its throughput in; where the profile lacks it, in the nearest.
+    """
+    compute = profile.compute_model()
+    values: dict[str, Any] = {
+        "flops_per_s": compute.model(dtype, dtype, Layout.NN).flops_per_s,
+        "memory_bytes": profile.memory.bytes,
+        "profile": profile.name,
+        "compute": compute,
+    }
+    if profile.sustained is not None and profile.sustained.thermal is not None:
+        values["thermal"] = profile.sustained.thermal
+    if profile.power is not None:
+        values["active_power_w"] = profile.power.active_w
+    if profile.availability is not None and not profile.availability.always:
+        values["availability"] = profile.availability
+    return values
+
+
+def draw_link(link: Link, rng: np.random.Generator) -> tuple[float, float, float]:
+    """One link of a spread: downlink and uplink in bytes/s, latency one way in seconds."""
+    z = rng.standard_normal(3)
+    z[1] = _CORRELATION * z[0] + math.sqrt(1 - _CORRELATION**2) * z[1]
+    down_z, up_z, trip_z = (float(v) for v in np.clip(z, -_WIDEST_Z, _WIDEST_Z))
+    return (
+        max(100.0, link.downlink_bytes_per_s.at(down_z)),
+        max(100.0, link.uplink_bytes_per_s.at(up_z)),
+        link.round_trip_s.at(trip_z) / 2,
+    )
+
+
+def _link(network: Any, place: str) -> Link:
+    if isinstance(network, dict):
+        return convert(network, Link, f"network of {place}")
+    try:
+        return library.load_network(_text("network", network, place)).link
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _text(key: str, value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{key} of {place} is {value!r}; give a name, or a .toml file")
+    return value
+
+
+def _number(key: str, value: Any, place: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{key} of {place} is {value!r}; give a number")
+    return value
