@@ -219,7 +219,9 @@ def list_entry(profile: DeviceProfile) -> dict[str, Any]:
 
 def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, float]]:
     """Figures that both profiles have, in SI units: name, of `a`, of `b`."""
-    rows: list[tuple[str, float | None, float | None]] = []
+    rows: list[tuple[str, float | None, float | None]] = [
+        ("flops_per_s", a.flops_per_s, b.flops_per_s)  # of their best dtypes
+    ]
     for dtype in (d for d in a.compute if d in b.compute):
         pair = a.compute[dtype].flops_per_s, b.compute[dtype].flops_per_s
         rows.append((f"{dtype}_flops_per_s", *pair))

@@ -1,13 +1,15 @@
 """Measuring the link to a parameter server: join, be probed, learn the rates, leave; a few times.
 
 The PS times ordinary `put` and `run` messages: a row times a column is all download, a column
-times a row all upload, so no byte of one direction is counted in the other (`cleave.fleet.probe`).
+times a row all upload, so no byte of one direction is counted in the other
+(`cleave.fleet.link_measurement`).
 What it finds it says in `measured`. The device's `hello` asks for no more, so it gets no work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -79,7 +81,9 @@ async def _obey(
 ) -> None:
     for action in core.received(message):
         if isinstance(action, Compute):  # a product of vectors: over before a thread would start
-            for answer in core.computed(action.run, execute(executor, action).pack(), 0.0):
+            began_s = time.perf_counter()
+            block = execute(executor, action).pack()
+            for answer in core.computed(action.run, block, time.perf_counter() - began_s):
                 assert not isinstance(answer, Compute)
                 await connection.send(encode(answer))
         else:

@@ -440,15 +440,30 @@ def test_devices_may_leave_while_they_are_probed() -> None:
     assert coordinator.epoch == 0
 
 
-@pytest.mark.parametrize("stated", [0.0, 5e6])
-def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(stated: float) -> None:
-    link = _Link(100e6, 7e6, 0.0, 2**30, replace(UNKNOWN, measure=True, uplink_bytes_per_s=stated))
+@pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
+@pytest.mark.parametrize(
+    ("down", "up", "latency_s"),
+    [
+        (100e6, 7e6, 0.0),
+        (100e6, 7e6, 0.02),
+        (2e6, 0.5e6, 0.05),
+        (1e6, 10e6, 0.01),
+        (2e9, 1e9, 1e-5),
+        (1e3, 1e3, 0.5),
+    ],
+)
+def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
+    down: float, up: float, latency_s: float, memory_bytes: int
+) -> None:
+    hello = replace(UNKNOWN, measure=True, uplink_bytes_per_s=5e6)
+    link = _Link(down, up, latency_s, memory_bytes, hello)
     assert _submit(link.coordinator) == []
     link.run()
     measured, bye = link.unread
     assert isinstance(measured, messages.Measured)
-    assert measured.downlink_bytes_per_s == pytest.approx(100e6, rel=0.35)
-    assert measured.uplink_bytes_per_s == pytest.approx(7e6, rel=0.35)
+    assert measured.downlink_bytes_per_s == pytest.approx(down, rel=0.1)
+    assert measured.uplink_bytes_per_s == pytest.approx(up, rel=0.1)
+    assert measured.latency_s == pytest.approx(latency_s, rel=0.15, abs=2e-4 + 300 / down)
     assert isinstance(bye, messages.Bye)
     assert not link.coordinator.sessions
     assert link.coordinator.epoch == 0
