@@ -146,7 +146,8 @@ def join(
             flops_per_s=chosen[0].flops_per_s,
         )
         connection = await device.open_connection(target.address)
-        return device.DeviceSession(connection, chosen[0].executor, hello, ready, give_back)
+        computer = device.ExecutorComputer(chosen[0].executor)
+        return device.DeviceSession(connection, computer, hello, ready, give_back)
 
     look = None
     if policy is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import cleave
 from cleave.errors import CleaveError
-from cleave_cli import join, plan, profile, serve, service, train
+from cleave_cli import emulate, join, plan, profile, serve, service, train
 
 app = typer.Typer(
     name="cleave",
@@ -44,6 +44,7 @@ app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
+app.command("emulate")(emulate.emulate)
 app.add_typer(profile.app)
 app.add_typer(service.app)
 

@@ -137,9 +137,9 @@ def _rates(number: int, profile: FleetDevice) -> DeviceRates:
 
     return DeviceRates(
         number,
-        profile.downlink_bytes_per_s,
-        profile.uplink_bytes_per_s,
-        profile.flops_per_s,
+        profile.stated_downlink_bytes_per_s,
+        profile.stated_uplink_bytes_per_s,
+        profile.stated_flops_per_s,
         profile.latency_s,
         profile.memory_bytes,
     )

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cleave.errors import UsageError
+from cleave_cli.emulate import choose_fleet
 from cleave_cli.options import need_train_extra
 from cleave_cli.training_display import Display, make_display
 
-_NOT_OF_THE_JOB = ("devices", "server", "runs", "name", "resume", "attach", "as_json")
+if TYPE_CHECKING:
+    from profiles.fleet_device import FleetDevice
+
+_NOT_OF_THE_JOB = (
+    "devices",
+    "fleet",
+    "churn",
+    "server",
+    "runs",
+    "name",
+    "resume",
+    "attach",
+    "as_json",
+)
 
 
 def train(
@@ -22,6 +36,12 @@ def train(
     devices: Annotated[
         int, typer.Option(help="Emulated devices in this process; 0 for plain PyTorch.")
     ] = 8,
+    fleet: Annotated[
+        str, typer.Option(help="What they are: paper, home-mix, ..., or a TOML file.")
+    ] = "paper",
+    churn: Annotated[
+        str, typer.Option(help="They come and go: mean virtual seconds on:off, or a name.")
+    ] = "",
     server: Annotated[str, typer.Option(help="URL of a running server, to train there.")] = "",
     data: Annotated[
         str,
@@ -84,11 +104,12 @@ def train(
         raise UsageError(f"--attach {attach} needs --server URL: where does the job run?")
     if not (model or resume or attach):
         raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
-    if server and "devices" in given:
-        raise UsageError(
-            "--devices emulates devices in this process and --server trains on that server's; "
-            "give one of the two"
-        )
+    for option in ("devices", "fleet", "churn"):
+        if server and option in given:
+            raise UsageError(
+                f"--{option} emulates devices in this process and --server trains on that "
+                f"server's; give one of the two"
+            )
     if resume:  # only what was asked for changes; the rest comes from the run folder
         settings = {key: value for key, value in settings.items() if key in given and value != ""}
     request = {"job": settings, "resume": resume, "name": name}
@@ -96,7 +117,13 @@ def train(
     if server:
         _on_server(server, request, attach, display)
     else:
-        _here(request, devices, runs, display)
+        members: list[FleetDevice] = []
+        if devices:
+            size = devices if "devices" in given else None
+            members = choose_fleet(
+                fleet, size, default=devices, dtype=dtype, churn=churn, seed=seed
+            )
+        _here(request, members, seed, runs, display)
 
 
 def _was_given(context: typer.Context, key: str) -> bool:
@@ -104,7 +131,9 @@ def _was_given(context: typer.Context, key: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _here(request: dict[str, Any], devices: int, runs: Path, display: Display) -> None:
+def _here(
+    request: dict[str, Any], members: list[FleetDevice], seed: int, runs: Path, display: Display
+) -> None:
     need_train_extra("cleave train")
     from cleave.training.run_job import JobRequest, JobRunner
     from cleave.training.trainer import Setting
@@ -122,10 +151,10 @@ def _here(request: dict[str, Any], devices: int, runs: Path, display: Display) -
         display.note("stopping after this step; Ctrl-C again to stop now")
 
     fleet = None
-    if devices:
+    if members:
         from emulator.virtual import emulated
 
-        fleet = emulated(devices)
+        fleet = emulated(members, seed=seed)
     previous = signal.signal(signal.SIGINT, interrupted)
     try:
         with display:

@@ -484,9 +484,9 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         dtypes=tuple(dtype.value for dtype in DType),
         memory_bytes=profile.memory_bytes,
         profile=profile.profile or profile.name,
-        flops_per_s=profile.flops_per_s * (1 - profile.load),
-        downlink_bytes_per_s=profile.downlink_bytes_per_s,
-        uplink_bytes_per_s=profile.uplink_bytes_per_s,
+        flops_per_s=profile.stated_flops_per_s,
+        downlink_bytes_per_s=profile.stated_downlink_bytes_per_s,
+        uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,
     )
 

@@ -28,11 +28,13 @@ class Bottleneck:
     Attributes:
         name: of it; devices that name the same share it.
         downlink_bytes_per_s, uplink_bytes_per_s: for all of them together.
+        devices: how many share it.
     """
 
     name: str
     downlink_bytes_per_s: float
     uplink_bytes_per_s: float
+    devices: int = 1
 
     def __post_init__(self) -> None:
         for field in ("downlink_bytes_per_s", "uplink_bytes_per_s"):
@@ -112,6 +114,25 @@ class FleetDevice:
                 f"drift_hurst of device {self.name!r} is {self.drift_hurst}; "
                 f"give 0.5 or more, below 1"
             )
+
+    @property
+    def stated_downlink_bytes_per_s(self) -> float:
+        """What it finds when it measures its link while those who share it measure theirs."""
+        line = self.bottleneck
+        share = line.downlink_bytes_per_s / line.devices if line else math.inf
+        return min(self.downlink_bytes_per_s, share)
+
+    @property
+    def stated_uplink_bytes_per_s(self) -> float:
+        """See `stated_downlink_bytes_per_s`."""
+        line = self.bottleneck
+        share = line.uplink_bytes_per_s / line.devices if line else math.inf
+        return min(self.uplink_bytes_per_s, share)
+
+    @property
+    def stated_flops_per_s(self) -> float:
+        """What its owner leaves of its throughput."""
+        return self.flops_per_s * (1 - self.load)
 
     @property
     def steady(self) -> bool:

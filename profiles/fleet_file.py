@@ -161,7 +161,7 @@ class _Lines:
             down, up = line.downlink_bytes_per_s, line.uplink_bytes_per_s
             if line.network:
                 down, up, _ = draw_link(_link(line.network, place), self._rng)
-            self._made[name] = Bottleneck(name, down, up)
+            self._made[name] = Bottleneck(name, down, up, line.devices)
         return self._made[name]
 
 

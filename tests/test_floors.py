@@ -31,7 +31,10 @@ FLOORS = {
     "cleave.footprint": 6,
     "cleave_cli": 7,
 }
-NEIGHBOURS = {("cleave.training", "cleave.models")}  # the one exception: same floor, one way
+NEIGHBOURS = {  # the exceptions: same floor, one way
+    ("cleave.training", "cleave.models"),
+    ("emulator", "cleave.transport"),
+}
 PURE = (
     "cleave.gemm",
     "cleave.errors",

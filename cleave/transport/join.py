@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect
@@ -33,7 +33,8 @@ from cleave.transport.connection import (
 INLINE_FLOPS: Final = 4e6
 """Multiplications below this are over sooner than a thread is woken for them."""
 
-_Outcome: TypeAlias = tuple[memoryview, float] | str  # result and seconds, or what went wrong
+Outcome: TypeAlias = tuple[Any, float] | str
+"""Of a computation: its payload and its seconds, or what went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,39 +107,100 @@ class DeviceStatus:
     sent_bytes: int
 
 
+class Computer(Protocol):
+    """Does the computations of one device, one after another, without holding up its loop."""
+
+    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+        """Begin one; `done` is called in the loop's thread, at once or later."""
+        ...
+
+    def close(self) -> None:
+        """Forget what is under way."""
+        ...
+
+
+class ExecutorComputer:
+    """Multiplies with an executor, in a thread of its own unless that would take longer.
+
+    Args:
+        executor: what multiplies.
+        inline_flops: what is over sooner than a thread is woken for it.
+    """
+
+    def __init__(self, executor: Executor, inline_flops: float = INLINE_FLOPS) -> None:
+        self._executor = executor
+        self._inline_flops = inline_flops
+        self._pool = ThreadPoolExecutor(1, "cleave-executor")
+        self._computing = 0
+
+    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+        """See `Computer.start`."""
+        if order.flops <= self._inline_flops and not self._computing:
+            done(order, multiply(self._executor, order))
+            return
+        loop = asyncio.get_running_loop()
+        self._computing += 1
+
+        def finished(outcome: Outcome) -> None:
+            self._computing -= 1
+            done(order, outcome)
+
+        def work() -> None:
+            outcome = multiply(self._executor, order)
+            loop.call_soon_threadsafe(finished, outcome)
+
+        self._pool.submit(work)
+
+    def close(self) -> None:
+        """See `Computer.close`."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def multiply(executor: Executor, order: Compute) -> Outcome:
+    """Do one computation, and take its time; what goes wrong is for the PS, which reassigns it."""
+    began_s = time.perf_counter()
+    try:
+        payload = execute(executor, order).pack()
+    except Exception as error:  # noqa: BLE001 - reported to the PS
+        return f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
+    return payload, time.perf_counter() - began_s
+
+
 class DeviceSession:
     """One device on one connection.
 
     Args:
         connection: to the PS.
-        executor: what multiplies.
+        computer: what multiplies.
         hello: what the device says of itself.
         on_ready: called once the PS has welcomed the device.
         on_idle: called, once a second at most, when it has dropped what it held.
+
+    Attributes:
+        said_bye: whether the PS ended the session on purpose.
     """
 
     def __init__(
         self,
         connection: Connection,
-        executor: Executor,
+        computer: Computer,
         hello: messages.Hello,
         on_ready: Callable[[int], None] | None = None,
         on_idle: Callable[[], None] | None = None,
     ) -> None:
         self.core = DeviceCore(hello.memory_bytes)
+        self.said_bye = False
         self.received_bytes = 0
         self.sent_bytes = 0
         self._connection = connection
-        self._executor = executor
+        self._computer = computer
         self._hello = hello
         self._on_ready = on_ready or (lambda _: None)
         self._on_idle = on_idle or (lambda: None)
         self._idled_s = 0.0
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
-        self._pool = ThreadPoolExecutor(1, "cleave-executor")
         self._ending = False
-        self._computing = 0
 
     @property
     def status(self) -> DeviceStatus:
@@ -178,7 +240,7 @@ class DeviceSession:
         finally:
             for task in tasks:
                 task.cancel()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._computer.close()
             await self._connection.close()
 
     async def _receive_all(self) -> str:
@@ -195,6 +257,7 @@ class DeviceSession:
             message = decode(data)
             match message:
                 case messages.Bye():
+                    self.said_bye = True
                     return message.reason or "the server said bye"
                 case messages.Error():
                     raise CleaveError(f"the server refused this device: {message.message}")
@@ -216,37 +279,11 @@ class DeviceSession:
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Compute):
-                self._compute(action)
+                self._computer.start(action, self._answer)
             else:
                 self._send(action)
 
-    def _compute(self, order: Compute) -> None:
-        """Multiply, in the executor's thread unless it is over sooner than a thread starts."""
-        if order.flops <= INLINE_FLOPS and not self._computing:
-            self._answer(order, self._multiply(order))
-            return
-        loop = asyncio.get_running_loop()
-        self._computing += 1
-
-        def work() -> None:
-            outcome = self._multiply(order)
-            loop.call_soon_threadsafe(self._computed, order, outcome)
-
-        self._pool.submit(work)
-
-    def _computed(self, order: Compute, outcome: _Outcome) -> None:
-        self._computing -= 1
-        self._answer(order, outcome)
-
-    def _multiply(self, order: Compute) -> _Outcome:
-        began_s = time.perf_counter()
-        try:
-            payload = execute(self._executor, order).pack()
-        except Exception as error:  # noqa: BLE001 - reported to the PS, which reassigns the run
-            return f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
-        return payload, time.perf_counter() - began_s
-
-    def _answer(self, order: Compute, outcome: _Outcome) -> None:
+    def _answer(self, order: Compute, outcome: Outcome) -> None:
         if isinstance(outcome, str):
             self._act(self.core.failed(order.run, outcome))
         else:

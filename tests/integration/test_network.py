@@ -31,7 +31,7 @@ from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, train
 from cleave.transport.connection import memory_link
-from cleave.transport.join import DeviceSession, device_hello, parse_join_url
+from cleave.transport.join import DeviceSession, ExecutorComputer, device_hello, parse_join_url
 from cleave.transport.live import LiveShell
 from cleave.transport.serve import ServedFleet
 from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
@@ -268,7 +268,7 @@ def test_memory_links_carry_the_same_messages_and_bytes() -> None:
         fleet = Fleet(shell)
         near, far = memory_link()
         said = device_hello(credential="secret", name="memory", memory_bytes=10**9)
-        device = DeviceSession(far, NumpyExecutor(), said)
+        device = DeviceSession(far, ExecutorComputer(NumpyExecutor()), said)
         serving = asyncio.create_task(shell.session(near))
         joining = asyncio.create_task(device.run())
         future = submit(fleet, a, b)

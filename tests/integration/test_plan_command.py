@@ -141,7 +141,7 @@ def test_time_against_energy(tmp_path: Path) -> None:
         (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit is -1"),
         (("--gemm", "4,4,4", "--ps-memory", "nan"), "--ps-memory is nan"),
         (("--gemm", "4,4,4", "--tiles"), "--json"),
-        (("--gemm", "4,4,4", "--fleet", "campus"), "'campus'"),
+        (("--gemm", "4,4,4", "--fleet", "kampus"), "'kampus'"),
         (("--gemm", "4,4,4", "--fleet", "paper-0"), "0 devices"),
         (("--gemm", "4,4,4", "--fleet", "nowhere.toml"), "nowhere.toml"),
         (("--gemm", "4,4,4", "--stragglers", "2"), "2.0 stragglers"),

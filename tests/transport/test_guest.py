@@ -19,7 +19,7 @@ from cleave.fleet.fleet import Fleet, Side
 from cleave.transport import guest as g
 from cleave.transport.connection import memory_link
 from cleave.transport.guest import Guest, Notice, Session, State, read_url
-from cleave.transport.join import DeviceSession, DeviceStatus, device_hello
+from cleave.transport.join import DeviceSession, DeviceStatus, ExecutorComputer, device_hello
 from cleave.transport.live import LiveShell
 
 BACK = Verdict(Cause.OWNER, "the owner is back")
@@ -280,7 +280,7 @@ def test_a_guest_that_goes_loses_no_result() -> None:
                 near, far = memory_link()
                 serving.append(asyncio.create_task(shell.session(near)))
                 hello = device_hello(credential="secret", name="guest", memory_bytes=10**9)
-                return DeviceSession(far, NumpyExecutor(), hello, ready)
+                return DeviceSession(far, ExecutorComputer(NumpyExecutor()), hello, ready)
 
             async def look() -> Verdict:
                 return verdicts[number]

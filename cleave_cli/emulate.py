@@ -1,0 +1,424 @@
+"""`cleave emulate`: emulated devices, in real time on a server or in virtual time by sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cleave.errors import UsageError
+from cleave_cli.options import human_bytes
+
+if TYPE_CHECKING:
+    from emulator.realtime import RealTimeCounters
+    from emulator.sized_step import SizedStep
+    from profiles.fleet_device import FleetDevice
+
+_LOOK_S = 1.0
+MAX_REAL_TIME = 20_000
+MAX_VIRTUAL = 100_000
+_DTYPES = ("fp32", "bf16", "fp16")
+
+
+def emulate(
+    devices: Annotated[
+        int | None, typer.Option(help="How many [default: as --fleet says, else 1000]")
+    ] = None,
+    fleet: Annotated[
+        str, typer.Option(help="paper, home-mix, campus, ..., with a size or not, or a TOML file.")
+    ] = "paper",
+    server: Annotated[
+        str, typer.Option(help="Join URL of a running server; a server of its own unless given.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="No server: steps of this model in virtual time, sizes only.")
+    ] = "",
+    churn: Annotated[
+        str, typer.Option(help="Devices come and go: mean seconds on:off, as 600:120, or a name.")
+    ] = "",
+    stragglers: Annotated[
+        float, typer.Option(help="Share of devices whose rates are divided by ten.")
+    ] = 0.0,
+    duration: Annotated[float, typer.Option(help="Seconds until all leave; 0: Ctrl-C.")] = 0.0,
+    speed: Annotated[float, typer.Option(help="Emulated seconds in a real one.")] = 1.0,
+    compute: Annotated[
+        bool, typer.Option("--compute/--no-compute", help="Really multiply, or answer zeros.")
+    ] = True,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write what devices did, for ui.perfetto.dev.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Write every event, a JSON line each.")] = None,
+    seed: Annotated[int, typer.Option(help="Of links, jitter, drift and churn.")] = 0,
+    start_hour: Annotated[
+        float, typer.Option(help="Hour of the day at the start, for devices that keep hours.")
+    ] = 22.0,
+    batch: Annotated[int, typer.Option(help="With --model: sequences per step.")] = 128,
+    seq: Annotated[int, typer.Option(help="With --model: tokens per sequence.")] = 1024,
+    steps: Annotated[int, typer.Option(help="With --model: how many.")] = 1,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "fp32",
+    ps_gbit: Annotated[
+        float, typer.Option(help="With --model: the PS's card, Gbit/s each way; 0: unlimited.")
+    ] = 0.0,
+    reuse: Annotated[
+        bool,
+        typer.Option("--reuse/--no-reuse", help="With --model: reuse timelines of equal GEMMs."),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+) -> None:
+    """Emulate a fleet: device sessions that pace themselves by measured profiles.
+
+    In real time, against a parameter server that cannot tell them from phones; or with --model in
+    virtual time, as fast as this machine can count.
+
+    Examples:
+
+      cleave emulate --devices 1000
+
+      cleave emulate --devices 200 --fleet home-mix --server 'ws://127.0.0.1:8765/ws#c=...'
+
+      cleave emulate --fleet phones-4g-50 --churn 600:120 --duration 60 --trace fleet.json
+
+      cleave emulate --model opt-13b --fleet paper-1024 --dtype bf16
+    """
+    if devices is not None and devices < 1:
+        raise UsageError(f"--devices is {devices}; give 1 or more")
+    if dtype not in _DTYPES:
+        raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_DTYPES)}")
+    for name, value in (("--duration", duration), ("--ps-gbit", ps_gbit)):
+        if not value >= 0:
+            raise UsageError(f"{name} is {value}; give 0 or more")
+    if not 1e-3 <= speed <= 1e3:
+        raise UsageError(f"--speed is {speed:g}; give 0.001 to 1000")
+    if not 0 <= start_hour < 24:
+        raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
+    if model and server:
+        raise UsageError("--model emulates without a server; leave out --server")
+    members = choose_fleet(
+        fleet, devices, default=1000, dtype=dtype, churn=churn, stragglers=stragglers, seed=seed
+    )
+    watch = _Watch(trace, log)
+    if model:
+        _virtual(
+            members, model, batch * seq, dtype, steps, ps_gbit, seed, start_hour, reuse, watch,
+            as_json=as_json,
+        )  # fmt: skip
+    else:
+        if len(members) > MAX_REAL_TIME:
+            raise UsageError(
+                f"{len(members):,} devices in real time are too many for one machine; ask for "
+                f"{MAX_REAL_TIME:,} at most, or emulate in virtual time with --model"
+            )
+        _real_time(
+            members, server, compute, speed, duration, seed, start_hour, watch, as_json=as_json
+        )
+
+
+def choose_fleet(
+    fleet: str,
+    devices: int | None,
+    *,
+    default: int,
+    dtype: str,
+    churn: str = "",
+    stragglers: float = 0.0,
+    seed: int = 0,
+) -> list[FleetDevice]:
+    """The devices that options ask for.
+
+    Raises:
+        UsageError: when there is no such fleet.
+    """
+    from profiles.fleets import find_fleet, fleet_names, with_churn
+
+    size = default if devices is None and fleet in fleet_names() else devices
+    try:
+        found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
+        found = with_churn(found, churn) if churn else found
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if len(found) > MAX_VIRTUAL:
+        raise UsageError(
+            f"{len(found):,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
+            f"at most, or plan for them with: cleave plan"
+        )
+    return found
+
+
+class _Watch:
+    """The observers that options ask for, and what they write in the end."""
+
+    def __init__(self, trace: Path | None, log: Path | None) -> None:
+        from emulator.trace import EventLog, TraceWriter
+
+        self._trace_path = trace
+        self.observers: list[Any] = []
+        self._trace = TraceWriter()
+        self._file = None
+        for path in (trace, log):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+        if trace is not None:
+            self.observers.append(self._trace)
+        if log is not None:
+            try:
+                self._file = log.open("w", encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"{log} cannot be written: {error.strerror}") from None
+            self.observers.append(EventLog(self._file.write))
+
+    def finish(self) -> None:
+        if self._trace_path is not None:
+            self._trace.write(self._trace_path)
+            if self._trace.left_out:
+                typer.echo(f"the trace leaves out {self._trace.left_out:,} later events", err=True)
+        if self._file is not None:
+            self._file.close()
+
+
+# --- virtual time ---
+
+
+def _virtual(
+    members: list[FleetDevice],
+    model: str,
+    tokens: int,
+    dtype: str,
+    steps: int,
+    ps_gbit: float,
+    seed: int,
+    start_hour: float,
+    reuse: bool,
+    watch: _Watch,
+    *,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress, TimeRemainingColumn
+
+    from cleave.arrays import DType
+    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.plan import PsRates
+    from cleave.planner.planner import TilePlanner
+    from cleave.workload.registry import find_model
+    from emulator.sized_step import SizedStepper
+    from emulator.virtual import emulated
+
+    if steps < 1 or tokens < 1:
+        raise UsageError("--steps, --batch and --seq must be 1 or more")
+    card = ps_gbit * 1e9 / 8 or float("inf")
+    with emulated(
+        members, compute=False, ps=PsRates(card, card), seed=seed, start_hour=start_hour
+    ) as fleet:
+        # Its own loop takes no virtual time, but plans spare it as they do for a real one.
+        fleet.planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
+        shell: Any = fleet.shell
+        shell.observers.extend(watch.observers)
+        spec = find_model(model)
+        stepper = SizedStepper(fleet, spec, tokens, DType(dtype), reuse=reuse)
+        console = Console(stderr=True)
+        progress = Progress(
+            *Progress.get_default_columns()[:-1],
+            TimeRemainingColumn(),
+            console=console,
+            disable=as_json or not console.is_terminal,
+        )
+        with progress:
+            for number in range(1, steps + 1):
+                step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
+                _show_step(step, number, len(members), as_json=as_json)
+    watch.finish()
+
+
+def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:
+    task = progress.add_task(title, total=2 * stepper.groups)
+
+    def advance(done: int, _: int) -> None:
+        progress.update(task, completed=done)
+
+    return advance
+
+
+def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> None:
+    done, seconds = step.counters, step.fleet_s
+    values = {
+        "event": "step",
+        "step": number,
+        "devices": devices,
+        "fleet_s": seconds,
+        "gemms": done.gemms,
+        "tiles": done.tiles,
+        "blocks": done.blocks,
+        "reissued": done.reissued,
+        "downlink_bytes": done.downlink_bytes,
+        "uplink_bytes": done.uplink_bytes,
+        "ps_egress_bytes_per_s": done.downlink_bytes / seconds,
+        "ps_ingress_bytes_per_s": done.uplink_bytes / seconds,
+        "events": step.events,
+        "reused_events": step.reused_events,
+        "wall_s": step.wall_s,
+    }
+    if as_json:
+        typer.echo(json.dumps(values))
+        return
+    typer.echo(
+        f"step {number}: {seconds:.4g} s on {devices} devices; {done.gemms} GEMMs, "
+        f"{done.tiles:,} tiles, {done.blocks:,} blocks, {done.reissued:,} given out again\n"
+        f"  the PS sends {human_bytes(done.downlink_bytes)} "
+        f"({done.downlink_bytes * 8e-9 / seconds:.3g} Gbit/s) and receives "
+        f"{human_bytes(done.uplink_bytes)} ({done.uplink_bytes * 8e-9 / seconds:.3g} Gbit/s)\n"
+        f"  emulated in {step.wall_s:.3g} s: {step.events:,} events, and {step.reused_events:,} "
+        f"of recorded timelines"
+    )
+
+
+# --- real time ---
+
+
+def _real_time(
+    members: list[FleetDevice],
+    server: str,
+    compute: bool,
+    speed: float,
+    duration: float,
+    seed: int,
+    start_hour: float,
+    watch: _Watch,
+    *,
+    as_json: bool,
+) -> None:
+    import os
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
+    import asyncio
+
+    from cleave.transport.join import parse_join_url
+    from cleave_cli.own_server import own_server
+    from emulator.deferred import default_executor
+    from emulator.realtime import RealTimeFleet, need_descriptors
+
+    need_descriptors(len(members))
+    target = parse_join_url(server) if server else None
+    executor = default_executor() if compute else None
+    with nullcontext(None) if target else own_server() as own:
+        if own is not None:
+            target = parse_join_url(own.url)
+            text = f"a server of its own; train on it with\n\n  {own.train_command}\n"
+            _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
+        assert target is not None
+        fleet = RealTimeFleet(
+            members, target, executor, speed=speed, seed=seed, start_hour=start_hour
+        )
+        fleet.observers.extend(watch.observers)
+        try:
+            asyncio.run(_watched(fleet, len(members), duration, as_json=as_json))
+        finally:
+            watch.finish()
+
+
+async def _watched(fleet: Any, devices: int, duration: float, *, as_json: bool) -> None:
+    import asyncio
+    import signal
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    running = asyncio.ensure_future(fleet.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, running.cancel)
+        except NotImplementedError:  # a system whose loop takes no signals
+            break
+    console = Console(stderr=True)
+    live = Live(console=console, auto_refresh=False, transient=True)
+    began_s = seen_s = time.monotonic()
+    before = fleet.counters()
+    shown = not as_json and console.is_terminal
+    with live if shown else Live(console=Console(quiet=True), auto_refresh=False):
+        while not running.done():
+            left_s = duration - (time.monotonic() - began_s) if duration else _LOOK_S
+            if left_s <= 0:
+                running.cancel()
+            await asyncio.wait([running], timeout=max(0.01, min(_LOOK_S, left_s)))
+            now, now_s = fleet.counters(), time.monotonic()
+            values = _rates(before, now, now_s - seen_s, devices)
+            before, seen_s = now, now_s
+            if as_json:
+                typer.echo(json.dumps({"event": "rates", **values}))
+            elif shown:
+                live.update(_line(values), refresh=True)
+    end = fleet.counters()
+    with suppress(asyncio.CancelledError):
+        running.result()
+    _summary(end, fleet.notes, devices, time.monotonic() - began_s, as_json=as_json)
+
+
+def _rates(
+    before: RealTimeCounters, now: RealTimeCounters, seconds: float, devices: int
+) -> dict[str, Any]:
+    return {
+        "devices": devices,
+        "connected": now.connected,
+        "blocks_per_s": (now.blocks - before.blocks) / seconds,
+        "flops_per_s": (now.flops - before.flops) / seconds,
+        "downlink_bytes_per_s": (now.received_bytes - before.received_bytes) / seconds,
+        "uplink_bytes_per_s": (now.sent_bytes - before.sent_bytes) / seconds,
+        "answers": now.lateness.answers,
+        "late": now.lateness.late,
+        "worst_s": now.lateness.worst_s,
+    }
+
+
+def _line(v: dict[str, Any]) -> str:
+    return (
+        f"{v['connected']} of {v['devices']} devices | {v['blocks_per_s']:,.0f} blocks/s, "
+        f"{v['flops_per_s'] / 1e9:,.1f} GFLOP/s | down {human_bytes(v['downlink_bytes_per_s'])}/s, "
+        f"up {human_bytes(v['uplink_bytes_per_s'])}/s | {v['late']:,} of {v['answers']:,} late"
+    )
+
+
+def _summary(
+    end: RealTimeCounters, notes: dict[str, int], devices: int, seconds: float, *, as_json: bool
+) -> None:
+    late = end.lateness
+    share = late.late / late.answers if late.answers else 0.0
+    text = (
+        f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {end.blocks:,} blocks, "
+        f"{end.flops / 1e9:,.1f} GFLOP, {human_bytes(end.received_bytes)} down, "
+        f"{human_bytes(end.sent_bytes)} up; {share:.1%} of the answers were late"
+    )
+    if share > 0.01:
+        text += (
+            f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
+            f"the times; emulate fewer devices, use --no-compute, or a --speed below 1"
+        )
+    for reason, times in sorted(notes.items(), key=lambda item: -item[1])[:5]:
+        text += f"\n  {times} times: {reason}"
+    _say(
+        as_json,
+        "summary",
+        text,
+        devices=devices,
+        seconds=seconds,
+        joined=end.joined,
+        blocks=end.blocks,
+        flops=end.flops,
+        downlink_bytes=end.received_bytes,
+        uplink_bytes=end.sent_bytes,
+        answers=late.answers,
+        late=late.late,
+        worst_s=late.worst_s,
+        notes=notes,
+    )
+
+
+def _say(as_json: bool, event: str, text: str, **values: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps({"event": event, **values}))
+    else:
+        typer.echo(text, err=True)

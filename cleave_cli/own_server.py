@@ -1,0 +1,59 @@
+"""A parameter server in a process of its own, for as long as a command needs one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cleave.errors import CleaveError
+
+_STOP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """A server that runs.
+
+    Attributes:
+        url: what devices join.
+        operator_url: what `cleave train --server` takes.
+        process: its process.
+    """
+
+    url: str
+    operator_url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def train_command(self) -> str:
+        """How to train on it."""
+        return f"cleave train --model opt-tiny --server '{self.operator_url}'"
+
+
+@contextmanager
+def own_server() -> Iterator[OwnServer]:
+    """`cleave serve` on a free port of this machine, ended when the block is left.
+
+    Raises:
+        CleaveError: when it does not start.
+    """
+    command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise CleaveError("the server did not start; run `cleave serve` to see why")
+        heard = json.loads(line)
+        yield OwnServer(heard["url"], heard["operator_url"], process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,263 @@
+"""Real-time emulation: devices over real connections that pace themselves by their profiles.
+
+A device here is the very session that `cleave join` runs, with two things put around it: a
+connection that holds every message back until the modelled link would have delivered it, and a
+computer that answers when the modelled device would have. Both use the models of virtual time, on
+the clock of this machine, faster or slower by a factor.
+
+What this machine cannot do in time is late, and counted: an answer whose product was computed
+after the moment at which the emulated device would have had it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Pool
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from cleave.device.core import Compute
+from cleave.device.executors import Executor
+from cleave.errors import ProtocolError
+from cleave.protocol import messages
+from cleave.protocol.codec import Buffer, decode
+from cleave.transport.connection import Connection, ConnectionLostError
+from cleave.transport.join import Outcome, multiply
+from emulator.activity import Activity, Direction, Multiplication, Transfer
+from emulator.compute import EmulatedProcessor
+from emulator.links import Link
+
+LATE_S: Final = 0.02
+"""How late an answer may be before it counts: timers of a busy machine are no better."""
+
+
+AHEAD_S: Final = 0.5
+"""How far ahead of the model messages are taken from a real connection, emulated seconds."""
+
+
+class Clock:
+    """Emulated seconds: those of the event loop, times a speed, from zero on.
+
+    Args:
+        speed: emulated seconds in one real one.
+    """
+
+    def __init__(self, speed: float = 1.0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begin_s = self._loop.time()
+        self._speed = speed
+
+    def now_s(self) -> float:
+        """The emulated time."""
+        return (self._loop.time() - self._begin_s) * self._speed
+
+    def call_at(self, when_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call something at an emulated time."""
+        return self._loop.call_at(self._begin_s + when_s / self._speed, what)
+
+    async def sleep_until(self, when_s: float) -> None:
+        """Return at an emulated time."""
+        wait_s = (when_s - self.now_s()) / self._speed
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+
+@dataclass(slots=True)
+class Lateness:
+    """How well this machine kept up.
+
+    Attributes:
+        answers: how many were given.
+        late: how many of them more than `LATE_S` after their time.
+        worst_s: the latest, emulated seconds.
+    """
+
+    answers: int = 0
+    late: int = 0
+    worst_s: float = 0.0
+
+    def count(self, late_s: float) -> None:
+        """One more answer, so much after its time."""
+        self.answers += 1
+        self.worst_s = max(self.worst_s, late_s)
+        self.late += late_s > LATE_S
+
+
+class PacedConnection:
+    """A connection as slow as a modelled link.
+
+    Messages are taken from the real connection a little ahead of the model, and given to it when
+    they would arrive; so latency delays them and does not add up.
+
+    Args:
+        connection: the real one.
+        down, up: the models.
+        clock: emulated time.
+        observe: is told of every message.
+        device: for observers: which device this is.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        down: Link,
+        up: Link,
+        clock: Clock,
+        observe: Callable[[Activity], None] | None = None,
+        device: int = 0,
+    ) -> None:
+        self._connection = connection
+        self._down = down
+        self._up = up
+        self._clock = clock
+        self._observe = observe
+        self._device = device
+        self._inbox: asyncio.Queue[tuple[float, bytes | Exception]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[float, Sequence[Buffer]]] = asyncio.Queue()
+        self._failure: Exception | None = None
+        self._tasks = [
+            asyncio.create_task(self._take_in()),
+            asyncio.create_task(self._give_out()),
+        ]
+
+    async def receive(self) -> bytes:
+        """See `Connection.receive`: the next message, when it would be there."""
+        arrives_s, data = await self._inbox.get()
+        await self._clock.sleep_until(arrives_s)
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    async def send(self, parts: Sequence[Buffer]) -> int:
+        """See `Connection.send`: returns when the message has left, before it arrives."""
+        if self._failure is not None:
+            raise self._failure
+        nbytes = sum(len(part) for part in parts)
+        times = await self._transmit(self._up, nbytes)
+        if self._observe is not None:
+            self._note(Direction.UP, b"".join(parts), times)
+        self._outbox.put_nowait((times[-1], parts))
+        await self._clock.sleep_until(self._up.free_s)
+        return nbytes
+
+    async def close(self) -> None:
+        """See `Connection.close`. What has left still arrives."""
+        self._tasks[0].cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._outbox.join()
+        self._tasks[1].cancel()
+        await self._connection.close()
+
+    async def _take_in(self) -> None:
+        try:
+            while True:
+                data = await self._connection.receive()
+                times = await self._transmit(self._down, len(data))
+                if self._observe is not None:
+                    self._note(Direction.DOWN, data, times)
+                self._inbox.put_nowait((times[-1], data))
+                await self._clock.sleep_until(self._down.free_s - AHEAD_S)
+        except (ConnectionLostError, ProtocolError) as error:
+            self._inbox.put_nowait((0.0, error))
+
+    async def _give_out(self) -> None:
+        while True:
+            arrives_s, parts = await self._outbox.get()
+            await self._clock.sleep_until(arrives_s)
+            try:
+                await self._connection.send(parts)
+            except (ConnectionLostError, ProtocolError) as error:
+                self._failure = error
+            finally:
+                self._outbox.task_done()
+
+    async def _transmit(self, link: Link, nbytes: int) -> tuple[float, float, float, float]:
+        now_s = self._clock.now_s()
+        if link.shared:  # its place in the bottleneck's line is taken when it gets there
+            await self._clock.sleep_until(link.free_s)
+        return now_s, *link.transmit(self._clock.now_s(), nbytes)
+
+    def _note(
+        self, direction: Direction, data: bytes, times: tuple[float, float, float, float]
+    ) -> None:
+        assert self._observe is not None
+        at_s, begin_s, end_s, arrives_s = times
+        message = decode(data)
+        if isinstance(message, messages.Put | messages.Result):
+            message.payload = None  # an observer may keep the message
+        self._observe(
+            Transfer(at_s, self._device, direction, message, len(data), begin_s, end_s, arrives_s)
+        )
+
+
+class PacedComputer:
+    """A computer that answers when the modelled device would.
+
+    Args:
+        processor: the model.
+        executor: what really multiplies; None for zeros, where results do not matter.
+        pool: threads that all devices of this process share.
+        clock: emulated time.
+        lateness: counts.
+        observe: is told of every multiplication.
+        device: for observers.
+    """
+
+    def __init__(
+        self,
+        processor: EmulatedProcessor,
+        executor: Executor | None,
+        pool: Pool,
+        clock: Clock,
+        lateness: Lateness,
+        observe: Callable[[Activity], None] | None = None,
+        device: int = 0,
+    ) -> None:
+        self._processor = processor
+        self._executor = executor
+        self._pool = pool
+        self._clock = clock
+        self._lateness = lateness
+        self._observe = observe
+        self._device = device
+        self._closed = False
+
+    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+        """See `Computer.start`."""
+        now_s = self._clock.now_s()
+        begin_s, end_s = self._processor.run(order, now_s)
+        if self._observe is not None:
+            self._observe(
+                Multiplication(
+                    self._device, order.run, order.rows, order.columns, order.flops, begin_s, end_s
+                )
+            )
+        loop = asyncio.get_running_loop()
+
+        def computed(outcome: Outcome) -> None:
+            if not self._closed:
+                self._clock.call_at(end_s, lambda: answer(outcome))
+
+        def answer(outcome: Outcome) -> None:
+            if not self._closed:
+                self._lateness.count(self._clock.now_s() - end_s)
+                told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
+                done(order, told)
+
+        executor = self._executor
+        if executor is None:
+            computed((memoryview(bytes(order.result_bytes)), 0.0))
+            return
+
+        def work() -> None:
+            outcome = multiply(executor, order)
+            loop.call_soon_threadsafe(computed, outcome)
+
+        self._pool.submit(work)
+
+    def close(self) -> None:
+        """See `Computer.close`."""
+        self._closed = True
