@@ -135,16 +135,16 @@ def choose_fleet(
     from profiles.fleets import find_fleet, fleet_names, with_churn
 
     size = default if devices is None and fleet in fleet_names() else devices
+    if size is not None and size > MAX_VIRTUAL:
+        raise UsageError(
+            f"{size:,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
+            f"at most, or plan for them with: cleave plan"
+        )
     try:
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if len(found) > MAX_VIRTUAL:
-        raise UsageError(
-            f"{len(found):,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
-            f"at most, or plan for them with: cleave plan"
-        )
     return found
 
 

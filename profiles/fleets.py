@@ -114,10 +114,10 @@ def find_fleet(
                 f"give one of the two numbers"
             )
     if name not in known:
-        near = difflib.get_close_matches(name_or_file, known, n=2, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        near = difflib.get_close_matches(name_or_file, known, n=2, cutoff=0.6)
+        hint = f" (near is {' and '.join(near)})" if near else ""
         raise ValueError(
-            f"there is no fleet {name_or_file!r}{hint} Give one of {', '.join(known)} with a size "
+            f"there is no fleet {name_or_file!r}{hint}; give one of {', '.join(known)} with a size "
             f"(as paper-256), or a .toml file"
         )
     if name == "paper":
