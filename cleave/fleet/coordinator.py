@@ -18,8 +18,7 @@ from cleave.dispatch.dispatcher import Dispatcher
 from cleave.dispatch.gemm_work import GemmUnit, GemmWork
 from cleave.dispatch.work import Unit
 from cleave.errors import ProtocolError
-from cleave.fleet.link_measurement import LinkMeasurement
-from cleave.fleet.probe import Probe
+from cleave.fleet.probe import JOINING, THOROUGH, Probe
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
@@ -106,7 +105,7 @@ class Session:
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
-    probe: Probe | LinkMeasurement | None = None
+    probe: Probe | None = None
 
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
@@ -224,8 +223,9 @@ class Coordinator:
         stated = message.downlink_bytes_per_s and message.uplink_bytes_per_s
         if stated and not session.measure:
             return welcome + self._ready(session, now_s)
-        prober = LinkMeasurement if session.measure else Probe
-        session.state, session.probe = DeviceState.PROBING, prober(session.rates.memory_bytes)
+        effort = THOROUGH if session.measure else JOINING
+        session.probe = Probe(session.rates.memory_bytes, effort)
+        session.state = DeviceState.PROBING
         return welcome + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
     def _ready(self, session: Session, now_s: float) -> list[Order]:
@@ -235,11 +235,7 @@ class Coordinator:
         return [Joined(session.id), *self._do(events.DeviceReady(session.rates), now_s)]
 
     def _probed(
-        self,
-        session: Session,
-        probe: Probe | LinkMeasurement,
-        message: messages.Result,
-        now_s: float,
+        self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> list[Order]:
         orders: list[Order] = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.rates is not None and session.measure:

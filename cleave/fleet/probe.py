@@ -1,13 +1,14 @@
-"""Measuring the link of a device that joined: ordinary `put` and `run`, timed at the PS.
+"""Measuring the link of a device: ordinary `put` and `run`, timed at the PS, one way each.
 
-A row times a column is all download (one number comes back), a column times a row all upload. A
-first round trip of one element gives the latency. A fast link is measured with more bytes, a few
-times.
+A row times a column is all download (one number comes back), a column times a row all upload, and
+a 1 x 1 product is a round trip. Each direction goes on to larger arrays until one takes a while;
+what a round trip and the device's own arithmetic took is subtracted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -23,9 +24,31 @@ FIRST_ID: Final = 2**52
 """Probes name their arrays and runs from here on, so that they never meet the dispatcher's; still
 a whole number in JavaScript."""
 
-_SIZES_BYTES: Final = (64 * 1024, 2 * 1024 * 1024, 2 * 1024 * 1024, 2 * 1024 * 1024)
-_ENOUGH_S: Final = 0.1  # a measurement this long needs no other
+_FIRST_BYTES: Final = 8 * 1024  # over within 12 s on the slowest link that a device may have
+_GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How thoroughly a link is measured.
+
+    Attributes:
+        round_trips: of which the shortest counts.
+        largest_bytes: most that is sent at once.
+        enough_s: an array that takes this long needs no larger one.
+    """
+
+    round_trips: int
+    largest_bytes: int
+    enough_s: float
+
+
+JOINING: Final = Effort(2, 2 * 2**20, 0.1)
+"""A device wants to work soon."""
+
+THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
+"""A device came to have its link measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,51 +65,78 @@ class LinkRates:
     latency_s: float
 
 
-@dataclass(slots=True)
-class Probe:
-    """The probe of one device. Feed it results until `rates` is there."""
+_Step = tuple[int, int, int]  # rows, depth, columns
 
-    memory_bytes: int
-    rates: LinkRates | None = None
-    _ids: count[int] = field(default_factory=lambda: count(FIRST_ID))
-    _steps: list[tuple[int, int, int]] = field(default_factory=list)  # rows, depth, columns
-    _run: int = 0
-    _arrays: tuple[int, int] = (0, 0)
-    _sent_s: float = 0.0
-    _took_s: list[float] = field(default_factory=list)
+
+class Probe:
+    """The probe of one device. Feed it results until `rates` is there.
+
+    Args:
+        memory_bytes: what the device offers.
+        effort: how thorough it is.
+    """
+
+    def __init__(self, memory_bytes: int, effort: Effort = JOINING) -> None:
+        self.rates: LinkRates | None = None
+        self._effort = effort
+        self._largest = min(effort.largest_bytes, memory_bytes // 4)
+        self._ids = count(FIRST_ID)
+        self._plan = self._steps()
+        self._step: _Step = (1, 1, 1)
+        self._run = 0
+        self._arrays: tuple[int, int] = (0, 0)
+        self._sent_s = 0.0
+        self._took_s = 0.0  # the step before
 
     def begin(self, now_s: float) -> list[Message]:
         """The first messages to send."""
-        self._steps = [(1, 1, 1)]
-        for size in _SIZES_BYTES:
-            if 4 * size > self.memory_bytes:
-                break
-            depth, side = size // 8, int((size // 4) ** 0.5)
-            self._steps += [(1, depth, 1), (side, 1, side)]
-        return self._next(now_s)
+        self._step = next(self._plan)
+        return self._send(now_s)
 
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
-        """Take an answer; returns what to send next, nothing when `rates` is known.
+        """Take an answer; returns what to send next.
 
         Raises:
-            ProtocolError: when it is not the answer to the probe.
+            ProtocolError: when it is not the answer that is awaited.
         """
-        rows, _, columns = self._steps[len(self._took_s)]
+        rows, _, columns = self._step
         nbytes = rows * columns * DType.FP32.itemsize
         answer = (message.id, message.rows, message.columns, payload_bytes(message.payload))
         if answer != (self._run, rows, columns, nbytes):
             raise ProtocolError(f"result {message.id} is not the answer to the probe {self._run}")
-        self._took_s.append(max(_LEAST_S, now_s - self._sent_s))
+        self._took_s = max(_LEAST_S, now_s - self._sent_s - message.compute_s)
         drop: Message = messages.Drop(self._arrays)
-        done = len(self._took_s)
-        enough = done > 1 and done % 2 == 1 and max(self._took_s[-2:]) > _ENOUGH_S
-        if done == len(self._steps) or enough:
-            self._conclude()
+        step = next(self._plan, None)
+        if step is None:
             return [drop]
-        return [drop, *self._next(now_s)]
+        self._step = step
+        return [drop, *self._send(now_s)]
 
-    def _next(self, now_s: float) -> list[Message]:
-        rows, depth, columns = self._steps[len(self._took_s)]
+    def _steps(self) -> Iterator[_Step]:
+        """What to multiply, one after the other; `_took_s` is known when it is resumed."""
+        round_trip_s = float("inf")
+        for _ in range(self._effort.round_trips):
+            yield (1, 1, 1)
+            round_trip_s = min(round_trip_s, self._took_s)
+        rates = []
+        for download in (True, False):
+            size, last, before = _FIRST_BYTES, False, 0.0
+            while True:
+                side = int((size // 4) ** 0.5)
+                step = (1, size // 8, 1) if download else (side, 1, side)
+                yield step
+                sent = 8 * step[1] if download else 4 * side * side
+                rate = sent / max(_LEAST_S, self._took_s - round_trip_s)
+                if last:  # the better of two: whatever disturbs a measurement makes it slower
+                    rates.append(max(rate, before))
+                    break
+                last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
+                before = rate
+                size = size if last else size * _GROWTH
+        self.rates = LinkRates(rates[0], rates[1], round_trip_s / 2)
+
+    def _send(self, now_s: float) -> list[Message]:
+        rows, depth, columns = self._step
         left, right, self._run = next(self._ids), next(self._ids), next(self._ids)
         self._arrays = (left, right)
         self._sent_s = now_s
@@ -95,18 +145,6 @@ class Probe:
             _zeros(right, depth, columns),
             messages.Run(self._run, Op.MATMUL.value, self._arrays, False, False, DType.FP32.value),
         ]
-
-    def _conclude(self) -> None:
-        round_trip_s = min(self._took_s)
-        if len(self._took_s) < 3:  # a tiny memory left no room for more
-            self.rates = LinkRates(1e6, 1e6, round_trip_s / 2)
-            return
-        # The best of each direction: whatever disturbs a measurement makes it slower. The round
-        # trip is not subtracted: the first one of a connection is often its slowest.
-        took_s = self._took_s
-        down = [8 * d / t for (_, d, _), t in zip(self._steps[1::2], took_s[1::2], strict=False)]
-        up = [4 * r * c / t for (r, _, c), t in zip(self._steps[2::2], took_s[2::2], strict=False)]
-        self.rates = LinkRates(max(down), max(up), round_trip_s / 2)
 
 
 def _zeros(id: int, rows: int, columns: int) -> messages.Put:

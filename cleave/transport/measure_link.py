@@ -2,7 +2,7 @@
 
 The PS times ordinary `put` and `run` messages: a row times a column is all download, a column
 times a row all upload, so no byte of one direction is counted in the other
-(`cleave.fleet.link_measurement`).
+(`cleave.fleet.probe`).
 What it finds it says in `measured`. The device's `hello` asks for no more, so it gets no work.
 """
 
