@@ -25,9 +25,10 @@ _NOISE_BLOCK: Final = 1024
 
 
 class FractionalNoise:
-    """Fractional Gaussian noise of unit variance, value after value.
+    """Fractional Gaussian noise of unit variance, value after value; indexes must not decrease.
 
-    Generated exactly, in blocks, by circulant embedding (Davies and Harte 1987).
+    Generated exactly, in blocks of 1024, by circulant embedding (Davies and Harte 1987). Blocks are
+    independent, and only the last one is kept: an emulation may last for months.
 
     Args:
         hurst: 0.5 for white noise, up to 1.
@@ -41,15 +42,17 @@ class FractionalNoise:
         covariance = ((lags + 1) ** power - 2 * lags**power + np.abs(lags - 1) ** power) / 2
         eigenvalues = np.fft.fft(np.concatenate([covariance, covariance[-2:0:-1]])).real
         self._scale = np.sqrt(np.maximum(eigenvalues, 0) / (2 * _NOISE_BLOCK))
-        self._values: list[float] = []
+        self._number = -1  # of the block that is kept
+        self._block: list[float] = []
 
     def __getitem__(self, index: int) -> float:
-        while index >= len(self._values):
+        number, place = divmod(index, _NOISE_BLOCK)
+        if number != self._number:
             size = len(self._scale)
             normal = self._rng.standard_normal(size) + 1j * self._rng.standard_normal(size)
-            block = np.fft.fft(self._scale * normal).real[:_NOISE_BLOCK]
-            self._values += block.tolist()
-        return self._values[index]
+            self._block = np.fft.fft(self._scale * normal).real[:_NOISE_BLOCK].tolist()
+            self._number = number
+        return self._block[place]
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from cleave.errors import FleetError, UsageError
 from cleave.fleet.coordinator import (
     Close,
     Coordinator,
+    DeviceState,
     Done,
     Failure,
     Joined,
@@ -140,23 +141,29 @@ class VirtualShell:
             Joined: self._ignore,
             Close: self._close_session,
         }
-        here = sum(self._populate(number, profile) for number, profile in enumerate(profiles))
-        while self.coordinator.ready_devices < here:
+        for number, profile in enumerate(profiles):
+            self._populate(number, profile)
+        here = list(self.devices.values())
+        while any(self._joining(device) for device in here):
             self._step()
 
     # --- the population ---
 
-    def _populate(self, number: int, profile: FleetDevice) -> bool:
-        """Whether a device is there from the beginning; the others come later."""
+    def _populate(self, number: int, profile: FleetDevice) -> None:
+        """A device joins, now or when it first comes."""
         when = profile.availability
         if when is None or when.always:
             self.join(profile)
-            return True
+            return
         rng = random.Random(f"{self.seed} presence {number} {profile.name}")
         presences = when.presences(rng, self._start_hour)
-        first = next(presences)
-        self._expect(profile, first, presences)
-        return first.from_s <= 0
+        self._expect(profile, next(presences), presences)
+
+    def _joining(self, device: _VirtualDevice) -> bool:
+        """Whether it waits to be welcomed, or refused; some leave before that."""
+        session = self.coordinator.sessions.get(device.id)
+        waits = session is None or session.state is DeviceState.JOINING
+        return waits and device.alive and not device.core.draining
 
     def _expect(
         self,
@@ -213,6 +220,9 @@ class VirtualShell:
         device = self.devices.get(device_id)
         if device is not None:
             device.alive = False  # what is on its way to it or from it is lost
+            for link in (device.down, device.up):
+                while len(link.queue) > 1:  # the first of it is in a shared line already
+                    link.queue.pop()
             self._part(device)
             self._obey(self.coordinator.closed(device_id, "the device vanished", self.now_s))
 

@@ -1,0 +1,100 @@
+"""How long emulated devices multiply: their fitted models, their owners, their temperature."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from cleave.arrays import DType
+from cleave.device.core import Array, Compute
+from emulator.compute import EmulatedProcessor
+from profiles.fleet_device import FleetDevice
+from profiles.library import load_profile
+from profiles.performance import Layout
+from profiles.thermal import ThermalModel, ThrottlePoint
+
+PLAIN = FleetDevice("test", 1e9, 1e6, 1e6, 0.0, 2**30)
+FITTED = replace(PLAIN, compute=load_profile("snapdragon-888").compute_model())
+HOT = replace(
+    PLAIN,
+    thermal=ThermalModel(1.0, 60.0, 0.0, (ThrottlePoint(0.4, 1.0), ThrottlePoint(0.6, 0.5))),
+)
+
+
+def order(
+    rows: int,
+    columns: int,
+    *depths: int,
+    dtype: DType = DType.FP32,
+    out: DType | None = None,
+    transposed: tuple[bool, bool] = (False, False),
+) -> Compute:
+    """A multiplication of as many pieces as depths are given."""
+    pairs = []
+    for depth in depths:
+        sides = [(rows, depth), (depth, columns)]
+        a, b = (s[::-1] if t else s for s, t in zip(sides, transposed, strict=True))
+        pairs.append(tuple(Array(*s, dtype, None, s[0] * s[1] * dtype.itemsize) for s in (a, b)))
+    flops = 2 * rows * columns * sum(depths)
+    return Compute(1, pairs, *transposed, rows, columns, out or dtype, flops)  # type: ignore[arg-type]
+
+
+def test_plain_devices_multiply_at_their_rate() -> None:
+    processor = EmulatedProcessor(PLAIN)
+    assert processor.run(order(100, 200, 50), 1.0) == pytest.approx((1.0, 1.0 + 2e6 / 1e9))
+
+
+def test_multiplications_follow_one_another() -> None:
+    processor = EmulatedProcessor(PLAIN)
+    times = [processor.run(order(100, 100, 50), now_s) for now_s in (0.0, 0.0, 1.0)]
+    assert times == [(0.0, 1e-3), (1e-3, 2e-3), (1.0, pytest.approx(1.001))]
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("transposed", [(a, b) for a in (False, True) for b in (False, True)])
+def test_the_fitted_model_gives_the_time(dtype: DType, transposed: tuple[bool, bool]) -> None:
+    model = FITTED.compute
+    assert model is not None
+    asked = order(96, 160, 224, dtype=dtype, transposed=transposed)
+    expected_s = model.seconds(dtype.value, dtype.value, Layout.of(*transposed), 96, 160, 224)
+    assert EmulatedProcessor(FITTED).full_speed_s(asked) == expected_s > 0
+
+
+def test_a_sum_of_pieces_takes_each_of_them_in_fp32() -> None:
+    model = FITTED.compute
+    assert model is not None
+    asked = order(96, 160, 100, 60, 7, dtype=DType.BF16)
+    expected_s = sum(
+        model.seconds("bf16", "fp32", Layout.NN, 96, 160, depth) for depth in (100, 60, 7)
+    )
+    assert EmulatedProcessor(FITTED).full_speed_s(asked) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("load", [0.0, 0.25, 0.9])
+def test_what_the_owner_uses_is_missing(load: float) -> None:
+    begin_s, end_s = EmulatedProcessor(replace(PLAIN, load=load)).run(order(100, 100, 50), 0.0)
+    assert end_s - begin_s == pytest.approx(1e-3 / (1 - load))
+
+
+def test_under_load_a_device_settles_at_its_sustained_speed() -> None:
+    assert HOT.thermal is not None
+    processor = EmulatedProcessor(HOT)
+    second = order(1000, 1000, 500)  # of work, cool
+    durations = []
+    for _ in range(600):
+        begin_s, end_s = processor.run(second, 0.0)
+        durations.append(end_s - begin_s)
+    assert durations[0] == pytest.approx(1.0)
+    assert 1 / durations[-1] == pytest.approx(HOT.thermal.sustained_speed, rel=0.02)
+    assert HOT.thermal.sustained_speed < 0.7
+    assert all(b >= a - 1e-2 for a, b in pairwise(durations))
+
+
+def test_a_rest_cools_it() -> None:
+    processor = EmulatedProcessor(HOT)
+    for _ in range(300):
+        processor.run(order(1000, 1000, 500), 0.0)
+    begin_s, end_s = processor.run(order(1000, 1000, 500), processor.free_s + 600)
+    assert end_s - begin_s == pytest.approx(1.0)
