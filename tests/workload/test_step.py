@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from cleave.errors import UsageError
 from cleave.gemm import Gemm
 from cleave.workload.registry import MODELS, ModelSpec, find_model
-from cleave.workload.step import GemmKind, linear_shapes, step_flops, step_gemms
+from cleave.workload.step import (
+    GemmKind,
+    linear_shapes,
+    siblings_in_order,
+    step_flops,
+    step_gemms,
+)
 
 models = st.sampled_from(list(MODELS.values()))
 sizes = st.integers(1, 2048)
@@ -77,3 +83,24 @@ def test_flops_are_about_six_per_parameter_and_token(name: str) -> None:
 def test_nothing_to_train_on(batch: int, seq: int) -> None:
     with pytest.raises(UsageError, match="must be 1 or more"):
         step_gemms(find_model("opt-nano"), batch, seq)
+
+
+@given(models)
+def test_siblings_in_order_are_all_linears_layer_after_layer(spec: ModelSpec) -> None:
+    groups = siblings_in_order(spec)
+    counted = Counter((s.name, s.inputs, s.outputs) for group in groups for s in group)
+    listed = {(s.name, s.inputs, s.outputs): s.count for s in linear_shapes(spec)}
+    assert counted == listed
+    assert all(s.count == 1 for group in groups for s in group)
+    assert all(len({s.inputs for s in group}) == 1 for group in groups)
+    assert groups[-1][-1].name == "lm_head"
+    layers = [i for i, group in enumerate(groups) if group[0].name == "q_proj"]
+    assert len(layers) == spec.layers
+    length = layers[1] - layers[0]
+    assert all(groups[i : i + length] == groups[layers[0] :][:length] for i in layers)
+
+
+def test_siblings_of_a_llama_layer() -> None:
+    names = [[s.name for s in group] for group in siblings_in_order(find_model("llama-nano"))]
+    layer = [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+    assert names == [*layer, *layer, ["lm_head"]]

@@ -1,0 +1,264 @@
+"""Steps by sizes alone: the GEMMs of training, reused timelines, bytes in closed form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cleave import arrays
+from cleave.arrays import Buffer, DType
+from cleave.dispatch.gemm_work import RESIDENCY_DEVICES
+from cleave.fleet.fleet import Fleet, Side
+from cleave.gemm import Gemm, Span
+from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
+from cleave.planner.plan import PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.protocol import messages
+from cleave.protocol.codec import wire_size
+from cleave.workload.registry import find_model
+from cleave.workload.step import step_gemms
+from emulator.activity import Activity, Direction, Transfer
+from emulator.sized_step import SizedStep, SizedStepper
+from emulator.virtual import VirtualShell, emulated
+from profiles.availability import Availability, Durations
+from profiles.fleet_device import Bottleneck, FleetDevice
+from profiles.fleets import paper_fleet
+
+MANY = RESIDENCY_DEVICES + 6  # a fleet in which timelines are reused
+TOKENS = 64
+
+
+def stepper(
+    devices: Sequence[FleetDevice] | int,
+    model: str = "opt-nano",
+    *,
+    tokens: int = TOKENS,
+    reuse: bool = True,
+    ps: PsRates | None = None,
+) -> tuple[SizedStepper, VirtualShell]:
+    members = paper_fleet(devices) if isinstance(devices, int) else list(devices)
+    fleet = emulated(members, compute=False, ps=ps)
+    if ps:  # a card alone: plans spare the PS's loop all the same, as in `cleave emulate`
+        card = (ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+        fleet.planner = TilePlanner(PsRates(*card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
+    assert isinstance(fleet.shell, VirtualShell)
+    made = SizedStepper(fleet, find_model(model), tokens, DType.FP32, reuse=reuse)
+    return made, fleet.shell
+
+
+def submitted(fleet: Fleet) -> Counter[Gemm]:
+    """Shapes and how often, whatever the dtypes."""
+    counted: Counter[Gemm] = Counter()
+    for (gemm, _, _), times in fleet.submitted.items():
+        counted[gemm] += times
+    return counted
+
+
+# --- the GEMMs of training ---
+
+
+@pytest.mark.parametrize("model", ["opt-nano", "llama-nano", "opt-tiny", "llama-tiny"])
+def test_a_step_submits_what_training_submits(model: str) -> None:
+    torch = pytest.importorskip("torch")
+    import cleave
+    from cleave.models.build import build_model
+
+    batch, seq = 2, 16
+    spec = find_model(model)
+    trained = emulated(4)
+    module = build_model(spec, seed=0)
+    cleave.offload(module, trained)
+    tokens = torch.randint(0, spec.vocabulary, (batch, seq))
+    module(input_ids=tokens, labels=tokens).loss.backward()
+
+    sized = emulated(4, compute=False)
+    SizedStepper(sized, spec, batch * seq, DType.FP32).step()
+    assert submitted(sized) == submitted(trained)
+
+
+@pytest.mark.parametrize("model", ["opt-125m", "opt-350m", "llama2-7b"])
+def test_a_step_submits_what_the_workload_lists(model: str) -> None:
+    spec = find_model(model)
+    listed: Counter[Gemm] = Counter()
+    for one in step_gemms(spec, 1, 8):
+        listed[one.gemm] += one.count
+    fleet = emulated(2, compute=False)
+    SizedStepper(fleet, spec, 8, DType.BF16).step()
+    assert submitted(fleet) == listed
+
+
+def test_layers_make_the_step() -> None:
+    """All decoder layers, and the head, are all GEMMs of a step."""
+    spec = find_model("opt-nano")
+    made, _ = stepper(MANY)
+    layers = [made.layer(i).counters.gemms for i in range(spec.layers)]
+    assert layers == [18] * spec.layers
+    assert made.step().counters.gemms == sum(layers) + 3  # the head's three
+
+
+def test_progress_is_told() -> None:
+    made, _ = stepper(2)
+    told: list[tuple[int, int]] = []
+    made.step(lambda done, of: told.append((done, of)))
+    assert told == [(i + 1, 2 * made.groups) for i in range(2 * made.groups)]
+
+
+# --- reused timelines ---
+
+
+def same(reused: SizedStep, emulated_all: SizedStep) -> None:
+    ours, theirs = reused.counters, emulated_all.counters
+    for name in (
+        "downlink_bytes", "uplink_bytes", "blocks", "tiles", "gemms", "reissued", "late",
+        "floor_down_bytes", "floor_up_bytes",
+    ):  # fmt: skip
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert reused.events + reused.reused_events == emulated_all.events
+    assert reused.fleet_s == pytest.approx(emulated_all.fleet_s, rel=1e-9)
+    assert ours.fleet_s == pytest.approx(theirs.fleet_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "card"),
+    [
+        ("opt-nano", {}, None),
+        ("llama-nano", {"latency_s": 0.02, "load": 0.3}, None),
+        ("opt-nano", {}, 1.25e8),
+        ("opt-nano", {"bottleneck": Bottleneck("line", 1e9, 1e8, MANY), "latency_s": 1e-3}, 1.25e8),
+    ],
+    ids=["paper", "latency", "card", "line"],
+)
+def test_reuse_changes_nothing(model: str, change: dict[str, Any], card: float | None) -> None:
+    fleet = [replace(d, **change) for d in paper_fleet(MANY)]
+    ps = PsRates(card, card) if card else None
+    (once, shell), (anew, other) = (stepper(fleet, model, reuse=r, ps=ps) for r in (True, False))
+    for _ in range(2):
+        reused, whole = once.step(), anew.step()
+        assert whole.reused_events == 0
+        same(reused, whole)
+    assert reused.reused_events > 0
+    assert shell.now_s == pytest.approx(other.now_s, rel=1e-9)
+    for number, device in shell.devices.items():
+        assert device.core.blocks == other.devices[number].core.blocks
+        assert device.core.flops == other.devices[number].core.flops
+
+
+def test_real_gemms_after_reuse_take_the_same_course() -> None:
+    (once, shell), (anew, other) = (stepper(MANY, reuse=r) for r in (True, False))
+    same(once.step(), anew.step())
+    shell.observers.append(lambda _: None)  # from now on event by event
+    ours, theirs = once.step(), anew.step()
+    assert ours.reused_events == 0
+    same(ours, theirs)
+    assert shell.now_s == pytest.approx(other.now_s, rel=1e-9)
+
+
+CHURN = Availability(Durations(1e4), Durations(10.0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"jitter_s": 0.001}, {"drift_sigma": 0.2}, {"availability": CHURN}],
+    ids=lambda c: next(iter(c)),
+)
+def test_what_is_random_is_not_reused(change: dict[str, Any]) -> None:
+    fleet = [replace(d, **change) for d in paper_fleet(MANY)]
+    made, _ = stepper(fleet)
+    assert made.step().reused_events == 0
+
+
+def test_one_random_device_is_enough() -> None:
+    first, *others = paper_fleet(MANY)
+    made, _ = stepper([replace(first, jitter_s=1e-3), *others])
+    assert made.step().reused_events == 0
+
+
+def test_what_is_watched_is_not_reused() -> None:
+    made, shell = stepper(MANY)
+    shell.observers.append(lambda _: None)
+    assert made.step().reused_events == 0
+
+
+def test_losses_end_reuse_until_the_fleet_is_known_again() -> None:
+    made, shell = stepper(MANY)
+    made.step()
+    shell.lose(3)
+    changed = made.step()
+    assert changed.events > 0
+    assert made.step().reused_events > changed.reused_events
+
+
+def test_small_fleets_keep_what_they_hold_and_reuse_nothing() -> None:
+    made, _ = stepper(RESIDENCY_DEVICES)
+    assert made.step().reused_events == 0
+
+
+# --- bytes in closed form ---
+
+
+@pytest.mark.parametrize("devices", [1, 5, MANY])
+@pytest.mark.parametrize("shape", [(64, 96, 80), (33, 47, 500)], ids=str)
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_bytes_are_those_of_the_plan_and_the_messages_around_them(
+    devices: int, shape: tuple[int, int, int], dtype: DType
+) -> None:
+    """Counted = strips and blocks of the plan + header of every message, to the byte."""
+    fleet = emulated(devices, compute=False)
+    shell = fleet.shell
+    assert isinstance(shell, VirtualShell)
+    shell.settle()
+    seen: list[Activity] = []
+    shell.observers.append(seen.append)
+    before = fleet.counters()
+    m, n, k = shape
+    a, b = (fleet.operand(Buffer(np.zeros(s, dtype.storage), dtype)) for s in ((m, k), (k, n)))
+    future = fleet.submit(Side(a), Side(b), arrays.empty(m, n, dtype))
+    future.result()
+    plan = future.work.plan
+    assert plan is not None
+    counted = fleet.counters() - before
+
+    strips: set[tuple[int, str, Span, Span]] = set()  # a device is sent each of them once
+    up = 0
+    for tile in plan.tiles:
+        cut = tile.cut
+        for piece in cut.k_cuts:
+            strips |= {(tile.device, "a", rows, piece) for rows in cut.m_cuts}
+            strips |= {(tile.device, "b", piece, columns) for columns in cut.n_cuts}
+        each = 4 if cut.tile.is_partial(plan.gemm) else dtype.itemsize
+        up += cut.tile.m.size * cut.tile.n.size * each
+    down = sum(s[2].size * s[3].size for s in strips) * dtype.itemsize
+
+    overhead = dict.fromkeys(Direction, 0)
+    sent: Counter[str] = Counter()
+    for transfer in (t for t in seen if isinstance(t, Transfer)):
+        header = transfer.nbytes - payload_of(transfer.message)
+        assert header == header_bytes(transfer.message)
+        overhead[transfer.direction] += header
+        sent[transfer.message.TYPE] += 1
+    assert counted.downlink_bytes == down + overhead[Direction.DOWN]
+    assert counted.uplink_bytes == up + overhead[Direction.UP]
+    blocks = sum(len(t.cut.m_cuts) * len(t.cut.n_cuts) for t in plan.tiles)
+    assert sent == {"put": len(strips), "run": blocks, "result": blocks}
+
+
+def payload_of(message: messages.Message) -> int:
+    if isinstance(message, messages.Put | messages.Result):
+        return int(message.payload.nbytes)
+    return 0
+
+
+def header_bytes(message: messages.Message) -> int:
+    """What a message takes without its payload, its payload's length included.
+
+    Of a payload, msgpack writes the length in 2, 3 or 5 bytes.
+    """
+    if not isinstance(message, messages.Put | messages.Result):
+        return wire_size(message)
+    nbytes, bare = payload_of(message), replace(message, payload=b"")
+    return wire_size(bare) + (0 if nbytes < 2**8 else 1 if nbytes < 2**16 else 3)

@@ -1,0 +1,110 @@
+"""Traces for the viewer, and event logs."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cleave import arrays
+from cleave.arrays import Buffer, DType
+from cleave.errors import UsageError
+from cleave.fleet.fleet import Side
+from emulator.activity import Activity
+from emulator.trace import EventLog, TraceWriter
+from emulator.virtual import VirtualShell, emulated
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import find_fleet, with_churn
+
+ROWS = {1: "receive", 2: "compute", 3: "send"}
+
+
+def watch(devices: list[FleetDevice], *observers: Any, seed: int = 3) -> list[Activity]:
+    """Emulate two GEMMs, watched; returns everything that happened."""
+    seen: list[Activity] = []
+    fleet = emulated(devices, compute=False, seed=seed, start_hour=23.0)
+    assert isinstance(fleet.shell, VirtualShell)
+    fleet.shell.observers.extend([*observers, seen.append])
+    for _ in range(2):
+        a, b = (
+            fleet.operand(Buffer(np.zeros((300, 300), np.float32), DType.FP32)) for _ in range(2)
+        )
+        fleet.submit(Side(a), Side(b), arrays.empty(300, 300, DType.FP32)).result()
+    return seen
+
+
+def written(trace: TraceWriter, folder: Path) -> list[dict[str, Any]]:
+    trace.write(folder / "trace.json")
+    document = json.loads((folder / "trace.json").read_text())
+    events: list[dict[str, Any]] = document["traceEvents"]
+    return events
+
+
+@pytest.mark.parametrize("fleet", ["paper-6", "home-mix-12", "home-nights-20"])
+def test_a_trace_is_what_the_viewer_reads(fleet: str, tmp_path: Path) -> None:
+    trace = TraceWriter()
+    seen = watch(find_fleet(fleet), trace)
+    events = written(trace, tmp_path)
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == len(seen)
+    assert {e["ph"] for e in events} == {"X", "M"}
+    for event in slices:
+        assert event["ts"] >= 0
+        assert event["dur"] >= 0
+        assert event["name"]
+        assert ROWS[event["tid"]] == event["cat"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    groups = {e["pid"] for e in events if e["name"] == "process_name"}
+    assert {e["pid"] for e in slices} == groups
+    assert all(named[e["pid"], e["tid"]] == ROWS[e["tid"]] for e in slices)
+
+
+@pytest.mark.parametrize("churn", ["", "0.2:0.1"])
+def test_slices_of_a_row_do_not_overlap(churn: str, tmp_path: Path) -> None:
+    fleet = find_fleet("home-mix-12")
+    trace = TraceWriter()
+    watch(with_churn(fleet, churn) if churn else fleet, trace)
+    rows: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in written(trace, tmp_path):
+        if event["ph"] == "X" and event["dur"]:
+            ends = event["ts"], event["ts"] + event["dur"]
+            rows.setdefault((event["pid"], event["tid"]), []).append(ends)
+    for slices in rows.values():
+        for (_, end), (begin, _) in pairwise(sorted(slices)):
+            assert begin >= end - 1e-3  # microseconds: what doubles leave of them
+
+
+def test_the_wavefront_is_visible(tmp_path: Path) -> None:
+    """Products begin before the last strip is there, blocks leave before the last product."""
+    trace = TraceWriter()
+    watch([FleetDevice("one", 1e9, 1e6, 1e6, 0.0, 2**30)], trace)
+    events = [e for e in written(trace, tmp_path) if e["ph"] == "X" and e["dur"]]
+    rows = {n: [e for e in events if e["cat"] == n] for n in ("receive", "compute", "send")}
+    puts = [e for e in rows["receive"] if e["name"].startswith("put")]
+    assert rows["compute"][0]["ts"] < puts[-1]["ts"]
+    results = [e for e in rows["send"] if e["name"].startswith("result")]
+    assert results[0]["ts"] < rows["compute"][-1]["ts"]
+
+
+def test_what_is_over_the_limit_is_counted(tmp_path: Path) -> None:
+    trace = TraceWriter(limit=10)
+    seen = watch(find_fleet("paper-3"), trace)
+    assert trace.left_out == len(seen) - 10
+    assert len([e for e in written(trace, tmp_path) if e["ph"] == "X"]) == 10
+
+
+def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        TraceWriter().write(tmp_path / "no" / "such.json")
+
+
+def test_a_log_has_one_line_of_json_for_each_activity() -> None:
+    lines: list[str] = []
+    seen = watch(find_fleet("home-mix-8"), EventLog(lines.append))
+    assert len(lines) == len(seen)
+    kinds = {json.loads(line)[0] for line in lines}
+    assert {"down", "up", "multiply"} <= kinds
