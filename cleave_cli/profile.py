@@ -95,6 +95,7 @@ def device(
     from cleave.device.executors import choose
     from cleave.device.machine import this_machine
     from cleave.device.memory import hold_strips_well
+    from cleave_cli.own_device import own_device
     from cleave_cli.profile_display import need_matplotlib
     from profiles.profile_file import write_profile
 
@@ -130,7 +131,8 @@ def device(
             bar.update(task, description=what, completed=seconds)
 
         try:
-            measured = profiling.measure_device(settings, chosen, progress)
+            with own_device(chosen.name, threads) as timer:
+                measured = profiling.measure_device(settings, chosen, progress, timer=timer)
         except (OSError, ValueError) as error:
             raise CleaveError(f"this machine could not be measured: {error}") from None
     with _as_usage_errors():

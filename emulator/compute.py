@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cleave.device.core import Compute
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 from profiles.thermal import ThermalState
+
+IDLE_S: Final = 5e-4
+"""A device that had nothing to do for so long has to wake."""
 
 
 class EmulatedProcessor:
@@ -28,7 +33,11 @@ class EmulatedProcessor:
     def run(self, order: Compute, now_s: float) -> tuple[float, float]:
         """When a multiplication that is asked for now begins, and when it ends; seconds."""
         begin_s = self.free_s if self.free_s > now_s else now_s
-        work_s = self.full_speed_s(order) / self._share
+        work_s = self.full_speed_s(order)
+        if now_s > self.free_s + IDLE_S and self._device.compute is not None:
+            dtype = order.pairs[0][0].dtype.value
+            work_s += self._device.compute.wake_s(dtype, order.out.value)
+        work_s /= self._share
         if self._thermal is not None:
             work_s = self._thermal.busy(begin_s, work_s)
         self.free_s = begin_s + work_s

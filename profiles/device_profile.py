@@ -143,6 +143,8 @@ class Compute(_Table, frozen=True):
     Attributes:
         flops_per_s: at saturation, at full speed.
         source: of these figures.
+        wake_s: what a tile takes longer on a device that has been idle: cold caches, a thread
+            that slept.
         models: fitted, by layout; without one the throughput is taken as the same at every shape.
         samples: what the models were fitted to: rows, columns, depth, layout, seconds.
         fits: how well each model predicts samples it was not fitted on.
@@ -150,6 +152,7 @@ class Compute(_Table, frozen=True):
 
     flops_per_s: FlopsPerS
     source: str = ""
+    wake_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     models: dict[Layout, PerformanceModel] = {}
     samples: tuple[_Sample, ...] = ()
     fits: dict[Layout, FitReport] = {}
@@ -280,7 +283,7 @@ class DeviceProfile(_Table, frozen=True):
         for dtype, entry in self.compute.items():
             fitted = entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}
             models.update({(dtype, layout): model for layout, model in fitted.items()})
-        return ComputeModel(models)
+        return ComputeModel(models, {dtype: e.wake_s for dtype, e in self.compute.items()})
 
 
 DTYPES = ("fp32", "bf16", "fp16", "bf16>fp32", "fp16>fp32")

@@ -196,12 +196,18 @@ class ComputeModel:
     Args:
         models: by dtype (the protocol's name, or `bf16>fp32` for 16-bit inputs with a result in
             fp32) and layout.
+        wakes_s: by dtype, what a tile takes longer on a device that has been idle.
     """
 
-    def __init__(self, models: Mapping[tuple[str, Layout], PerformanceModel]) -> None:
+    def __init__(
+        self,
+        models: Mapping[tuple[str, Layout], PerformanceModel],
+        wakes_s: Mapping[str, float] | None = None,
+    ) -> None:
         if not models:
             raise ValueError("a device needs a performance model for one dtype at least")
         self.models = dict(models)
+        self.wakes_s = dict(wakes_s or {})
         self._known: dict[tuple[str, str, Layout, int, int, int], float] = {}
 
     def seconds(self, dtype: str, out: str, layout: Layout, a: int, b: int, c: int) -> float:
@@ -221,6 +227,11 @@ class ComputeModel:
             found = self._known[key] = self.model(dtype, out, layout).seconds(a, b, c)
         return found
 
+    def wake_s(self, dtype: str, out: str) -> float:
+        """What a tile takes longer on a device that has been idle."""
+        wakes_s = self.wakes_s
+        return wakes_s.get(f"{dtype}>{out}", 0.0) if out != dtype else wakes_s.get(dtype, 0.0)
+
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
         """What is nearest to the asked dtype and layout; what a device lacks it does in fp32."""
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
@@ -233,4 +244,7 @@ class ComputeModel:
 
     def scaled(self, factor: float) -> ComputeModel:
         """The models of a device that takes `factor` times as long for everything."""
-        return ComputeModel({key: model.scaled(factor) for key, model in self.models.items()})
+        return ComputeModel(
+            {key: model.scaled(factor) for key, model in self.models.items()},
+            {dtype: wake_s * factor for dtype, wake_s in self.wakes_s.items()},
+        )

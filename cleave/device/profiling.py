@@ -10,8 +10,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -40,10 +40,34 @@ _RESTS_AT_MOST_S: Final = 90.0
 _IDLE_S: Final = 3.0
 _ASSUMED_MEMORY_BYTES: Final = 10**9
 _LARGEST_CUBE: Final = 1024  # side of the tile of a sustained run
+_WAKE_SHAPES: Final = (  # small: on large ones it is lost in the noise
+    *((32, 64, 64), (64, 64, 128), (64, 128, 64)),
+    *((96, 96, 96), (128, 64, 192), (128, 128, 128)),
+    *((64, 256, 96), (160, 160, 64), (192, 128, 160)),
+)
+
+
+class TileTimer(Protocol):
+    """Times tiles as a device computes them."""
+
+    def tile_s(
+        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
+    ) -> float:
+        """Seconds of an a x c by c x b product: of several, which take `enough_s` together."""
+        ...
+
+    def wake_s(
+        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
+    ) -> float:
+        """What it takes longer on a device that has been idle."""
+        ...
 
 
 class Bench:
-    """Times tiles on an executor.
+    """Times tiles on an executor in this process (a `TileTimer`).
+
+    A device process has other things in its caches when a tile comes, and its tiles take longer,
+    small ones twice as long; `cleave.transport.tile_timer` times those.
 
     Args:
         executor: what multiplies.
@@ -78,10 +102,28 @@ class Bench:
         return Array(*shape, dtype, self._bytes[dtype][begin : begin + nbytes], nbytes)
 
     def once(self, order: Compute) -> float:
-        """Seconds of one multiplication, the block ready to be sent at the end."""
+        """Seconds of one multiplication, the block ready to be sent at the end.
+
+        Its operands are new in memory, as those of a tile are that came over a socket: products of
+        operands that were multiplied a moment ago are up to a third faster.
+        """
+        pairs = [(_as_received(left), _as_received(right)) for left, right in order.pairs]
+        arrived = replace(order, pairs=pairs)
         began_s = self.clock()
-        execute(self.executor, order).pack()
+        execute(self.executor, arrived).pack()
         return self.clock() - began_s
+
+    def tile_s(
+        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
+    ) -> float:
+        """See `TileTimer.tile_s`."""
+        return self.seconds(self.order(a, b, c, layout, dtype, out), enough_s)
+
+    def wake_s(
+        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
+    ) -> float:
+        """See `TileTimer.wake_s`: not seen from within one process."""
+        return 0.0
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
         """The median of several: three at least, and `enough_s` together. After one for warming."""
@@ -91,6 +133,10 @@ class Bench:
         while len(took) < _REPEATS or sum(took) < enough_s:
             took.append(self.once(order))
         return statistics.median(took)
+
+
+def _as_received(array: Array) -> Array:
+    return replace(array, payload=bytes(array.payload))
 
 
 # --- multiplication over a grid of shapes ---
@@ -168,43 +214,65 @@ QUICK_LAYOUTS: Final = (Layout.NN, Layout.NT, Layout.TN)
 
 
 def measure_samples(
-    bench: Bench,
+    timer: TileTimer,
     variant: Variant,
     layout: Layout,
     grid: Grid,
     seconds: float,
     rng: np.random.Generator,
+    clock: Clock = time.perf_counter,
 ) -> list[Sample]:
     """Time the shapes of a grid until all are done or the time is up.
 
     Args:
-        bench: times them.
+        timer: times them.
         variant, layout: of what.
         grid: the shapes; what would take more than a fortieth of the time is left out.
         seconds: how long; at least 15 shapes are measured in any case.
         rng: draws the shapes.
+        clock: tells how long it has been.
     """
-    began_s = bench.clock()
-    first = bench.order(128, 128, 128, layout, variant.dtype, variant.out)
-    pace_s = bench.seconds(first, min(_ENOUGH_S, seconds / 20)) / 128**3
+
+    def tile_s(a: int, b: int, c: int, enough_s: float) -> float:
+        return timer.tile_s(a, b, c, layout, variant.dtype, variant.out, enough_s)
+
+    began_s = clock()
+    pace_s = tile_s(128, 128, 128, min(_ENOUGH_S, seconds / 20)) / 128**3
     shapes = grid.shapes(rng, seconds / 40 / max(pace_s, 1e-15))
     enough_s = min(_ENOUGH_S, 0.6 * seconds / len(shapes))
     samples: list[Sample] = []
     for a, b, c in shapes:
-        if len(samples) >= _LEAST_SAMPLES and bench.clock() - began_s > seconds:
+        if len(samples) >= _LEAST_SAMPLES and clock() - began_s > seconds:
             break
-        took_s = bench.seconds(bench.order(a, b, c, layout, variant.dtype, variant.out), enough_s)
+        took_s = tile_s(a, b, c, enough_s)
         # A clock that did not move measured less than it can show.
         samples.append(Sample(a, b, c, layout, float(f"{max(took_s, 1e-8):.4g}")))
     return samples
 
 
-def fitted(samples: Sequence[Sample], source: str = "") -> schema.Compute:
+def measure_wake(timer: TileTimer, variant: Variant, seconds: float) -> float:
+    """What the first tile takes longer on a device that has been idle: the median of some shapes.
+
+    Args:
+        timer: times them.
+        variant: of what.
+        seconds: how long, about.
+    """
+    enough_s = min(_ENOUGH_S, seconds / (4 * len(_WAKE_SHAPES)))
+    took = [
+        timer.wake_s(*shape, layout, variant.dtype, variant.out, enough_s)
+        for shape, layout in zip(_WAKE_SHAPES, QUICK_LAYOUTS * 3, strict=True)
+    ]
+    return float(f"{statistics.median(took):.4g}")
+
+
+def fitted(samples: Sequence[Sample], source: str = "", wake_s: float = 0.0) -> schema.Compute:
     """Fit a model to the samples of every layout, and judge it on those it was not fitted on.
 
     Args:
         samples: of one dtype; those of a layout together.
         source: of the samples.
+        wake_s: see `Compute.wake_s`.
 
     Raises:
         ValueError: when there are too few samples, or scipy is missing.
@@ -216,6 +284,7 @@ def fitted(samples: Sequence[Sample], source: str = "") -> schema.Compute:
     return schema.Compute(
         flops_per_s=max(2 * s.a * s.b * s.c / s.seconds for s in samples),
         source=source,
+        wake_s=wake_s,
         models=models,
         samples=tuple((s.a, s.b, s.c, s.layout, s.seconds) for s in samples),
         fits=fits,
@@ -236,7 +305,7 @@ def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
     compute = {}
     for dtype, entry in profile.compute.items():
         samples = [Sample(*sample) for sample in entry.samples]
-        compute[dtype] = fitted(samples, entry.source) if samples else entry
+        compute[dtype] = fitted(samples, entry.source, entry.wake_s) if samples else entry
     sustained = profile.sustained
     if sustained is not None and sustained.speeds:
         sustained = _with_thermal(sustained)
@@ -403,6 +472,7 @@ def measure_device(
     clock: Clock = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
     sensors: Sensors | None = None,
+    timer: TileTimer | None = None,
 ) -> schema.DeviceProfile:
     """Measure this machine; takes about `settings.total_s`.
 
@@ -412,6 +482,7 @@ def measure_device(
         progress: told how far it is.
         clock, sleep: time.
         sensors: of this machine.
+        timer: times the grid of shapes; the executor in this process unless given.
 
     Raises:
         ValueError: when a model cannot be fitted (scipy is missing), or a process ends early.
@@ -456,7 +527,8 @@ def measure_device(
         )
         over_s += settings.contention_total_s
     compute = _measure_grid(
-        bench,
+        timer or bench,
+        clock,
         settings,
         rng,
         lambda what, s: progress(what, over_s + s),
@@ -497,7 +569,8 @@ def measure_device(
 
 
 def _measure_grid(
-    bench: Bench,
+    timer: TileTimer,
+    clock: Clock,
     settings: Settings,
     rng: np.random.Generator,
     progress: Progress,
@@ -505,15 +578,19 @@ def _measure_grid(
 ) -> dict[str, schema.Compute]:
     pairs = [(v, layout) for v in settings.variants for layout in settings.layouts]
     samples: dict[str, list[Sample]] = {}
-    began_s = bench.clock()
+    began_s = clock()
     for done, (variant, layout) in enumerate(pairs):
         progress(f"{variant.name} {layout.value}", settings.grid_s * done / len(pairs))
-        left_s = settings.grid_s - (bench.clock() - began_s)
+        left_s = settings.grid_s - (clock() - began_s)
         share_s = max(0.1 * settings.grid_s, left_s) / (len(pairs) - done)
-        found = measure_samples(bench, variant, layout, settings.grid, share_s, rng)
+        found = measure_samples(timer, variant, layout, settings.grid, share_s, rng, clock)
         samples.setdefault(variant.name, []).extend(found)
-    progress("fitting", settings.grid_s)
-    return {name: fitted(of_dtype, source) for name, of_dtype in samples.items()}
+    progress("idle devices", settings.grid_s)
+    wakes = {
+        v.name: measure_wake(timer, v, 0.05 * settings.grid_s / len(settings.variants))
+        for v in settings.variants
+    }
+    return {name: fitted(found, source, wakes[name]) for name, found in samples.items()}
 
 
 def _memory(settings: Settings, here: machine.Machine) -> schema.Memory:

@@ -133,7 +133,7 @@ def test_shapes_too_large_for_the_time_are_left_out() -> None:
 def test_samples_are_the_times_of_the_shapes() -> None:
     bench, executor = _bench()
     rng = np.random.default_rng(0)
-    samples = measure_samples(bench, FP32, Layout.TN, SMALL, 100.0, rng)
+    samples = measure_samples(bench, FP32, Layout.TN, SMALL, 100.0, rng, bench.clock)
     assert len(samples) == 90
     for s in samples:
         assert s.layout is Layout.TN
@@ -142,10 +142,11 @@ def test_samples_are_the_times_of_the_shapes() -> None:
 
 def test_the_time_is_kept_but_a_model_has_samples_enough() -> None:
     bench, _ = _bench()
-    samples = measure_samples(bench, FP32, Layout.NN, SMALL, 1e-6, np.random.default_rng(0))
+    rng = np.random.default_rng(0)
+    samples = measure_samples(bench, FP32, Layout.NN, SMALL, 1e-6, rng, bench.clock)
     assert len(samples) == 15
     bench, executor = _bench()
-    measure_samples(bench, FP32, Layout.NN, SMALL, 0.5, np.random.default_rng(0))
+    measure_samples(bench, FP32, Layout.NN, SMALL, 0.5, np.random.default_rng(0), bench.clock)
     assert executor.clock.now_s < 0.6
 
 

@@ -1,0 +1,346 @@
+"""Do emulated devices behave like real ones on this machine?
+
+    python -m benchmarks.emulator_fidelity [--profile FILE] [--tiles N] [--steps N]
+
+Profiles this machine (one thread), then runs `cleave join` processes and emulated devices of that
+profile on the same GEMMs:
+
+- tile times of one pinned process, on shapes that were not measured: error at most
+  max(5 %, 1.5 x that of one real run against another) in the median, max(15 %, 2 x that) at p95;
+- tile times of two and four processes at once, against the contention that the profile states;
+- training steps of opt-tiny on three processes behind real rate-limited links (network namespaces,
+  tbf: 55/7.5, 100/20 and 20/5 Mbit/s down/up): emulated step time within 10 %. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import cleave
+from benchmarks.common import joined, make_trainer, wait_for_devices
+from cleave.arrays import Buffer, DType, empty, narrow
+from cleave.device.memory import hold_strips_well
+from cleave.fleet.fleet import Fleet, Side
+from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
+from cleave.training.job import JobSpec
+from cleave.transport.serve import ServedFleet
+from emulator.virtual import Arithmetic, VirtualShell
+from profiles.device_profile import DeviceProfile
+from profiles.fleet_device import FleetDevice
+from profiles.fleet_file import of_profile
+from profiles.profile_file import read_profile
+
+MBIT = 125_000.0
+LINKS = ((55 * MBIT, 7.5 * MBIT), (100 * MBIT, 20 * MBIT), (20 * MBIT, 5 * MBIT))
+VARIANTS = ((DType.FP32, DType.FP32), (DType.BF16, DType.BF16), (DType.BF16, DType.FP32))
+LAYOUTS = ((False, False), (False, True), (True, False))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A GEMM, and how many strips a side its tiles are cut into."""
+
+    gemm: Gemm
+    strips: int
+    dtype: DType
+    out: DType
+    transposes: tuple[bool, bool]
+
+
+def tasks(count: int, devices: int, seed: int) -> list[Task]:
+    """GEMMs of random odd shapes, up to about 30 ms of work for each device."""
+    rng = np.random.default_rng(seed)
+    made: list[Task] = []
+    while len(made) < count:
+        m, n = (round(np.exp(rng.uniform(np.log(48), np.log(1500)))) for _ in range(2))
+        k = round(np.exp(rng.uniform(np.log(64), np.log(3000))))
+        if not 2e6 < m * n * k < 1.5e9:
+            continue
+        dtype, out = VARIANTS[len(made) % len(VARIANTS)]
+        layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
+        strips = int(rng.integers(1, 4))
+        made.append(Task(Gemm(m * devices, n, k), strips, dtype, out, layout))
+    return made
+
+
+@dataclass
+class Rows:
+    """Every device gets equally many rows, in so many strips a side."""
+
+    strips: int = 1
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        order = sorted(devices, key=lambda d: d.device)
+        tiles = []
+        for device, rows in zip(order, even_cuts(Span(0, gemm.m), len(order)), strict=True):
+            tile = Tile(rows, Span(0, gemm.n), Span(0, gemm.k))
+            cut = cut_tile(tile, self.strips, self.strips)
+            tiles.append(PlannedTile(device.device, cut, 0, 0, 0.0))
+        return Plan(gemm, tuple(tiles), 0.0)
+
+
+def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
+    """Seconds that each device computed for each task, as it reported them."""
+    planner = Rows()
+    fleet.planner = planner
+    coordinator = fleet.shell.coordinator  # type: ignore[attr-defined]
+    rng = np.random.default_rng(0)
+    times = []
+    for task in todo:
+        gemm, (turn_a, turn_b) = task.gemm, task.transposes
+        planner.strips = task.strips
+        sides = []
+        for rows, columns, turned in ((gemm.m, gemm.k, turn_a), (gemm.k, gemm.n, turn_b)):
+            shape = (columns, rows) if turned else (rows, columns)
+            numbers = rng.standard_normal(shape, np.float32)
+            buffer = Buffer(np.ascontiguousarray(narrow(numbers, task.dtype)), task.dtype)
+            sides.append(Side(fleet.operand(buffer), turned))
+        for counted in (False, True):  # training meets a shape again and again; the first time
+            before = {i: s.compute_s for i, s in coordinator.sessions.items()}  # kernels are made
+            a, b = (Side(fleet.operand(s.operand.buffer), s.transposed) for s in sides)
+            fleet.submit(a, b, empty(gemm.m, gemm.n, task.out)).result()
+            if counted:
+                times += [s.compute_s - before[i] for i, s in sorted(coordinator.sessions.items())]
+    return times
+
+
+def real_times(todo: Sequence[Task], devices: int) -> list[float]:
+    """The same on `cleave join` processes of one thread each; one alone is pinned."""
+    pin = ("--cores", "1") if devices == 1 else ()
+    with cleave.serve() as fleet, joined(fleet.url, devices, "--threads", "1", *pin):
+        wait_for_devices(fleet, devices)
+        tile_times(fleet, todo[:6])  # warm
+        return tile_times(fleet, todo)
+
+
+def emulated_times(profile: DeviceProfile, todo: Sequence[Task], devices: int) -> list[float]:
+    """The same on emulated devices of a profile, as contended as it says."""
+    device = device_of(profile, devices)
+    fleet = Fleet(VirtualShell([device] * devices, None, Arithmetic.NONE))
+    return tile_times(fleet, todo)
+
+
+def device_of(profile: DeviceProfile, together: int, link: tuple[float, ...] = ()) -> FleetDevice:
+    """An emulated device of a profile, one of so many on this machine."""
+    values = of_profile(profile, "fp32")
+    factor = contention(profile, together)
+    down, up, latency_s = link or (1e9, 1e9, 0.0)
+    return FleetDevice(
+        name=profile.name,
+        downlink_bytes_per_s=down,
+        uplink_bytes_per_s=up,
+        latency_s=latency_s,
+        **(values | {"compute": values["compute"].scaled(factor), "thermal": None}),
+    )
+
+
+def contention(profile: DeviceProfile, together: int) -> float:
+    """How many times as long a tile takes when so many processes multiply at once."""
+    known = profile.contention or (1.0,)
+    if together <= len(known):
+        return known[together - 1]
+    return known[-1] * together / len(known)  # more processes than cores take turns
+
+
+def show_errors(name: str, got: Sequence[float], wanted: Sequence[float]) -> tuple[float, float]:
+    """Print and return median and p95 of the relative errors."""
+    errors = np.abs(np.array(got) / np.array(wanted) - 1)
+    median, p95 = float(np.median(errors)), float(np.quantile(errors, 0.95))
+    print(f"  {name}: median {median:.1%}, p95 {p95:.1%}", flush=True)
+    return median, p95
+
+
+def compare_tiles(profile: DeviceProfile, count: int) -> None:
+    """Part one."""
+    todo = tasks(count, 1, seed=11)
+    first, second = real_times(todo, 1), real_times(todo, 1)
+    print(f"tile times, one process, {count} shapes that were not measured")
+    noise = show_errors("one real run against another", second, first)
+    real = [min(pair) for pair in zip(first, second, strict=True)]
+    got = show_errors("emulated against real", emulated_times(profile, todo, 1), real)
+    limits = max(0.05, 1.5 * noise[0]), max(0.15, 2 * noise[1])
+    met = "met" if got[0] <= limits[0] and got[1] <= limits[1] else "NOT met"
+    print(f"  at most {limits[0]:.1%} and {limits[1]:.1%}: {met}")
+
+
+def compare_contention(profile: DeviceProfile, count: int) -> None:
+    """Part two."""
+    for devices in (2, 4):
+        todo = tasks(count // devices, devices, seed=12)
+        print(
+            f"tile times, {devices} processes at once on {os.cpu_count()} cores, contention "
+            f"{contention(profile, devices):.2f}"
+        )
+        real = real_times(todo, devices)
+        show_errors("emulated against real", emulated_times(profile, todo, devices), real)
+
+
+# --- rate-limited links ---
+
+
+def shell(command: str) -> None:
+    """Run a system command; raises with what it said."""
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")
+
+
+@contextmanager
+def limited_namespace(number: int, down: float, up: float) -> Iterator[tuple[str, str]]:
+    """A network namespace behind a link of these rates; its name, and the host's address."""
+    name, here, there = f"cleave{number}", f"cv{number}a", f"cv{number}b"
+    host, guest = f"10.77.{number}.1", f"10.77.{number}.2"
+    try:
+        shell(f"ip netns add {name}")
+        shell(f"ip link add {here} type veth peer name {there}")
+        shell(f"ip link set {there} netns {name}")
+        shell(f"ip addr add {host}/24 dev {here}")
+        shell(f"ip link set {here} up")
+        inside = f"ip netns exec {name}"
+        shell(f"{inside} ip addr add {guest}/24 dev {there}")
+        shell(f"{inside} ip link set {there} up")
+        shell(f"{inside} ip link set lo up")
+        limit = "burst 32kb latency 100ms"
+        shell(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {limit}")
+        shell(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {limit}")
+        yield name, host
+    finally:
+        for command in (f"ip link del {here}", f"ip netns del {name}"):
+            subprocess.run(command.split(), capture_output=True, check=False)
+
+
+def namespaces_missing() -> str:
+    """Why there are no namespaces here; empty when there are."""
+    if not sys.platform.startswith("linux"):
+        return "this is not Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    try:
+        with limited_namespace(99, MBIT, MBIT):
+            return ""
+    except (RuntimeError, OSError) as error:
+        return str(error)
+
+
+def measured_link(name: str, url: str) -> tuple[float, float, float]:
+    """Downlink, uplink, latency one way, as `cleave profile link` finds them in a namespace."""
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "cleave_cli", "profile", "link"]
+    done = subprocess.run(
+        [*command, "--server", url, "--json"], capture_output=True, text=True, check=True
+    )
+    link = json.loads(done.stdout)["link"]
+    return (
+        link["downlink_bytes_per_s"]["p50"],
+        link["uplink_bytes_per_s"]["p50"],
+        link["round_trip_s"]["p50"] / 2,
+    )
+
+
+@contextmanager
+def limited_devices(fleet: ServedFleet) -> Iterator[list[tuple[float, float, float]]]:
+    """Three real devices behind the limited links; what was measured of these."""
+    with ExitStack() as stack:
+        links, processes = [], []
+        for number, (down, up) in enumerate(LINKS):
+            name, host = stack.enter_context(limited_namespace(number, down, up))
+            url = fleet.url.replace("0.0.0.0", host)
+            links.append(measured_link(name, url))
+            command = ["ip", "netns", "exec", name, sys.executable, "-m", "cleave_cli", "join", url]
+            command += ["--json", "--threads", "1"]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        try:
+            wait_for_devices(fleet, len(LINKS))
+            yield links
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait()
+
+
+def compare_steps(profile: DeviceProfile, steps: int) -> None:
+    """Part three."""
+    missing = namespaces_missing()
+    if missing:
+        print(f"training steps behind limited links: skipped, {missing}")
+        return
+    job = JobSpec(model="opt-tiny", steps=steps + 1, batch=4, seq=128)
+    with cleave.serve("0.0.0.0") as fleet, limited_devices(fleet) as links:
+        print("training steps of opt-tiny behind limited links, as measured:")
+        for down, up, latency_s in links:
+            print(f"  {down / MBIT:.1f}/{up / MBIT:.1f} Mbit/s, {2e3 * latency_s:.1f} ms")
+        real = step_times(job, fleet)
+    devices = [
+        replace(device_of(profile, len(LINKS), link), name=f"limited-{i}")
+        for i, link in enumerate(links)
+    ]
+    emulated = step_times(job, cleave.emulated(devices))
+    a, b = statistics.median(real), statistics.median(emulated)
+    print(f"  real steps {_all(real)}, emulated {_all(emulated)}")
+    met = "met" if abs(b / a - 1) <= 0.1 else "NOT met"
+    print(f"  emulated over real {b / a:.3f}, at most 10 % off: {met}", flush=True)
+
+
+def step_times(job: JobSpec, fleet: Fleet) -> list[float]:
+    """Fleet seconds of each step but the first, which plans and sends more."""
+    trainer = make_trainer(job, fleet)
+    times = []
+    for _ in range(job.steps):
+        before = fleet.counters()
+        trainer.train_step()
+        times.append((fleet.counters() - before).fleet_s)
+    return times[1:]
+
+
+def _all(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values) + " s"
+
+
+def measure(folder: Path) -> DeviceProfile:
+    """Profile this machine, as a user does."""
+    file = folder / "here.toml"
+    command = [sys.executable, "-m", "cleave_cli", "profile", "device", "--threads", "1"]
+    command += ["--quick", "--budget", "120", "--sustained", "0", "-o", str(file)]
+    subprocess.run(command, check=True, capture_output=True)
+    return read_profile(file)
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", help="instead of measuring this machine")
+    parser.add_argument("--tiles", type=int, default=90)
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    hold_strips_well()
+    with tempfile.TemporaryDirectory() as folder:
+        profile = read_profile(Path(options.profile)) if options.profile else measure(Path(folder))
+    compare_tiles(profile, options.tiles)
+    compare_contention(profile, options.tiles)
+    compare_steps(profile, options.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Timing tiles on a real device process: sent to it over a socket, timed where they are computed.
+
+What a tile takes depends on what the device did before: arrays that just came over a socket, an
+event loop and a codec in the caches, a thread that slept. So `cleave profile device` does not time
+its own products but those of a device that joined it, as any device would.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cleave.arrays import Buffer, DType, empty, narrow
+from cleave.errors import FleetError
+from cleave.fleet.fleet import Side
+from cleave.gemm import Gemm, Span, Tile, cut_tile
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
+from cleave.transport.serve import ServedFleet
+from profiles.performance import Layout
+
+_BLOCKS: Final = 5
+"""Blocks of a timed tile: the first meets a device that has been idle, the others one at work."""
+
+_REPEATS: Final = 2
+_POOL_ELEMENTS: Final = 2**23
+_LEAST_S: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class InRows:
+    """Plans a GEMM as one tile on the first device, its rows in so many strips.
+
+    Args:
+        strips: how many.
+    """
+
+    strips: int
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
+        cut = cut_tile(whole, self.strips, 1)
+        return Plan(gemm, (PlannedTile(devices[0].device, cut, 0, 0, 0.0),), 0.0)
+
+
+class SessionTimer:
+    """Times tiles on the one device of a fleet (a `TileTimer`).
+
+    Args:
+        fleet: a device has joined it, or is about to.
+        rng: of the numbers that are multiplied.
+        patience_s: how long the device may take to join.
+
+    Raises:
+        FleetError: when no device joins in time.
+    """
+
+    def __init__(
+        self, fleet: ServedFleet, rng: np.random.Generator, patience_s: float = 60.0
+    ) -> None:
+        self._fleet = fleet
+        self._numbers = rng.standard_normal(_POOL_ELEMENTS, np.float32)
+        self._pools: dict[DType, Buffer] = {}
+        until_s = time.monotonic() + patience_s
+        while not fleet.device_count:
+            if time.monotonic() > until_s:
+                raise FleetError(f"the device to be measured did not join in {patience_s:g} s")
+            time.sleep(0.01)
+
+    def tile_s(
+        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
+    ) -> float:
+        """See `TileTimer.tile_s`; the shape is a block's, the device at work."""
+        warm = self._tile_s(_BLOCKS, (a, b, c), layout, dtype, out, enough_s)
+        return max(_LEAST_S, warm / _BLOCKS)
+
+    def wake_s(
+        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
+    ) -> float:
+        """See `TileTimer.wake_s`."""
+        alone_s = self._tile_s(1, (a, b, c), layout, dtype, out, enough_s)
+        several_s = self._tile_s(_BLOCKS, (a, b, c), layout, dtype, out, enough_s)
+        return max(0.0, (_BLOCKS * alone_s - several_s) / (_BLOCKS - 1))
+
+    def _tile_s(
+        self,
+        blocks: int,
+        shape: tuple[int, int, int],
+        layout: Layout,
+        dtype: DType,
+        out: DType,
+        enough_s: float,
+    ) -> float:
+        """What the device computes for a tile of so many blocks."""
+        self._fleet.planner = InRows(blocks)
+        a, b, c = shape
+        turn_a, turn_b = (letter == "t" for letter in layout.value)
+        rows = blocks * a
+        left = self._matrix((c, rows) if turn_a else (rows, c), dtype)
+        right = self._matrix((b, c) if turn_b else (c, b), dtype)
+        product = empty(rows, b, out)
+        took: list[float] = []
+        while len(took) <= _REPEATS or sum(took) < enough_s:
+            before_s = self._compute_s()
+            # Operands anew: what the device holds already it would not be sent.
+            a_side = Side(self._fleet.operand(left), turn_a)
+            b_side = Side(self._fleet.operand(right), turn_b)
+            self._fleet.submit(a_side, b_side, product).result()
+            took.append(max(_LEAST_S, self._compute_s() - before_s))
+        return statistics.median(took[1:])  # the first makes kernels for a new shape
+
+    def _compute_s(self) -> float:
+        """What the device says that it computed so far."""
+        return sum(float(str(d["compute_s"])) for d in self._fleet.describe_devices())
+
+    def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
+        """Some numbers; in large matrices they repeat."""
+        pool = self._pools.get(dtype)
+        if pool is None:
+            pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)
+        numbers = np.resize(pool.array[0], shape)
+        return Buffer(numbers, dtype)
