@@ -135,17 +135,22 @@ def choose_fleet(
     from profiles.fleets import find_fleet, fleet_names, with_churn
 
     size = default if devices is None and fleet in fleet_names() else devices
-    if size is not None and size > MAX_VIRTUAL:
-        raise UsageError(
-            f"{size:,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
-            f"at most, or plan for them with: cleave plan"
-        )
+    _need_few(size or 0)
     try:
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found
     except ValueError as error:
         raise UsageError(str(error)) from None
+    _need_few(len(found))
     return found
+
+
+def _need_few(devices: int) -> None:
+    if devices > MAX_VIRTUAL:
+        raise UsageError(
+            f"{devices:,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
+            f"at most, or plan for them with: cleave plan"
+        )
 
 
 class _Watch:

@@ -149,7 +149,8 @@ class RealTimeFleet:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
-                task.cancel()
+                if not task.cancelling():  # a second time would interrupt its goodbye
+                    task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -167,7 +168,8 @@ class RealTimeFleet:
                         raise
                     reason = str(error)
                 else:
-                    if session.said_bye:
+                    # A device that drained is told goodbye as well; it comes again.
+                    if session.said_bye and not session.core.draining:
                         return
                     pause_s = _FIRST_PAUSE_S
                 if self._clock.now_s() >= stay.to_s:
@@ -212,8 +214,15 @@ class RealTimeFleet:
             )
             serving = asyncio.create_task(session.run())
             ready = asyncio.create_task(welcomed.wait())
-            await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
-            ready.cancel()
+            try:
+                await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                serving.cancel()
+                raise
+            finally:
+                ready.cancel()
+            if session.core.welcome is None:
+                return session, serving.result()  # refused: says why
         self._sessions[number] = session
         self._ended.joined += 1
         self._tell(Presence(clock.now_s(), number, device.name, True))

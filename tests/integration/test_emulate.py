@@ -1,0 +1,430 @@
+"""Real-time emulated devices on real servers, and `cleave emulate` as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cleave
+from cleave.arrays import Buffer, DType, empty
+from cleave.device.executors import NumpyExecutor
+from cleave.errors import CleaveError
+from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.gemm import Gemm, Span, Tile, cut_tile
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
+from cleave.training.job import JobSpec
+from cleave.training.records import Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.trainer import Setting, train
+from cleave.transport.join import parse_join_url
+from cleave.transport.serve import ServedFleet
+from emulator.realtime import RealTimeFleet
+from profiles.availability import Availability, Durations
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import find_fleet
+from tests.integration.processes import CLEAVE, PATIENCE_S, records, run, started, wait_for_event
+
+DEVICE = FleetDevice("test", 1e10, 1e7, 1e7, 0.002, 2**30)
+
+
+@pytest.fixture
+def served() -> Iterator[ServedFleet]:
+    with cleave.serve() as fleet:
+        yield fleet
+
+
+class Emulation:
+    """A real-time fleet that runs in a thread of its own."""
+
+    def __init__(self, url: str, devices: Sequence[FleetDevice], **options: Any) -> None:
+        self.fleet = RealTimeFleet(devices, parse_join_url(url), NumpyExecutor(), **options)
+        self.error: CleaveError | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._task = self._loop.create_task(self.fleet.run())
+        try:
+            self._loop.run_until_complete(self._task)
+        except CleaveError as error:
+            self.error = error
+        except asyncio.CancelledError:
+            pass
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self.left = asyncio.all_tasks(self._loop)
+        self._loop.close()
+
+    def wait(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def end(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(lambda: self._task.cancel())
+            self.wait()
+
+
+@contextmanager
+def emulation(url: str, devices: Sequence[FleetDevice], **options: Any) -> Iterator[Emulation]:
+    running = Emulation(url, devices, **options)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def until(condition: Any) -> None:
+    """Wait for what another thread or process does; gives up after a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def submit(fleet: Fleet, size: int = 200) -> GemmFuture:
+    rng = np.random.default_rng(size)
+    a, b = (
+        Side(fleet.operand(Buffer(rng.integers(-4, 5, s).astype(np.float32), DType.FP32)))
+        for s in ((size, size + 7), (size + 7, size + 3))
+    )
+    return fleet.submit(a, b, empty(size, size + 3, DType.FP32))
+
+
+def check(future: GemmFuture) -> None:
+    a, b = future.a.operand.buffer.array, future.b.operand.buffer.array
+    np.testing.assert_array_equal(future.result().array, a @ b)
+
+
+# --- in this process ---
+
+
+def test_emulated_devices_serve_a_real_server(served: ServedFleet) -> None:
+    with emulation(served.url, [DEVICE] * 8) as running:
+        until(lambda: served.device_count == 8)
+        for size in (100, 200):
+            check(submit(served, size))
+        counted = running.fleet.counters()
+        assert counted.connected == counted.joined == 8
+        assert counted.blocks == served.counters().blocks > 0
+        assert counted.lateness.answers == counted.blocks
+    until(lambda: served.device_count == 0)
+    assert not running.left
+
+
+def test_believable_fleets_too(served: ServedFleet) -> None:
+    """Shared lines, thermal models, drift and jitter, faster than life."""
+    devices = [
+        replace(d, jitter_s=0.001, drift_sigma=0.3, drift_interval_s=0.1)
+        for d in find_fleet("home-mix-12")
+    ]
+    with emulation(served.url, devices, speed=50.0):
+        until(lambda: served.device_count == 12)
+        check(submit(served))
+
+
+class EvenSlabs:
+    """Columns to all devices alike, however fast they are."""
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        bounds = [gemm.n * i // len(devices) for i in range(len(devices) + 1)]
+        tiles = tuple(
+            PlannedTile(
+                device.device,
+                cut_tile(Tile(Span(0, gemm.m), Span(first, last), Span(0, gemm.k)), 2, 2),
+                0,
+                0,
+                0.0,
+            )
+            for device, (first, last) in zip(devices, pairwise(bounds), strict=True)
+            if last > first
+        )
+        return Plan(gemm, tiles, 0.0)
+
+
+def test_real_and_emulated_devices_train_together(
+    served: ServedFleet, corpus_file: Path, tmp_path: Path
+) -> None:
+    served.planner = EvenSlabs()
+    job = JobSpec(
+        model="opt-tiny", data=str(corpus_file), steps=4, batch=2, seq=16, checkpoint_every=0
+    )
+    losses = {}
+    for where in ("plain", "fleet"):
+        seen: list[Record] = []
+        if where == "plain":
+            train(job, RunFolder(tmp_path / where), Setting(None, seen.append))
+        else:
+            join = ("join", served.url, "--executor", "numpy", "--threads", "1", "--json")
+            fast = [FleetDevice(f"fast-{i}", 1e11, 1e9, 1e9, 0.0, 2**30) for i in range(4)]
+            with started(*join), emulation(served.url, fast) as running:
+                until(lambda: served.device_count == 5)
+                train(job, RunFolder(tmp_path / where), Setting(served, seen.append))
+                emulated_blocks = running.fleet.counters().blocks
+                assert emulated_blocks == pytest.approx(0.8 * served.counters().blocks, rel=0.05)
+        losses[where] = [r.loss for r in seen if isinstance(r, StepRecord)]
+    assert losses["fleet"] == pytest.approx(losses["plain"], rel=1e-4)
+
+
+def test_devices_end_when_the_server_says_bye() -> None:
+    with cleave.serve() as server:
+        running = Emulation(server.url, [DEVICE] * 3)
+        until(lambda: server.device_count == 3)
+    running.wait()
+    assert running.error is None
+    assert running.fleet.counters().left == 3
+
+
+def test_a_refused_fleet_says_why(served: ServedFleet) -> None:
+    url = served.url.split("#")[0] + "#c=wrong"
+    running = Emulation(url, [DEVICE] * 3)
+    running.wait()
+    assert "credential" in str(running.error)
+    assert running.fleet.counters().joined == 0
+
+
+def test_nobody_listens() -> None:
+    running = Emulation("ws://127.0.0.1:9/ws#c=x", [DEVICE] * 3)
+    running.wait()
+    assert "no server answers" in str(running.error)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+_SERVER = """
+import sys, cleave
+fleet = cleave.serve(port=int(sys.argv[1]), credential="secret")
+print("ready", flush=True)
+for line in sys.stdin:
+    print(fleet.device_count, flush=True)
+"""
+
+
+@contextmanager
+def killable_server(port: int) -> Iterator[subprocess.Popen[str]]:
+    """A server that prints how many devices it has for each line it is given."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(port)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def devices_of(server: subprocess.Popen[str]) -> int:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write("\n")
+    server.stdin.flush()
+    return int(server.stdout.readline())
+
+
+def test_devices_of_a_killed_server_try_again() -> None:
+    port = free_port()
+    with killable_server(port) as server:
+        running = Emulation(f"ws://127.0.0.1:{port}/ws#c=secret", [DEVICE] * 4)
+        until(lambda: devices_of(server) == 4)
+    until(lambda: running.fleet.counters().connected == 0)
+    with killable_server(port) as server:
+        until(lambda: devices_of(server) == 4)
+        until(lambda: running.fleet.counters().joined == 8)
+        running.end()
+    assert running.fleet.notes
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_devices_come_and_go_while_gemms_finish(served: ServedFleet, drains: bool) -> None:
+    stay = Availability(Durations(1.0), Durations(0.3), drains=drains)
+    with emulation(served.url, [replace(DEVICE, availability=stay)] * 6, speed=4.0) as running:
+        until(lambda: served.device_count > 0)
+        while running.fleet.counters().joined < 14:  # more than once each
+            check(submit(served, 100))
+    assert not running.left
+
+
+# --- the command ---
+
+
+def test_the_command_emulates_until_it_is_interrupted(served: ServedFleet, tmp_path: Path) -> None:
+    trace, log = tmp_path / "trace.json", tmp_path / "log.jsonl"
+    command = (
+        "emulate", "--devices", "6", "--server", served.url, "--json",
+        "--trace", str(trace), "--log", str(log),
+    )  # fmt: skip
+    with started(*command) as (process, lines):
+        until(lambda: served.device_count == 6)
+        check(submit(served))
+        rates = wait_for_event(lines, "rates")
+        assert rates["devices"] == 6
+        process.send_signal(signal.SIGINT)
+        summary = wait_for_event(lines, "summary")
+        assert process.wait(PATIENCE_S) == 0
+    assert summary["joined"] == 6
+    assert summary["blocks"] > 0
+    assert summary["answers"] == summary["blocks"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"receive", "compute", "send"} <= {e.get("cat") for e in events}
+    kinds = {json.loads(line)[0] for line in log.read_text().splitlines()}
+    assert {"join", "down", "multiply", "up", "leave"} <= kinds
+    until(lambda: served.device_count == 0)
+
+
+def test_its_own_server_can_be_trained_on_and_ends_with_it(
+    corpus_file: Path, tmp_path: Path
+) -> None:
+    with started("emulate", "--devices", "3", "--json", cwd=tmp_path) as (process, lines):
+        serving = wait_for_event(lines, "serving")
+        trained = run(
+            "train", "--server", serving["operator_url"], "--model", "opt-nano", "--data",
+            str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
+            "--checkpoint-every", "0", "--json",
+        )  # fmt: skip
+        assert trained.returncode == 0, trained.stderr
+        assert len([r for r in records(trained.stdout) if r["event"] == "step"]) == 2
+        process.send_signal(signal.SIGTERM)
+        assert wait_for_event(lines, "summary")["blocks"] > 0
+        assert process.wait(PATIENCE_S) == 0
+    late = Emulation(serving["url"], [DEVICE])
+    late.wait()
+    assert "no server answers" in str(late.error)
+
+
+def test_it_ends_after_its_duration(served: ServedFleet) -> None:
+    done = run("emulate", "--devices", "2", "--server", served.url, "--duration", "0.5", "--json")
+    assert done.returncode == 0, done.stderr
+    last = records(done.stdout)[-1]
+    assert (last["event"], last["joined"]) == ("summary", 2)
+
+
+def test_steps_of_a_model_in_virtual_time(tmp_path: Path) -> None:
+    command = (
+        "emulate", "--model", "opt-tiny", "--fleet", "paper-70", "--batch", "2", "--seq", "32",
+        "--steps", "2", "--json",
+    )  # fmt: skip
+    first, again = (run(*command) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    steps = records(first.stdout)
+    assert [(s["event"], s["step"], s["devices"]) for s in steps] == [
+        ("step", 1, 70),
+        ("step", 2, 70),
+    ]
+    assert steps[1]["reused_events"] > 0
+    for ours, theirs in zip(steps, records(again.stdout), strict=True):
+        assert {k: v for k, v in ours.items() if k != "wall_s"} == {
+            k: v for k, v in theirs.items() if k != "wall_s"
+        }
+
+
+def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
+    logs = []
+    for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
+        path = tmp_path / name
+        done = run(
+            "emulate", "--model", "opt-nano", "--fleet", "home-nights-20", "--churn", "20:5",
+            "--batch", "2", "--seq", "16", "--seed", seed, "--log", str(path), "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        logs.append(path.read_bytes())
+    assert logs[0] == logs[1] != logs[2]
+    assert b"multiply" in logs[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--devices", "0"), "--devices is 0"),
+        (("--devices", "1000000"), "too many"),
+        (("--devices", "50000"), "too many for one machine"),
+        (("--model", "opt-nano", "--fleet", "paper-1000000"), "too many"),
+        (("--fleet", "hame-mix"), "near is home-mix"),
+        (("--fleet", "no-such.toml"), "no-such.toml"),
+        (("--churn", "volonteer"), "volonteer"),
+        (("--churn", "0:1"), "churn"),
+        (("--stragglers", "2"), "stragglers"),
+        (("--speed", "0"), "--speed"),
+        (("--duration", "-1"), "--duration"),
+        (("--duration", "nan"), "--duration"),
+        (("--start-hour", "24"), "--start-hour"),
+        (("--server", "http://x"), "no join URL"),
+        (("--server", "ws://x/ws", "--model", "opt-nano"), "--server"),
+        (("--model", "opt-none"), "opt-none"),
+        (("--model", "opt-nano", "--dtype", "int8"), "int8"),
+        (("--model", "opt-nano", "--steps", "0"), "--steps"),
+        (("--model", "opt-nano", "--ps-gbit", "-1"), "--ps-gbit"),
+        (("--trace", "/no/such/folder/trace.json"), "no folder"),
+        (("--log", "/"), "cannot be written"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_clear_sentence(arguments: tuple[str, ...], words: str) -> None:
+    answer = run("emulate", *arguments)
+    assert answer.returncode == 2, answer.stderr
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_an_unknown_profile_is_named(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text('[[group]]\nprofile = "iphone-99"\n')
+    answer = run("emulate", "--fleet", str(fleet))
+    assert answer.returncode == 2
+    assert "iphone-99" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_too_few_file_descriptors_say_how_to_raise_the_limit() -> None:
+    answer = subprocess.run(
+        [*CLEAVE, "emulate", "--devices", "500"],
+        capture_output=True, text=True, timeout=PATIENCE_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+    )  # fmt: skip
+    assert answer.returncode == 2
+    assert "ulimit -n 564" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_low_limit_of_file_descriptors_is_raised_where_that_is_allowed(
+    served: ServedFleet,
+) -> None:
+    options = ("--devices", "70", "--server", served.url, "--duration", "1", "--json")
+    answer = subprocess.run(
+        [*CLEAVE, "emulate", *options],
+        capture_output=True, text=True, timeout=PATIENCE_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)),
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert records(answer.stdout)[-1]["joined"] == 70
