@@ -6,6 +6,7 @@ import doctest
 import importlib
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import typer
 
 from cleave_cli.main import app
+from profiles.fleet_file import _GROUP_KEYS
+from profiles.fleets import find_fleet
 from tests.integration.processes import run
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +62,21 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             assert shown.returncode == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.stdout, f"{option} of: {line}"
+
+
+def test_the_fleet_file_of_the_documentation_is_one(tmp_path: Path) -> None:
+    (example,) = fenced(ROOT / "docs" / "emulation.md", "toml")
+    (tmp_path / "fleet.toml").write_text(example)
+    devices = find_fleet(str(tmp_path / "fleet.toml"))
+    assert len(devices) == 22
+    phone, workstation = devices[0], devices[-1]
+    assert phone.bottleneck is not None
+    assert phone.bottleneck == devices[3].bottleneck != devices[4].bottleneck
+    assert (workstation.jitter_s, workstation.load) == (0.002, 0.25)
+    assert workstation.availability is not None
+    assert workstation.availability.drains
+    known = _GROUP_KEYS  # every key is shown
+    assert known == set().union(*(group.keys() for group in tomllib.loads(example)["group"]))
 
 
 @pytest.mark.parametrize("name", ["emulator.virtual", "cleave.transport.serve"])

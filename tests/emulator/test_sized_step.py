@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
@@ -262,3 +264,36 @@ def header_bytes(message: messages.Message) -> int:
         return wire_size(message)
     nbytes, bare = payload_of(message), replace(message, payload=b"")
     return wire_size(bare) + (0 if nbytes < 2**8 else 1 if nbytes < 2**16 else 3)
+
+
+def v(number: int) -> int:
+    """Bytes of a number in msgpack."""
+    return next((w for bits, w in ((7, 1), (8, 2), (16, 3), (32, 5)) if number < 2**bits), 9)
+
+
+def b(nbytes: int) -> int:
+    """Bytes of a payload's length in msgpack."""
+    return 2 if nbytes < 2**8 else 3 if nbytes < 2**16 else 5
+
+
+@given(
+    st.integers(0, 2**40),
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.lists(st.integers(0, 2**40), min_size=2, max_size=15),
+    st.sampled_from(["fp32", "bf16"]),
+)
+def test_the_overhead_that_the_documentation_states(
+    name: int, rows: int, columns: int, ids: list[int], dtype: str
+) -> None:
+    """docs/emulation.md, Bytes."""
+    payload = bytes(rows * columns * DType(dtype).itemsize)
+    box = v(name) + v(rows) + v(columns) + b(len(payload)) + len(payload)
+    assert wire_size(messages.Put(name, rows, columns, dtype, payload)) == 33 + box
+    assert wire_size(messages.Result(name, rows, columns, dtype, 0.25, payload)) == 55 + box
+    some = tuple(ids)
+    listed = sum(v(i) for i in ids)
+    run = messages.Run(name, "matmul", some, True, False, dtype)
+    assert wire_size(run) == 62 + v(name) + listed
+    assert wire_size(messages.Drop(some)) == 12 + listed
+    assert wire_size(messages.Cancel(some)) == 14 + listed
