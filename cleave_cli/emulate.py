@@ -231,11 +231,13 @@ def _virtual(
             console=console,
             disable=as_json or not console.is_terminal,
         )
-        with progress:
-            for number in range(1, steps + 1):
-                step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
-                _show_step(step, number, len(members), as_json=as_json)
-    watch.finish()
+        try:
+            with progress:
+                for number in range(1, steps + 1):
+                    step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
+                    _show_step(step, number, len(members), as_json=as_json)
+        finally:
+            watch.finish()  # what was seen until Ctrl-C as well
 
 
 def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:

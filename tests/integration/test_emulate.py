@@ -348,6 +348,20 @@ def test_steps_of_a_model_in_virtual_time(tmp_path: Path) -> None:
         }
 
 
+def test_an_interrupted_emulation_leaves_what_it_saw(tmp_path: Path) -> None:
+    trace, log = tmp_path / "trace.json", tmp_path / "log.jsonl"
+    command = ("emulate", "--model", "opt-nano", "--fleet", "paper-20", "--steps", "100000")
+    options = ("--batch", "1", "--seq", "8", "--trace", str(trace), "--log", str(log), "--json")
+    with started(*command, *options) as (process, lines):
+        wait_for_event(lines, "step")
+        process.send_signal(signal.SIGINT)
+        for _ in lines:
+            pass
+        assert process.wait(PATIENCE_S) != 0
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert all(json.loads(line) for line in log.read_text().splitlines())
+
+
 def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
     logs = []
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
