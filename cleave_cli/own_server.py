@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ def own_server() -> Iterator[OwnServer]:
         if not line:
             raise CleaveError("the server did not start; run `cleave serve` to see why")
         heard = json.loads(line)
+        # Whatever it says further is read away: a full pipe would stop it.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
         yield OwnServer(heard["url"], heard["operator_url"], process)
     finally:
         process.terminate()
