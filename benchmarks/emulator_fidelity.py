@@ -208,7 +208,8 @@ def shell(command: str) -> None:
 @contextmanager
 def limited_namespace(number: int, down: float, up: float) -> Iterator[tuple[str, str]]:
     """A network namespace behind a link of these rates; its name, and the host's address."""
-    name, here, there = f"cleave{number}", f"cv{number}a", f"cv{number}b"
+    own = os.getpid() % 10_000  # another run, or one that was killed, has others
+    name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
     host, guest = f"10.77.{number}.1", f"10.77.{number}.2"
     try:
         shell(f"ip netns add {name}")

@@ -311,7 +311,9 @@ class DeviceSession:
             every_s = welcome.heartbeat_s if welcome else limits.HEARTBEAT_S
             await asyncio.sleep(max(0.1, every_s / 2))
             if welcome is not None:
-                self._send(messages.Heartbeat())
+                # Ahead of results: on a slow uplink those may take longer than the PS waits.
+                self._outbox.appendleft(messages.Heartbeat())
+                self._wake.set()
 
 
 def device_hello(
