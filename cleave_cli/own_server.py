@@ -36,13 +36,16 @@ class OwnServer:
 
 
 @contextmanager
-def own_server() -> Iterator[OwnServer]:
+def own_server(*options: str) -> Iterator[OwnServer]:
     """`cleave serve` on a free port of this machine, ended when the block is left.
+
+    Args:
+        options: more of its options.
 
     Raises:
         CleaveError: when it does not start.
     """
-    command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json"]
+    command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None

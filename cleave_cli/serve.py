@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from cleave.errors import UsageError
 from cleave_cli.options import need_train_extra
 
 STOP_S = 600.0  # how long a running job may take to finish its step and write a checkpoint
@@ -33,6 +34,9 @@ def serve(
             help="What operators must know; random unless given.",
         ),
     ] = "",
+    verify: Annotated[
+        str, typer.Option(help="Which results to check before use: auto (all), all or off.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Run the parameter server: devices join it, `cleave train --server` sends it jobs.
@@ -46,6 +50,8 @@ def serve(
     # Threads that spin while they wait make small operations twenty times slower when anything else
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if verify not in ("auto", "all", "off"):
+        raise UsageError(f"--verify is {verify!r}; use auto, all or off")
     need_train_extra("cleave serve")
     from cleave.server.jobs import Jobs
     from cleave.server.operator import OperatorSessions
@@ -69,6 +75,7 @@ def serve(
         operator_credential=operator_credential or None,
         notify=log,
         operator=sessions.serve,
+        verify=verify != "off",
     )
     with fleet:
         jobs = Jobs(fleet, JobRunner(runs), log)

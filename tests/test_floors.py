@@ -34,6 +34,7 @@ FLOORS = {
 NEIGHBOURS = {  # the exceptions: same floor, one way
     ("cleave.training", "cleave.models"),
     ("emulator", "cleave.transport"),
+    ("cleave.verify", "cleave.arrays"),
 }
 PURE = (
     "cleave.gemm",

@@ -63,6 +63,16 @@ class Joined:
 
 
 @dataclass(slots=True)
+class Check:
+    """Check this result of a device, then call `checked`."""
+
+    session: int
+    run: int
+    unit: Unit
+    payload: Any
+
+
+@dataclass(slots=True)
 class Place:
     """Put this result in its place in the output of its work, then call `placed`."""
 
@@ -85,7 +95,7 @@ class Failure:
     reason: str
 
 
-Order: TypeAlias = Send | Close | Joined | Place | Done | Failure
+Order: TypeAlias = Send | Close | Joined | Check | Place | Done | Failure
 
 
 @dataclass(slots=True)
@@ -101,6 +111,7 @@ class Session:
     heard_s: float = 0.0
     blocks: int = 0
     compute_s: float = 0.0
+    faults: int = 0
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
@@ -112,17 +123,23 @@ ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
 
 
+MAX_FAULTS: Final = 3
+"""A device that sent so many wrong results is quarantined: bits flip once, not thrice."""
+
+
 class Coordinator:
     """The PS without its sockets, threads and clock.
 
     Args:
         credential: what `hello` must carry; empty for none.
+        verify: have every result checked before it is used.
     """
 
-    def __init__(self, credential: str = "") -> None:
+    def __init__(self, credential: str = "", *, verify: bool = False) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
         self.credential = credential
+        self.verify = verify
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
 
@@ -311,7 +328,32 @@ class Coordinator:
                 return self._do(events.RunFailed(session.id, message.id, reason), now_s)
             session.blocks += 1
             session.compute_s += message.compute_s
+            if self.verify:
+                return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
+
+    def checked(
+        self, session_id: int, run: int, payload: Any, fault: str, now_s: float
+    ) -> list[Order]:
+        """A `Check` order is carried out.
+
+        Args:
+            session_id, run, payload: of the order.
+            fault: what is wrong with the result; empty when it is right. A wrong one is computed
+                elsewhere, and a device that sends `MAX_FAULTS` of them is quarantined.
+            now_s: the time.
+        """
+        session = self.sessions.get(session_id)
+        if session is None:  # it went meanwhile; the unit is with another
+            return []
+        if not fault:
+            return self._do(events.ResultArrived(session_id, run, payload), now_s)
+        session.faults += 1
+        orders = self._do(events.RunFailed(session_id, run, f"a wrong result: {fault}"), now_s)
+        if session.faults < MAX_FAULTS:
+            return orders
+        reason = f"quarantined after {session.faults} wrong results; the last: {fault}"
+        return orders + self.refuse(session_id, ErrorCode.QUARANTINED, reason, now_s)
 
     # --- work ---
 

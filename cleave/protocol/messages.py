@@ -33,6 +33,7 @@ class ErrorCode(Enum):
     PROTOCOL = "protocol"
     LIMIT = "limit"
     REQUEST = "request"
+    QUARANTINED = "quarantined"
 
 
 @dataclass(slots=True)

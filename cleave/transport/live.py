@@ -7,15 +7,21 @@ GEMM is handed over, and at `wait`.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import numpy as np
+
+from cleave.arrays import DType, unpack
 from cleave.errors import FleetError, ProtocolError
 from cleave.fleet.coordinator import (
+    Check,
     Close,
     Coordinator,
     Done,
@@ -27,11 +33,16 @@ from cleave.fleet.coordinator import (
 )
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
+from cleave.gemm import wavefront
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.transport.connection import Connection, ConnectionLostError
+from cleave.verify import GemmCheck
+
+CHECK_INLINE_FLOPS = 4e6
+"""Results of smaller computations are checked in the loop, sooner than a thread would wake."""
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
 """Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
@@ -66,6 +77,9 @@ class LiveShell:
         self._ids = count(1)
         self._futures: dict[int, GemmFuture] = {}
         self._outputs: dict[int, Output] = {}
+        self._checks: dict[int, GemmCheck] = {}
+        self._checker = ThreadPoolExecutor(1, "cleave-verify")
+        self._making_checks = threading.Lock()
         self._finished: dict[int, threading.Event] = {}
         self._counters = FleetCounters()
         self._closed = False
@@ -145,12 +159,15 @@ class LiveShell:
     def _obey(self, orders: Sequence[Order]) -> None:
         waiting = deque(orders)
         while waiting:
-            match waiting.popleft():
+            order = waiting.popleft()
+            match order:
                 case Send(session, message):
                     peer = self._peers.get(session)
                     if peer is not None:
                         peer.outbox.append(message)
                         peer.wake.set()
+                case Check():
+                    self._check(order)
                 case Place(unit, payload):
                     self._outputs[unit.work].place(unit.detail, payload)
                     waiting.extend(self.coordinator.placed(unit, self._now()))
@@ -166,7 +183,56 @@ class LiveShell:
                         peer.closing = True
                         peer.wake.set()
 
+    def _check(self, order: Check) -> None:
+        """Check a result: a small one at once, a larger one in a thread, so the loop stays free."""
+        future = self._futures.get(order.unit.work)
+        if future is None or self.loop is None:  # nobody waits for it any more
+            self._checked(order, "", 0.0)
+        elif order.unit.flops <= CHECK_INLINE_FLOPS:
+            self._checked(order, *self._fault(order, future))
+        else:
+            loop = self.loop
+
+            def check() -> None:
+                found = self._fault(order, future)
+                loop.call_soon_threadsafe(self._checked, order, *found)
+
+            self._checker.submit(check)
+
+    def _fault(self, order: Check, future: GemmFuture) -> tuple[str, float]:
+        """What is wrong with a result, and how long it took to see."""
+        began_s = time.perf_counter()
+        work, unit = future.work, order.unit.detail
+        with self._making_checks:
+            check = self._checks.get(work.id)
+            if check is None:
+                assert work.plan is not None
+                blocks = (block for tile in work.plan.tiles for block in wavefront(tile.cut))
+                a, b = (
+                    side.operand.buffer.T if side.transposed else side.operand.buffer
+                    for side in (future.a, future.b)
+                )
+                rng = np.random.default_rng(secrets.randbits(128))
+                check = self._checks[work.id] = GemmCheck(a, b, blocks, rng)
+            block = unit.block
+            payload = unpack(order.payload, block.m.size, block.n.size, DType(unit.out))
+            fault = check.fault(block, payload)
+        return fault, time.perf_counter() - began_s
+
+    def _checked(self, order: Check, fault: str, took_s: float) -> None:
+        self._counters.verify_s += took_s
+        if order.unit.work not in self._futures:  # it was done meanwhile
+            self._checks.pop(order.unit.work, None)
+        if fault:
+            record = self.coordinator.sessions.get(order.session)
+            name = record.name if record else f"device {order.session}"
+            self._notify(f"{name} sent a wrong result: {fault}; it is computed elsewhere")
+        self._obey(
+            self.coordinator.checked(order.session, order.run, order.payload, fault, self._now())
+        )
+
     def _conclude(self, work: int, error: str) -> None:
+        self._checks.pop(work, None)
         future = self._futures[work]
         future.error = error
         if future.work.plan is not None:
@@ -253,6 +319,7 @@ class LiveShell:
     def close(self) -> None:
         """See `Shell.close`. The owner of the loop stops it."""
         self._closed = True
+        self._checker.shutdown(wait=False, cancel_futures=True)
 
 
 def _wants_thread(message: messages.Put) -> bool:

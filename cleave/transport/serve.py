@@ -53,8 +53,9 @@ class ServedFleet(Fleet):
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
+        verify: bool,
     ) -> None:
-        self._live = LiveShell(Coordinator(credential), notify)
+        self._live = LiveShell(Coordinator(credential, verify=verify), notify)
         super().__init__(self._live, planner)
         self._operator = operator
         self._operator_credential = operator_credential
@@ -189,6 +190,7 @@ def serve(
     planner: Planner | None = None,
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
+    verify: bool = True,
 ) -> ServedFleet:
     """Listen for devices in this process, in a thread of its own.
 
@@ -200,6 +202,8 @@ def serve(
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
+        verify: check every result before it is used (`cleave.verify`); a wrong one is computed
+            elsewhere, and a device that sends several is quarantined.
 
     Raises:
         UsageError: when the address cannot be listened on.
@@ -219,4 +223,5 @@ def serve(
         planner=planner or TilePlanner(),
         notify=notify,
         operator=operator,
+        verify=verify,
     )

@@ -1,0 +1,128 @@
+"""A fleet with liars in it: right results, the liar quarantined, nobody else blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import cleave
+from cleave.arrays import Buffer, DType, empty
+from cleave.device.core import Compute
+from cleave.device.executors import NumpyExecutor
+from cleave.errors import CleaveError
+from cleave.fleet.fleet import Side
+from cleave.transport.join import (
+    DeviceSession,
+    ExecutorComputer,
+    Outcome,
+    device_hello,
+    open_connection,
+    parse_join_url,
+)
+from cleave.transport.serve import ServedFleet
+
+
+class Liar(ExecutorComputer):
+    """Answers with one element changed, or as its lie says."""
+
+    def __init__(self, lie: Callable[[Buffer], None]) -> None:
+        super().__init__(NumpyExecutor())
+        self._lie = lie
+
+    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+        """See `Computer.start`."""
+
+        def lied(order: Compute, outcome: Outcome) -> None:
+            assert not isinstance(outcome, str)
+            block = np.frombuffer(bytearray(outcome[0]), np.float32)
+            buffer = Buffer(block.reshape(order.rows, order.columns), DType.FP32)
+            if order.rows > 1 and order.columns > 1:  # probes are answered honestly
+                self._lie(buffer)
+            done(order, (buffer.pack(), outcome[1]))
+
+        super().start(order, lied)
+
+
+@contextmanager
+def device(fleet: ServedFleet, name: str, computer: ExecutorComputer) -> Iterator[list[str]]:
+    """A device of this process; yields why its session ended, once it has."""
+    ended: list[str] = []
+
+    async def serve() -> None:
+        target = parse_join_url(fleet.url)
+        hello = device_hello(
+            credential=target.credential,
+            name=name,
+            memory_bytes=10**9,
+            flops_per_s=1e10,
+            downlink_bytes_per_s=1e9,
+            uplink_bytes_per_s=1e9,
+        )
+        connection = await open_connection(target.address)
+        session = DeviceSession(connection, computer, hello, lambda _: ready.set())
+        try:
+            ended.append(await session.run())
+        except CleaveError as error:
+            ended.append(str(error))
+
+    ready = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield ended
+
+
+def multiply(fleet: ServedFleet, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A product by the fleet, and by numpy."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.standard_normal((300, 300), np.float32) for _ in range(2))
+    sides = [Side(fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
+    return fleet.submit(sides[0], sides[1], empty(300, 300, DType.FP32)).result().array, a @ b
+
+
+def one_wrong(block: Buffer) -> None:
+    block.array[0, 0] += 1
+
+
+def stale(block: Buffer) -> None:
+    block.array[...] = 7
+
+
+@pytest.mark.parametrize("lie", [one_wrong, stale])
+def test_a_liar_changes_nothing_and_is_quarantined(lie: Callable[[Buffer], None]) -> None:
+    notes: list[str] = []
+    with (
+        cleave.serve(notify=notes.append) as fleet,
+        device(fleet, "honest", ExecutorComputer(NumpyExecutor())) as honest,
+        device(fleet, "liar", Liar(lie)) as liar,
+    ):
+        for seed in range(8):
+            ours, plain = multiply(fleet, seed)
+            np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
+        assert fleet.device_count == 1
+        assert fleet.counters().verify_s > 0
+        assert "quarantined after 3 wrong results" in liar[0]
+        assert not honest
+    assert any("liar sent a wrong result: row" in note for note in notes)
+
+
+def test_with_liars_only_work_waits_for_somebody_honest() -> None:
+    with cleave.serve() as fleet, device(fleet, "liar", Liar(stale)):
+        rng = np.random.default_rng(0)
+        a, b = (rng.standard_normal((300, 300), np.float32) for _ in range(2))
+        sides = [Side(fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
+        future = fleet.submit(sides[0], sides[1], empty(300, 300, DType.FP32))
+        with device(fleet, "honest", ExecutorComputer(NumpyExecutor())):
+            np.testing.assert_allclose(future.result().array, a @ b, rtol=1e-4, atol=1e-3)
+
+
+def test_who_switches_checking_off_trusts_everybody() -> None:
+    with cleave.serve(verify=False) as fleet, device(fleet, "liar", Liar(stale)):
+        ours, _ = multiply(fleet, 0)
+        assert (ours == 7).all()
+        assert fleet.counters().verify_s == 0
