@@ -23,7 +23,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Re
 from cleave.transport.serve import ServedFleet
 from profiles.performance import Layout
 
-_BLOCKS: Final = 5
+_BLOCKS: Final = 3
 """Blocks of a timed tile: the first meets a device that has been idle, the others one at work."""
 
 _REPEATS: Final = 2
