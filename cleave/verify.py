@@ -12,10 +12,11 @@ Honest results are rounded. For row i of a block of n columns and depth K, with 
     sigma_i^2 = u^2 ((|a_i| |B|_F)^2 + (K + n)/3 |c_i|^2) + (u_out |c_i|)^2 / 3
 
 the first term for sums whose partial sums wander about zero, the second for sums of one sign, those
-over columns of the check itself included, the third for the rounding of the result to its dtype (u_out = 2^-8 for bf16, 2^-11 for fp16, 0 for
-fp32). A row is wrong when its residual is above `ROW_LIMIT` sigma (honest ones stay below 4); a
-block is also wrong when the mean square of its residuals over sigma is above `SPREAD_LIMIT` (honest
-ones stay below 1, few rows apart): noise that is spread over all rows.
+over columns of the check itself included, the third for the rounding of the result to its dtype
+(u_out = 2^-8 for bf16, 2^-11 for fp16, 0 for fp32). A row is wrong when its residual is above
+`ROW_LIMIT` sigma (honest ones stay below 4); a block is also wrong when the mean square of its
+residuals over sigma is above `SPREAD_LIMIT` (honest ones stay below 1, few rows apart): noise that
+is spread over all rows.
 """
 
 from __future__ import annotations
