@@ -79,7 +79,7 @@ class LiveShell:
         self._outputs: dict[int, Output] = {}
         self._checks: dict[int, GemmCheck] = {}
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
-        self._making_checks = threading.Lock()
+        self._checking = 0  # in the checker's thread
         self._finished: dict[int, threading.Event] = {}
         self._counters = FleetCounters()
         self._closed = False
@@ -184,18 +184,36 @@ class LiveShell:
                         peer.wake.set()
 
     def _check(self, order: Check) -> None:
-        """Check a result: a small one at once, a larger one in a thread, so the loop stays free."""
+        """Check a result: a small one at once, a larger one in a thread, so the loop stays free.
+
+        One at a time, for what is known of a GEMM's vectors is shared by its blocks.
+        """
         future = self._futures.get(order.unit.work)
         if future is None or self.loop is None:  # nobody waits for it any more
             self._checked(order, "", 0.0)
-        elif order.unit.flops <= CHECK_INLINE_FLOPS:
+        elif order.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
             self._checked(order, *self._fault(order, future))
         else:
             loop = self.loop
+            self._checking += 1
+
+            def finished(fault: str, took_s: float) -> None:
+                self._checking -= 1
+                self._checked(order, fault, took_s)
+
+            def failed(reason: str) -> None:
+                self._checking -= 1
+                if order.unit.work in self._futures:
+                    self._conclude(order.unit.work, reason)
 
             def check() -> None:
-                found = self._fault(order, future)
-                loop.call_soon_threadsafe(self._checked, order, *found)
+                try:
+                    found = self._fault(order, future)
+                except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+                    reason = f"unexpected {type(error).__name__} in checking: {error}"
+                    loop.call_soon_threadsafe(failed, reason)
+                else:
+                    loop.call_soon_threadsafe(finished, *found)
 
             self._checker.submit(check)
 
@@ -203,21 +221,19 @@ class LiveShell:
         """What is wrong with a result, and how long it took to see."""
         began_s = time.perf_counter()
         work, unit = future.work, order.unit.detail
-        with self._making_checks:
-            check = self._checks.get(work.id)
-            if check is None:
-                assert work.plan is not None
-                blocks = (block for tile in work.plan.tiles for block in wavefront(tile.cut))
-                a, b = (
-                    side.operand.buffer.T if side.transposed else side.operand.buffer
-                    for side in (future.a, future.b)
-                )
-                rng = np.random.default_rng(secrets.randbits(128))
-                check = self._checks[work.id] = GemmCheck(a, b, blocks, rng)
-            block = unit.block
-            payload = unpack(order.payload, block.m.size, block.n.size, DType(unit.out))
-            fault = check.fault(block, payload)
-        return fault, time.perf_counter() - began_s
+        check = self._checks.get(work.id)
+        if check is None:
+            assert work.plan is not None
+            blocks = (block for tile in work.plan.tiles for block in wavefront(tile.cut))
+            a, b = (
+                side.operand.buffer.T if side.transposed else side.operand.buffer
+                for side in (future.a, future.b)
+            )
+            rng = np.random.default_rng(secrets.randbits(128))
+            check = self._checks[work.id] = GemmCheck(a, b, blocks, rng)
+        block = unit.block
+        payload = unpack(order.payload, block.m.size, block.n.size, DType(unit.out))
+        return check.fault(block, payload), time.perf_counter() - began_s
 
     def _checked(self, order: Check, fault: str, took_s: float) -> None:
         self._counters.verify_s += took_s

@@ -14,7 +14,7 @@ import cleave
 from cleave.arrays import Buffer, DType, empty
 from cleave.device.core import Compute
 from cleave.device.executors import NumpyExecutor
-from cleave.errors import CleaveError
+from cleave.errors import CleaveError, FleetError
 from cleave.fleet.fleet import Side
 from cleave.transport.join import (
     DeviceSession,
@@ -126,3 +126,18 @@ def test_who_switches_checking_off_trusts_everybody() -> None:
         ours, _ = multiply(fleet, 0)
         assert (ours == 7).all()
         assert fleet.counters().verify_s == 0
+
+
+def test_a_check_that_breaks_ends_the_work_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> str:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("cleave.transport.live.GemmCheck.fault", broken)
+    with (
+        cleave.serve() as fleet,
+        device(fleet, "honest", ExecutorComputer(NumpyExecutor())),
+        pytest.raises(FleetError, match="MemoryError in checking: no room"),
+    ):
+        multiply(fleet, 0)
