@@ -46,7 +46,7 @@ from profiles.profile_file import read_profile
 MBIT = 125_000.0
 LINKS = ((55 * MBIT, 7.5 * MBIT), (100 * MBIT, 20 * MBIT), (20 * MBIT, 5 * MBIT))
 VARIANTS = ((DType.FP32, DType.FP32), (DType.BF16, DType.BF16), (DType.BF16, DType.FP32))
-REPEATS = 3  # of a tile in one run, of which the median counts: this machine is not alone
+REPEATS = 7  # of a tile in one run, of which the median counts: this machine is not alone
 LAYOUTS = ((False, False), (False, True), (True, False))
 
 
@@ -70,7 +70,8 @@ def tasks(count: int, devices: int, seed: int) -> list[Task]:
         k = round(np.exp(rng.uniform(np.log(64), np.log(3000))))
         if not 2e6 < m * n * k < 1.5e9:
             continue
-        dtype, out = VARIANTS[len(made) % len(VARIANTS)]
+        # Those of one dtype follow one another, as in training.
+        dtype, out = VARIANTS[len(made) * len(VARIANTS) // count]
         layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
         strips = int(rng.integers(1, 4))
         made.append(Task(Gemm(m * devices, n, k), strips, dtype, out, layout))
@@ -106,26 +107,24 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
     fleet.planner = planner
     coordinator = fleet.shell.coordinator  # type: ignore[attr-defined]
     rng = np.random.default_rng(0)
-    times = []
-    for task in todo:
-        gemm, (turn_a, turn_b) = task.gemm, task.transposes
-        planner.strips = task.strips
-        sides = []
-        for rows, columns, turned in ((gemm.m, gemm.k, turn_a), (gemm.k, gemm.n, turn_b)):
-            shape = (columns, rows) if turned else (rows, columns)
-            numbers = rng.standard_normal(shape, np.float32)
-            buffer = Buffer(np.ascontiguousarray(narrow(numbers, task.dtype)), task.dtype)
-            sides.append(Side(fleet.operand(buffer), turned))
-        took: dict[int, list[float]] = {i: [] for i in sorted(coordinator.sessions)}
-        for _ in range(1 + REPEATS):
+    took = [{i: list[float]() for i in sorted(coordinator.sessions)} for _ in todo]
+    for _ in range(1 + REPEATS):  # all shapes, and all again: so training meets them
+        for task, of_task in zip(todo, took, strict=True):
+            gemm, (turn_a, turn_b) = task.gemm, task.transposes
+            planner.strips = task.strips
+            sides = []
+            for rows, columns, turned in ((gemm.m, gemm.k, turn_a), (gemm.k, gemm.n, turn_b)):
+                shape = (columns, rows) if turned else (rows, columns)
+                numbers = rng.standard_normal(shape, np.float32)
+                buffer = Buffer(np.ascontiguousarray(narrow(numbers, task.dtype)), task.dtype)
+                sides.append(Side(fleet.operand(buffer), turned))
+            a, b = sides
             before = {i: s.compute_s for i, s in coordinator.sessions.items()}
-            a, b = (Side(fleet.operand(s.operand.buffer), s.transposed) for s in sides)
             fleet.submit(a, b, empty(gemm.m, gemm.n, task.out)).result()
             for i, session in coordinator.sessions.items():
-                took[i].append(session.compute_s - before[i])
-        # Training meets a shape again and again; the first time kernels are made for it.
-        times += [statistics.median(each[1:]) for each in took.values()]
-    return times
+                of_task[i].append(session.compute_s - before[i])
+    # The first time kernels are made for a shape.
+    return [statistics.median(times[1:]) for each in took for times in each.values()]
 
 
 def real_times(todo: Sequence[Task], devices: int) -> list[float]:

@@ -292,15 +292,15 @@ def need_matplotlib() -> None:
 
 
 def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:
+    from profiles.performance import Sample
+
     longest, shortest = 0.0, float("inf")
     for dtype, entry in profile.compute.items():
         measured = [s[4] for s in entry.samples if s[3] in entry.models]
         if not measured:
             continue
         modelled = [
-            entry.models[layout].seconds(a, b, c)
-            for a, b, c, layout, _ in entry.samples
-            if layout in entry.models
+            entry.models[s[3]].expected(Sample(*s)) for s in entry.samples if s[3] in entry.models
         ]
         axes.plot(measured, modelled, ".", markersize=3, label=dtype)
         longest, shortest = max(longest, *measured), min(shortest, *measured)
@@ -321,7 +321,7 @@ def _plot_throughput(axes: Any, profile: DeviceProfile) -> None:
         # Measured tiles of about this width, of any layout.
         near = [
             (c, 2 * a * b * c / seconds)
-            for a, b, c, _, seconds in entry.samples
+            for a, b, c, _, seconds, _ in entry.samples
             if _TILE / 2 <= a <= 2 * _TILE and _TILE / 2 <= b <= 2 * _TILE
         ]
         axes.plot([c for c, _ in near], [r for _, r in near], ".", color=line.get_color(), ms=4)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from cleave.device.core import Compute
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 from profiles.thermal import ThermalState
-
-IDLE_S: Final = 5e-4
-"""A device that had nothing to do for so long has to wake."""
 
 
 class EmulatedProcessor:
@@ -33,27 +28,31 @@ class EmulatedProcessor:
     def run(self, order: Compute, now_s: float) -> tuple[float, float]:
         """When a multiplication that is asked for now begins, and when it ends; seconds."""
         begin_s = self.free_s if self.free_s > now_s else now_s
-        work_s = self.full_speed_s(order)
-        if now_s > self.free_s + IDLE_S and self._device.compute is not None:
-            dtype = order.pairs[0][0].dtype.value
-            work_s += self._device.compute.wake_s(dtype, order.out.value)
-        work_s /= self._share
+        work_s = self.full_speed_s(order, woken=now_s > self.free_s) / self._share
         if self._thermal is not None:
             work_s = self._thermal.busy(begin_s, work_s)
         self.free_s = begin_s + work_s
         return begin_s, self.free_s
 
-    def full_speed_s(self, order: Compute) -> float:
-        """What an order takes on a cool device that does nothing else."""
+    def full_speed_s(self, order: Compute, woken: bool = False) -> float:
+        """What an order takes on a cool device that does nothing else; its operands are used.
+
+        Args:
+            order: the multiplication.
+            woken: whether the device has been idle.
+        """
         model = self._device.compute
         if model is None:
             return order.flops / self._device.flops_per_s
         layout = Layout.of(order.transpose_a, order.transpose_b)
         out = order.out.value if len(order.pairs) == 1 else "fp32"
         total_s = 0.0
-        for left, _ in order.pairs:
+        rows, columns = order.rows, order.columns
+        for left, right in order.pairs:
             depth = left.rows if order.transpose_a else left.columns
-            total_s += model.seconds(
-                left.dtype.value, out, layout, order.rows, order.columns, depth
-            )
+            fresh = not left.used, not right.used
+            dtype = left.dtype.value
+            total_s += model.seconds(dtype, out, layout, rows, columns, depth, *fresh, woken)
+            left.used = right.used = True
+            woken = False
         return total_s

@@ -134,6 +134,7 @@ _Sample = tuple[
     Annotated[int, msgspec.Meta(ge=1)],
     Layout,
     Annotated[float, msgspec.Meta(gt=0, le=1e5)],
+    Annotated[int, msgspec.Meta(ge=1, le=1000)],
 ]
 
 
@@ -143,16 +144,14 @@ class Compute(_Table, frozen=True):
     Attributes:
         flops_per_s: at saturation, at full speed.
         source: of these figures.
-        wake_s: what a tile takes longer on a device that has been idle: cold caches, a thread
-            that slept.
         models: fitted, by layout; without one the throughput is taken as the same at every shape.
-        samples: what the models were fitted to: rows, columns, depth, layout, seconds.
+        samples: what the models were fitted to: rows, columns, depth, layout, seconds, strips
+            a side of the tile.
         fits: how well each model predicts samples it was not fitted on.
     """
 
     flops_per_s: FlopsPerS
     source: str = ""
-    wake_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     models: dict[Layout, PerformanceModel] = {}
     samples: tuple[_Sample, ...] = ()
     fits: dict[Layout, FitReport] = {}
@@ -283,7 +282,7 @@ class DeviceProfile(_Table, frozen=True):
         for dtype, entry in self.compute.items():
             fitted = entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}
             models.update({(dtype, layout): model for layout, model in fitted.items()})
-        return ComputeModel(models, {dtype: e.wake_s for dtype, e in self.compute.items()})
+        return ComputeModel(models)
 
 
 DTYPES = ("fp32", "bf16", "fp16", "bf16>fp32", "fp16>fp32")

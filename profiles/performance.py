@@ -5,6 +5,9 @@ For a product of sides a (rows), b (columns), c (depth) with its operands laid o
     seconds = startup + volume abc + out ab + left ac + right bc
               + sum over widths w of (edge_a[w] bc where w does not divide a)
               + sum over widths w of (edge_b[w] ac where w does not divide b)
+              + fresh_left ac where the left operand was not multiplied before
+              + fresh_right bc where the right one was not
+              + wake where the device has been idle
 
 Every coefficient is 0 or more. Leaving the edges out, the throughput saturates in each side,
 
@@ -12,7 +15,8 @@ Every coefficient is 0 or more. Leaving the edges out, the throughput saturates 
 
 with half-saturation sides a0 = right/volume, b0 = left/volume, c0 = out/volume: what packing the
 operands and writing the result cost. The edges are what kernels pay for sides that their registers
-do not divide; on x86 they are the difference between errors of 50 and of 12 percent.
+do not divide; on x86 they are the difference between errors of 50 and of 12 percent. A strip that
+just came over a socket lies in no cache near the core; the tiles after the first find it there.
 """
 
 from __future__ import annotations
@@ -53,6 +57,8 @@ class Sample:
         a, b, c: rows, columns, depth.
         layout: how the operands lay.
         seconds: the median of several.
+        strips: it is the mean over the blocks of a tile of so many strips a side, each of which
+            came anew, on a device that was idle before.
     """
 
     a: int
@@ -60,6 +66,7 @@ class Sample:
     c: int
     layout: Layout
     seconds: float
+    strips: int = 1
 
 
 _Cost = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -75,6 +82,8 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         startup_s: of any multiplication, however small.
         volume_s, out_s, left_s, right_s: per element of a*b*c, a*b, a*c and b*c.
         edge_a_s, edge_b_s: for `EDGE_WIDTHS`, per element of b*c and a*c.
+        fresh_left_s, fresh_right_s: per element of an operand that was not multiplied before.
+        wake_s: more on a device that has been idle: cold caches, a thread that slept.
     """
 
     startup_s: _Cost
@@ -84,6 +93,9 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     right_s: _Cost = 0.0
     edge_a_s: _EdgeCosts = (0.0,) * len(EDGE_WIDTHS)
     edge_b_s: _EdgeCosts = (0.0,) * len(EDGE_WIDTHS)
+    fresh_left_s: _Cost = 0.0
+    fresh_right_s: _Cost = 0.0
+    wake_s: _Cost = 0.0
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
@@ -95,16 +107,38 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Saturated throughput, FLOP/s."""
         return 2 / self.volume_s
 
-    def seconds(self, a: int, b: int, c: int) -> float:
-        """Predicted time of an a x c by c x b product."""
+    def seconds(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        fresh_left: float = 0.0,
+        fresh_right: float = 0.0,
+        woken: float = 0.0,
+    ) -> float:
+        """Predicted time of an a x c by c x b product.
+
+        Args:
+            a, b, c: rows, columns, depth.
+            fresh_left, fresh_right: whether the operand was never multiplied before: 0, 1, or the
+                share of several products of which it is true.
+            woken: whether the device has been idle; likewise.
+        """
         total = self.startup_s + self.volume_s * a * b * c
-        total += self.out_s * a * b + self.left_s * a * c + self.right_s * b * c
+        left_s = self.left_s + fresh_left * self.fresh_left_s
+        right_s = self.right_s + fresh_right * self.fresh_right_s
+        total += self.out_s * a * b + left_s * a * c + right_s * b * c + woken * self.wake_s
         for width, edge_a, edge_b in zip(EDGE_WIDTHS, self.edge_a_s, self.edge_b_s, strict=True):
             if edge_a and a % width:
                 total += edge_a * b * c
             if edge_b and b % width:
                 total += edge_b * a * c
         return total
+
+    def expected(self, sample: Sample) -> float:
+        """What `sample.seconds` should have been."""
+        once = 1 / sample.strips  # each strip meets as many strips of the other side
+        return self.seconds(sample.a, sample.b, sample.c, once, once, once * once)
 
     def scaled(self, factor: float) -> PerformanceModel:
         """The model of a device that takes `factor` times as long for everything."""
@@ -116,6 +150,9 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.right_s * factor,
             tuple(edge * factor for edge in self.edge_a_s),
             tuple(edge * factor for edge in self.edge_b_s),
+            self.fresh_left_s * factor,
+            self.fresh_right_s * factor,
+            self.wake_s * factor,
         )
 
 
@@ -150,12 +187,15 @@ def fit(samples: Sequence[Sample]) -> PerformanceModel:
         ) from None
     if len(samples) < 8:
         raise ValueError(f"{len(samples)} samples are too few to fit a model; measure at least 8")
-    a, b, c, seconds = (
-        np.array([getattr(s, name) for s in samples], float) for name in ("a", "b", "c", "seconds")
+    names = ("a", "b", "c", "seconds", "strips")
+    a, b, c, seconds, strips = (
+        np.array([getattr(s, name) for s in samples], float) for name in names
     )
     features = [np.ones_like(a), a * b * c, a * b, a * c, b * c]
     features += [b * c * (a % width > 0) for width in EDGE_WIDTHS]
     features += [a * c * (b % width > 0) for width in EDGE_WIDTHS]
+    if len(set(strips)) > 1:  # else nothing tells a strip's first product from the others
+        features += [a * c / strips, b * c / strips, 1 / strips**2]
     # Scaled to comparable columns, which the solver needs: they span fifteen orders of magnitude.
     matrix = np.stack(features, 1) / seconds[:, None]
     scale = np.maximum(np.abs(matrix).max(0), 1e-300)
@@ -163,8 +203,9 @@ def fit(samples: Sequence[Sample]) -> PerformanceModel:
     if weights[1] <= 0:  # the samples are too small to show any throughput
         weights[1] = float((seconds / (a * b * c)).min())
     startup, volume, out, left, right, *edges = weights
-    edge_a, edge_b = edges[: len(EDGE_WIDTHS)], edges[len(EDGE_WIDTHS) :]
-    return PerformanceModel(startup, volume, out, left, right, tuple(edge_a), tuple(edge_b))
+    count = len(EDGE_WIDTHS)
+    edge_a, edge_b, first = edges[:count], edges[count : 2 * count], edges[2 * count :]
+    return PerformanceModel(startup, volume, out, left, right, tuple(edge_a), tuple(edge_b), *first)
 
 
 def fit_and_judge(samples: Sequence[Sample]) -> tuple[PerformanceModel, FitReport]:
@@ -177,7 +218,7 @@ def fit_and_judge(samples: Sequence[Sample]) -> tuple[PerformanceModel, FitRepor
     held_out = ordered[2::5]
     kept = [s for i, s in enumerate(ordered) if i % 5 != 2]
     judged = fit(kept)
-    errors = sorted(abs(judged.seconds(s.a, s.b, s.c) / s.seconds - 1) for s in held_out)
+    errors = sorted(abs(judged.expected(s) / s.seconds - 1) for s in held_out)
     report = FitReport(len(kept), len(errors), _quantile(errors, 0.5), _quantile(errors, 0.95))
     return fit(samples), report
 
@@ -196,41 +237,43 @@ class ComputeModel:
     Args:
         models: by dtype (the protocol's name, or `bf16>fp32` for 16-bit inputs with a result in
             fp32) and layout.
-        wakes_s: by dtype, what a tile takes longer on a device that has been idle.
     """
 
-    def __init__(
-        self,
-        models: Mapping[tuple[str, Layout], PerformanceModel],
-        wakes_s: Mapping[str, float] | None = None,
-    ) -> None:
+    def __init__(self, models: Mapping[tuple[str, Layout], PerformanceModel]) -> None:
         if not models:
             raise ValueError("a device needs a performance model for one dtype at least")
         self.models = dict(models)
-        self.wakes_s = dict(wakes_s or {})
-        self._known: dict[tuple[str, str, Layout, int, int, int], float] = {}
+        self._known: dict[tuple[str, str, Layout, int, int, int, bool, bool, bool], float] = {}
 
-    def seconds(self, dtype: str, out: str, layout: Layout, a: int, b: int, c: int) -> float:
+    def seconds(
+        self,
+        dtype: str,
+        out: str,
+        layout: Layout,
+        a: int,
+        b: int,
+        c: int,
+        fresh_left: bool = False,
+        fresh_right: bool = False,
+        woken: bool = False,
+    ) -> float:
         """Predicted time of one product.
 
         Args:
             dtype, out: of the inputs and of the result, as the protocol names them.
             layout: how the operands lie.
             a, b, c: rows, columns, depth.
+            fresh_left, fresh_right, woken: see `PerformanceModel.seconds`.
         """
         # The tiles of one GEMM have a handful of shapes, asked for a million times.
-        key = (dtype, out, layout, a, b, c)
+        key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            found = self._known[key] = self.model(dtype, out, layout).seconds(a, b, c)
+            found = self.model(dtype, out, layout).seconds(*key[3:])
+            self._known[key] = found
         return found
-
-    def wake_s(self, dtype: str, out: str) -> float:
-        """What a tile takes longer on a device that has been idle."""
-        wakes_s = self.wakes_s
-        return wakes_s.get(f"{dtype}>{out}", 0.0) if out != dtype else wakes_s.get(dtype, 0.0)
 
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
         """What is nearest to the asked dtype and layout; what a device lacks it does in fp32."""
@@ -244,7 +287,4 @@ class ComputeModel:
 
     def scaled(self, factor: float) -> ComputeModel:
         """The models of a device that takes `factor` times as long for everything."""
-        return ComputeModel(
-            {key: model.scaled(factor) for key, model in self.models.items()},
-            {dtype: wake_s * factor for dtype, wake_s in self.wakes_s.items()},
-        )
+        return ComputeModel({key: model.scaled(factor) for key, model in self.models.items()})

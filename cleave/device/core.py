@@ -19,13 +19,21 @@ from cleave.protocol.messages import Message, Op
 
 @dataclass(slots=True)
 class Array:
-    """An array in the device's store; the payload is not looked at here."""
+    """An array in the device's store; the payload is not looked at here.
+
+    Attributes:
+        rows, columns, dtype: of its elements.
+        payload: these.
+        nbytes: their size.
+        used: whether it was multiplied; an executor may set it, the emulator's does.
+    """
 
     rows: int
     columns: int
     dtype: DType
     payload: Any
     nbytes: int
+    used: bool = False
 
 
 @dataclass(slots=True)

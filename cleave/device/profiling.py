@@ -6,6 +6,7 @@ its arrays as bytes that came over a socket, an executor, and the block packed f
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -40,26 +41,24 @@ _RESTS_AT_MOST_S: Final = 90.0
 _IDLE_S: Final = 3.0
 _ASSUMED_MEMORY_BYTES: Final = 10**9
 _LARGEST_CUBE: Final = 1024  # side of the tile of a sustained run
-_WAKE_SHAPES: Final = (  # small: on large ones it is lost in the noise
-    *((32, 64, 64), (64, 64, 128), (64, 128, 64)),
-    *((96, 96, 96), (128, 64, 192), (128, 128, 128)),
-    *((64, 256, 96), (160, 160, 64), (192, 128, 160)),
-)
 
 
 class TileTimer(Protocol):
     """Times tiles as a device computes them."""
 
-    def tile_s(
-        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
-    ) -> float:
-        """Seconds of an a x c by c x b product: of several, which take `enough_s` together."""
+    @property
+    def strips(self) -> Sequence[int]:
+        """How many strips a side its tiles may have."""
         ...
 
-    def wake_s(
-        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
-    ) -> float:
-        """What it takes longer on a device that has been idle."""
+    def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
+        """Mean seconds of a block of a tile, see `Sample`.
+
+        Args:
+            shape: rows, columns, depth of a block.
+            strips: how many the tile has, a side; one of `strips`.
+            layout, dtype, out: of the product.
+        """
         ...
 
 
@@ -83,6 +82,7 @@ class Bench:
         clock: Clock = time.perf_counter,
         rng: np.random.Generator | None = None,
     ) -> None:
+        self.strips = (1,)
         self.executor, self.clock = executor, clock
         rng = rng or np.random.default_rng(0)
         self._numbers = rng.standard_normal(elements, np.float32)
@@ -113,17 +113,9 @@ class Bench:
         execute(self.executor, arrived).pack()
         return self.clock() - began_s
 
-    def tile_s(
-        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
-    ) -> float:
-        """See `TileTimer.tile_s`."""
-        return self.seconds(self.order(a, b, c, layout, dtype, out), enough_s)
-
-    def wake_s(
-        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
-    ) -> float:
-        """See `TileTimer.wake_s`: not seen from within one process."""
-        return 0.0
+    def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
+        """See `TileTimer.block_s`; its tiles are one block each."""
+        return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
         """The median of several: three at least, and `enough_s` together. After one for warming."""
@@ -222,57 +214,52 @@ def measure_samples(
     rng: np.random.Generator,
     clock: Clock = time.perf_counter,
 ) -> list[Sample]:
-    """Time the shapes of a grid until all are done or the time is up.
+    """Time the shapes of a grid, one after the other and all again, until the time is up.
+
+    A shape's median so is over tiles that came minutes apart, between other shapes, as in training.
 
     Args:
         timer: times them.
         variant, layout: of what.
-        grid: the shapes; what would take more than a fortieth of the time is left out.
+        grid: the shapes; what would take more than half a percent of the time is left out.
         seconds: how long; at least 15 shapes are measured in any case.
         rng: draws the shapes.
         clock: tells how long it has been.
     """
 
-    def tile_s(a: int, b: int, c: int, enough_s: float) -> float:
-        return timer.tile_s(a, b, c, layout, variant.dtype, variant.out, enough_s)
+    def block_s(shape: Shape, strips: int) -> float:
+        return timer.block_s(shape, strips, layout, variant.dtype, variant.out)
 
     began_s = clock()
-    pace_s = tile_s(128, 128, 128, min(_ENOUGH_S, seconds / 20)) / 128**3
-    shapes = grid.shapes(rng, seconds / 40 / max(pace_s, 1e-15))
-    enough_s = min(_ENOUGH_S, 0.6 * seconds / len(shapes))
-    samples: list[Sample] = []
-    for a, b, c in shapes:
-        if len(samples) >= _LEAST_SAMPLES and clock() - began_s > seconds:
+    pace_s = min(block_s((128, 128, 128), 1) for _ in range(_REPEATS)) / 128**3
+    volume = seconds / 200 / max(pace_s, 1e-15)
+    shapes = grid.shapes(rng, volume)
+    tiles = [
+        (shape, strips if strips**2 * math.prod(shape) <= volume else 1)
+        for shape, strips in zip(shapes, itertools.cycle(timer.strips), strict=False)
+    ]
+    took_s: list[list[float]] = []
+    for number in itertools.count():
+        place = number % len(tiles)
+        if len(took_s) >= _LEAST_SAMPLES and clock() - began_s > seconds:
             break
-        took_s = tile_s(a, b, c, enough_s)
-        # A clock that did not move measured less than it can show.
-        samples.append(Sample(a, b, c, layout, float(f"{max(took_s, 1e-8):.4g}")))
+        if number == place:
+            took_s.append([])
+        took_s[place].append(block_s(*tiles[place]))
+    samples = []
+    for (shape, strips), times in zip(tiles, took_s, strict=False):
+        # The first makes kernels for a new shape; a clock may not move during so small a tile.
+        typical_s = max(statistics.median(times[1:] or times), 1e-8)
+        samples.append(Sample(*shape, layout, float(f"{typical_s:.4g}"), strips))
     return samples
 
 
-def measure_wake(timer: TileTimer, variant: Variant, seconds: float) -> float:
-    """What the first tile takes longer on a device that has been idle: the median of some shapes.
-
-    Args:
-        timer: times them.
-        variant: of what.
-        seconds: how long, about.
-    """
-    enough_s = min(_ENOUGH_S, seconds / (4 * len(_WAKE_SHAPES)))
-    took = [
-        timer.wake_s(*shape, layout, variant.dtype, variant.out, enough_s)
-        for shape, layout in zip(_WAKE_SHAPES, QUICK_LAYOUTS * 3, strict=True)
-    ]
-    return float(f"{statistics.median(took):.4g}")
-
-
-def fitted(samples: Sequence[Sample], source: str = "", wake_s: float = 0.0) -> schema.Compute:
+def fitted(samples: Sequence[Sample], source: str = "") -> schema.Compute:
     """Fit a model to the samples of every layout, and judge it on those it was not fitted on.
 
     Args:
         samples: of one dtype; those of a layout together.
         source: of the samples.
-        wake_s: see `Compute.wake_s`.
 
     Raises:
         ValueError: when there are too few samples, or scipy is missing.
@@ -284,9 +271,8 @@ def fitted(samples: Sequence[Sample], source: str = "", wake_s: float = 0.0) -> 
     return schema.Compute(
         flops_per_s=max(2 * s.a * s.b * s.c / s.seconds for s in samples),
         source=source,
-        wake_s=wake_s,
         models=models,
-        samples=tuple((s.a, s.b, s.c, s.layout, s.seconds) for s in samples),
+        samples=tuple((s.a, s.b, s.c, s.layout, s.seconds, s.strips) for s in samples),
         fits=fits,
     )
 
@@ -305,7 +291,7 @@ def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
     compute = {}
     for dtype, entry in profile.compute.items():
         samples = [Sample(*sample) for sample in entry.samples]
-        compute[dtype] = fitted(samples, entry.source, entry.wake_s) if samples else entry
+        compute[dtype] = fitted(samples, entry.source) if samples else entry
     sustained = profile.sustained
     if sustained is not None and sustained.speeds:
         sustained = _with_thermal(sustained)
@@ -585,12 +571,7 @@ def _measure_grid(
         share_s = max(0.1 * settings.grid_s, left_s) / (len(pairs) - done)
         found = measure_samples(timer, variant, layout, settings.grid, share_s, rng, clock)
         samples.setdefault(variant.name, []).extend(found)
-    progress("idle devices", settings.grid_s)
-    wakes = {
-        v.name: measure_wake(timer, v, 0.05 * settings.grid_s / len(settings.variants))
-        for v in settings.variants
-    }
-    return {name: fitted(found, source, wakes[name]) for name, found in samples.items()}
+    return {name: fitted(found, source) for name, found in samples.items()}
 
 
 def _memory(settings: Settings, here: machine.Machine) -> schema.Memory:

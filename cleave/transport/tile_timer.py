@@ -7,7 +7,6 @@ its own products but those of a device that joined it, as any device would.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,20 +22,19 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Re
 from cleave.transport.serve import ServedFleet
 from profiles.performance import Layout
 
-_BLOCKS: Final = 3
-"""Blocks of a timed tile: the first meets a device that has been idle, the others one at work."""
-
-_REPEATS: Final = 2
 _POOL_ELEMENTS: Final = 2**23
+_PAUSE_S: Final = 0.004
+"""Before each tile: units that rest power down, and devices wait for most of their tiles."""
+
 _LEAST_S: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class InRows:
-    """Plans a GEMM as one tile on the first device, its rows in so many strips.
+class InStrips:
+    """Plans a GEMM as one tile on the first device.
 
     Args:
-        strips: how many.
+        strips: how many the tile has, a side.
     """
 
     strips: int
@@ -50,7 +48,7 @@ class InRows:
     ) -> Plan:
         """See `Planner.plan`."""
         whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
-        cut = cut_tile(whole, self.strips, 1)
+        cut = cut_tile(whole, self.strips, self.strips)
         return Plan(gemm, (PlannedTile(devices[0].device, cut, 0, 0, 0.0),), 0.0)
 
 
@@ -66,6 +64,8 @@ class SessionTimer:
         FleetError: when no device joins in time.
     """
 
+    strips = (1, 3)
+
     def __init__(
         self, fleet: ServedFleet, rng: np.random.Generator, patience_s: float = 60.0
     ) -> None:
@@ -78,47 +78,29 @@ class SessionTimer:
                 raise FleetError(f"the device to be measured did not join in {patience_s:g} s")
             time.sleep(0.01)
 
-    def tile_s(
-        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
-    ) -> float:
-        """See `TileTimer.tile_s`; the shape is a block's, the device at work."""
-        warm = self._tile_s(_BLOCKS, (a, b, c), layout, dtype, out, enough_s)
-        return max(_LEAST_S, warm / _BLOCKS)
-
-    def wake_s(
-        self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType, enough_s: float
-    ) -> float:
-        """See `TileTimer.wake_s`."""
-        alone_s = self._tile_s(1, (a, b, c), layout, dtype, out, enough_s)
-        several_s = self._tile_s(_BLOCKS, (a, b, c), layout, dtype, out, enough_s)
-        return max(0.0, (_BLOCKS * alone_s - several_s) / (_BLOCKS - 1))
-
-    def _tile_s(
+    def block_s(
         self,
-        blocks: int,
         shape: tuple[int, int, int],
+        strips: int,
         layout: Layout,
         dtype: DType,
         out: DType,
-        enough_s: float,
     ) -> float:
-        """What the device computes for a tile of so many blocks."""
-        self._fleet.planner = InRows(blocks)
+        """See `TileTimer.block_s`."""
+        self._fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)
-        rows = blocks * a
+        rows, columns = strips * a, strips * b
         left = self._matrix((c, rows) if turn_a else (rows, c), dtype)
-        right = self._matrix((b, c) if turn_b else (c, b), dtype)
-        product = empty(rows, b, out)
-        took: list[float] = []
-        while len(took) <= _REPEATS or sum(took) < enough_s:
-            before_s = self._compute_s()
-            # Operands anew: what the device holds already it would not be sent.
-            a_side = Side(self._fleet.operand(left), turn_a)
-            b_side = Side(self._fleet.operand(right), turn_b)
-            self._fleet.submit(a_side, b_side, product).result()
-            took.append(max(_LEAST_S, self._compute_s() - before_s))
-        return statistics.median(took[1:])  # the first makes kernels for a new shape
+        right = self._matrix((columns, c) if turn_b else (c, columns), dtype)
+        product = empty(rows, columns, out)
+        time.sleep(_PAUSE_S)
+        before_s = self._compute_s()
+        # Operands anew: what the device holds already it would not be sent.
+        a_side = Side(self._fleet.operand(left), turn_a)
+        b_side = Side(self._fleet.operand(right), turn_b)
+        self._fleet.submit(a_side, b_side, product).result()
+        return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 
     def _compute_s(self) -> float:
         """What the device says that it computed so far."""
@@ -129,5 +111,7 @@ class SessionTimer:
         pool = self._pools.get(dtype)
         if pool is None:
             pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)
-        numbers = np.resize(pool.array[0], shape)
-        return Buffer(numbers, dtype)
+        size = shape[0] * shape[1]
+        # Not a copy where there are enough: the device may share a cache with this process.
+        flat = pool.array[0, :size] if size <= pool.array.size else np.resize(pool.array[0], size)
+        return Buffer(flat.reshape(shape), dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -148,6 +149,35 @@ def test_the_time_is_kept_but_a_model_has_samples_enough() -> None:
     bench, executor = _bench()
     measure_samples(bench, FP32, Layout.NN, SMALL, 0.5, np.random.default_rng(0), bench.clock)
     assert executor.clock.now_s < 0.6
+
+
+class SlowAtFirst:
+    """Its first tile of every shape takes ten times as long (a `TileTimer`)."""
+
+    strips = (1, 3)
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.timed: list[tuple[tuple[int, int, int], int]] = []
+
+    def block_s(
+        self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
+    ) -> float:
+        block_s = 1e-9 * math.prod(shape) * (1 if (shape, strips) in self.timed else 10)
+        self.timed.append((shape, strips))
+        self.clock.now_s += block_s * strips**2
+        return block_s
+
+
+def test_shapes_take_turns_and_the_first_tile_of_each_is_left_out() -> None:
+    timer = SlowAtFirst()
+    rng = np.random.default_rng(0)
+    samples = measure_samples(timer, FP32, Layout.NN, SMALL, 100.0, rng, timer.clock)
+    for s in samples:
+        assert s.seconds == pytest.approx(1e-9 * s.a * s.b * s.c, rel=1e-3)
+    assert {s.strips for s in samples} == {1, 3}
+    turns = [tile for tile in timer.timed if tile[0] != (128, 128, 128)]
+    assert turns[: len(samples)] == turns[len(samples) : 2 * len(samples)]
 
 
 # --- minutes under load ---

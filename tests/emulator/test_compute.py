@@ -12,7 +12,7 @@ from cleave.device.core import Array, Compute
 from emulator.compute import EmulatedProcessor
 from profiles.fleet_device import FleetDevice
 from profiles.library import load_profile
-from profiles.performance import Layout
+from profiles.performance import ComputeModel, Layout, PerformanceModel
 from profiles.thermal import ThermalModel, ThrottlePoint
 
 PLAIN = FleetDevice("test", 1e9, 1e6, 1e6, 0.0, 2**30)
@@ -60,6 +60,20 @@ def test_the_fitted_model_gives_the_time(dtype: DType, transposed: tuple[bool, b
     asked = order(96, 160, 224, dtype=dtype, transposed=transposed)
     expected_s = model.seconds(dtype.value, dtype.value, Layout.of(*transposed), 96, 160, 224)
     assert EmulatedProcessor(FITTED).full_speed_s(asked) == expected_s > 0
+
+
+def test_the_first_product_of_a_strip_and_after_a_pause_takes_longer() -> None:
+    model = PerformanceModel(0.0, 1e-9, fresh_left_s=1e-6, fresh_right_s=3e-6, wake_s=0.5)
+    device = replace(PLAIN, compute=ComputeModel({("fp32", Layout.NN): model}))
+    processor = EmulatedProcessor(device)
+    first, second = order(10, 20, 30), order(10, 20, 30)
+    second.pairs = [(first.pairs[0][0], second.pairs[0][1])]  # the next strip of B
+    times = [processor.run(o, now_s) for o, now_s in ((first, 1.0), (second, 1.0), (second, 9.0))]
+    took_s = [end_s - begin_s for begin_s, end_s in times]
+    product_s, left_s, right_s = 6e-6, 300e-6, 1800e-6
+    assert took_s[0] == pytest.approx(0.5 + product_s + left_s + right_s)
+    assert took_s[1] == pytest.approx(product_s + right_s)
+    assert took_s[2] == pytest.approx(0.5 + product_s)
 
 
 def test_a_sum_of_pieces_takes_each_of_them_in_fp32() -> None:

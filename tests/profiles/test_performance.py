@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,38 @@ def test_the_fit_of_a_known_model_predicts_like_it(
     found = fit(_samples(model, seed))
     for a, b, c in _shapes(seed + 77, 30):
         assert found.seconds(a, b, c) == pytest.approx(model.seconds(a, b, c), rel=1e-4)
+
+
+def test_the_fit_tells_what_fresh_strips_and_waking_cost() -> None:
+    model = PerformanceModel(
+        1e-5, 2e-11, 1e-10, 3e-10, 2e-10, fresh_left_s=2e-10, fresh_right_s=5e-10, wake_s=8e-5
+    )
+    shapes = [Sample(*s, Layout.NN, 1.0, 1 + 2 * (i % 2)) for i, s in enumerate(_shapes(0, 150))]
+    found = fit([replace(s, seconds=model.expected(s)) for s in shapes])
+    assert found.wake_s == pytest.approx(8e-5, rel=0.02)
+    for shape in _shapes(77, 30):
+        for state in ((0, 0, 0), (1, 0, 0), (0, 1, 1)):
+            assert found.seconds(*shape, *state) == pytest.approx(
+                model.seconds(*shape, *state), rel=0.02
+            )
+
+
+def test_tiles_of_one_kind_do_not_tell_fresh_strips_apart() -> None:
+    found = fit(_samples(PerformanceModel(1e-5, 2e-11, 1e-10, 3e-10, 2e-10)))
+    assert (found.fresh_left_s, found.fresh_right_s, found.wake_s) == (0, 0, 0)
+
+
+def test_of_a_tile_each_strip_is_fresh_once() -> None:
+    model = PerformanceModel(
+        1e-5, 2e-11, 1e-10, 3e-10, 2e-10, fresh_left_s=2e-10, fresh_right_s=5e-10, wake_s=8e-5
+    )
+    shape = (40, 50, 60)
+    blocks_s = sum(
+        model.seconds(*shape, column == 0, row == 0, row == column == 0)
+        for row in range(3)
+        for column in range(3)
+    )
+    assert model.expected(Sample(*shape, Layout.NN, 1.0, 3)) == pytest.approx(blocks_s / 9)
 
 
 def test_noise_is_not_fitted() -> None:

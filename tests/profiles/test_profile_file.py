@@ -71,7 +71,7 @@ FULL = DeviceProfile(
         "fp32": Compute(
             2e12,
             models={Layout.NN: MODEL, Layout.TN: PerformanceModel.saturated(1e12)},
-            samples=((64, 128, 256, Layout.NN, 0.25), (1, 2, 3, Layout.TN, 1e-6)),
+            samples=((64, 128, 256, Layout.NN, 0.25, 3), (1, 2, 3, Layout.TN, 1e-6, 1)),
             fits={Layout.NN: FitReport(80, 20, 0.05, 0.2)},
         ),
         "bf16>fp32": Compute(5e12, source="them"),
@@ -112,7 +112,7 @@ def test_everything_that_is_written_reads_back(tmp_path: Path) -> None:
 def test_a_sample_takes_one_line(tmp_path: Path) -> None:
     path = tmp_path / "box.toml"
     write_profile(FULL, path)
-    assert '[64, 128, 256, "nn", 0.25]' in path.read_text(encoding="utf-8")
+    assert '[64, 128, 256, "nn", 0.25, 3]' in path.read_text(encoding="utf-8")
 
 
 def test_what_is_read_writes_and_reads_back(tmp_path: Path) -> None:
@@ -180,7 +180,11 @@ ENTRY = "flops_per_s = 2e12"
         ('"2026-11-21"', '"yesterday"', r"provenance\.date of .* is 'yesterday'; expected"),
         ('"box"', '"Big Box"', "name of .* is 'Big Box'; expected"),
         ('"nobody"', '""', r"provenance\.source of .* is ''; expected str of length >= 1"),
-        (ENTRY, ENTRY + '\nsamples = [[1, 2, 3, "nn", -1.0]]', r"fp32\.samples\[0\]\[4\] .* -1\.0"),
+        (
+            ENTRY,
+            ENTRY + '\nsamples = [[1, 2, 3, "nn", -1.0, 1]]',
+            r"fp32\.samples\[0\]\[4\] .* -1\.0",
+        ),
         (
             ENTRY,
             ENTRY + "\nmodels.nn = { startup_s = 1.0, volume_s = -1.0 }",
