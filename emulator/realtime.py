@@ -115,6 +115,7 @@ class RealTimeFleet:
         self._pool = ThreadPoolExecutor(threads, "cleave-emulator")
         self._lines = SharedLines()
         self._sessions: dict[int, DeviceSession] = {}
+        self._credentials: dict[int, str] = {}  # by device, where the server gave it its own
         self._ended = RealTimeCounters()
         self._lateness = Lateness()
 
@@ -209,7 +210,7 @@ class RealTimeFleet:
             session = DeviceSession(
                 connection,
                 computer,
-                hello_of(device, self._target.credential),
+                hello_of(device, self._credentials.get(number, self._target.credential)),
                 lambda _: welcomed.set(),
             )
             serving = asyncio.create_task(session.run())
@@ -223,6 +224,8 @@ class RealTimeFleet:
                 ready.cancel()
             if session.core.welcome is None:
                 return session, serving.result()  # refused: says why
+            if session.core.welcome.credential:  # for the join code, which may be used up by now
+                self._credentials[number] = session.core.welcome.credential
         self._sessions[number] = session
         self._ended.joined += 1
         self._tell(Presence(clock.now_s(), number, device.name, True))

@@ -6,7 +6,6 @@ liveness, the three verbs) so that every shell, live or virtual, runs the same c
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,6 +17,7 @@ from cleave.dispatch.dispatcher import Dispatcher
 from cleave.dispatch.gemm_work import GemmUnit, GemmWork
 from cleave.dispatch.work import Unit
 from cleave.errors import ProtocolError
+from cleave.fleet.admission import GRACE_S, Admission, Contribution, Doorkeeper, OneKey, Refusal
 from cleave.fleet.probe import JOINING, THOROUGH, Probe
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
@@ -95,7 +95,14 @@ class Failure:
     reason: str
 
 
-Order: TypeAlias = Send | Close | Joined | Check | Place | Done | Failure
+@dataclass(slots=True)
+class Note:
+    """For information: something that an operator should know."""
+
+    text: str
+
+
+Order: TypeAlias = Send | Close | Joined | Note | Check | Place | Done | Failure
 
 
 @dataclass(slots=True)
@@ -104,19 +111,41 @@ class Session:
 
     id: int
     opened_s: float
+    address: str = ""
+    identity: int | None = None  # which device it is, see `Admission`
     state: DeviceState = DeviceState.JOINING
     reason: str = ""
     name: str = ""
     profile: str = ""
     heard_s: float = 0.0
     blocks: int = 0
+    flops: float = 0.0
     compute_s: float = 0.0
+    downlink_bytes: int = 0  # counted by the shell
+    uplink_bytes: int = 0
+    credited: Contribution = Contribution()  # what the doorkeeper has been told of these
     faults: int = 0
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
     probe: Probe | None = None
+
+    @property
+    def contribution(self) -> Contribution:
+        """What it did so far."""
+        return Contribution(
+            self.blocks,
+            self.flops,
+            self.downlink_bytes,
+            self.uplink_bytes,
+            self.compute_s,
+            max(0.0, self.telemetry.get("energy_j", 0.0)),
+        )
+
+
+CREDIT_S: Final = 15.0
+"""How often the doorkeeper is told what devices did."""
 
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
@@ -133,13 +162,18 @@ class Coordinator:
     Args:
         credential: what `hello` must carry; empty for none.
         verify: have every result checked before it is used.
+        door: who decides which devices may come in; `credential` is not used then.
     """
 
-    def __init__(self, credential: str = "", *, verify: bool = False) -> None:
+    def __init__(
+        self, credential: str = "", *, verify: bool = False, door: Doorkeeper | None = None
+    ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
-        self.credential = credential
+        self.door = door if door is not None else OneKey(credential)
         self.verify = verify
+        self._credited_s = 0.0
+        self._departed: dict[int, tuple[float, Session]] = {}  # when, by identity
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
 
@@ -156,9 +190,9 @@ class Coordinator:
 
     # --- sessions ---
 
-    def opened(self, session: int, now_s: float) -> None:
-        """A peer connected; its `hello` is awaited."""
-        self.sessions[session] = Session(session, now_s, heard_s=now_s)
+    def opened(self, session: int, now_s: float, address: str = "") -> None:
+        """A peer connected, from this address; its `hello` is awaited."""
+        self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
     def received(self, session_id: int, message: Message, now_s: float) -> list[Order]:
         """A message came on a session; one that breaks the protocol ends that session alone."""
@@ -175,14 +209,27 @@ class Coordinator:
 
     def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
         """End a session that broke the rules, and say why."""
+        session = self.sessions.get(session_id)
+        if code is ErrorCode.QUARANTINED and session is not None and session.identity is not None:
+            self.door.quarantined(session.identity, reason)
         orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
         return orders + self.closed(session_id, reason, now_s)
 
-    def closed(self, session_id: int, reason: str, now_s: float) -> list[Order]:
+    def refuse_identity(
+        self, identity: int, code: ErrorCode, reason: str, now_s: float
+    ) -> list[Order]:
+        """End every session of a device, and say why."""
+        mine = [s.id for s in self.sessions.values() if s.identity == identity]
+        return [order for id in mine for order in self.refuse(id, code, reason, now_s)]
+
+    def closed(
+        self, session_id: int, reason: str, now_s: float, *, lost: bool = True
+    ) -> list[Order]:
         """A session ended, for whatever reason; its unfinished units go to others."""
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
+        self._depart(session, reason, now_s, lost=lost)
         probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason
         if probing:
@@ -201,7 +248,32 @@ class Coordinator:
                 what = "said no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
                 orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+        if now_s - self._credited_s >= CREDIT_S:
+            self.credit(now_s)
         return orders
+
+    def credit(self, now_s: float) -> None:
+        """Tell the doorkeeper what the connected devices did since it was told last."""
+        self._credited_s = now_s
+        for session in self.sessions.values():
+            self._credit(session)
+        for identity, (left_s, _) in list(self._departed.items()):
+            if now_s - left_s > GRACE_S:
+                del self._departed[identity]
+
+    def _credit(self, session: Session) -> None:
+        done = session.contribution
+        if session.identity is not None and done != session.credited:
+            self.door.contributed(session.identity, done - session.credited)
+            session.credited = done
+
+    def _depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
+        """A device's session is over."""
+        if session.identity is not None:
+            self._credit(session)
+            if session.state is not DeviceState.PROBING:  # its link is known
+                self._departed[session.identity] = (now_s, session)
+            self.door.departed(session.identity, reason, lost=lost)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[Order]:
         if not isinstance(message, messages.Hello):
@@ -212,9 +284,6 @@ class Coordinator:
                 f"{message.version}; install the same version of cleave on both"
             )
             return self.refuse(session.id, ErrorCode.VERSION, reason, now_s)
-        if not hmac.compare_digest(message.credential.encode(), self.credential.encode()):
-            reason = "the credential is not valid; use the join URL that the server printed"
-            return self.refuse(session.id, ErrorCode.CREDENTIAL, reason, now_s)
         if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
             raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
         if message.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
@@ -223,7 +292,13 @@ class Coordinator:
                 f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
             )
             return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
-        session.name, session.profile = message.name, message.profile
+        # Last, for it may use up a join code.
+        admission = self.door.admit(message, session.address)
+        if isinstance(admission, Refusal):
+            return self.refuse(session.id, admission.code, admission.reason, now_s)
+        orders = self._take_over(admission, now_s)
+        session.name, session.profile = admission.name or message.name, message.profile
+        session.identity, session.faults = admission.identity, admission.faults
         session.measure = message.measure
         session.rates = _bounded(
             DeviceRates(
@@ -236,14 +311,50 @@ class Coordinator:
                 dtypes=message.dtypes,
             )
         )
-        welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
+        welcome = messages.Welcome(
+            session.id, server=self.door.server, credential=admission.credential
+        )
+        orders.append(Send(session.id, welcome))
         stated = message.downlink_bytes_per_s and message.uplink_bytes_per_s
-        if stated and not session.measure:
-            return welcome + self._ready(session, now_s)
+        if (stated or self._comes_back(session, now_s)) and not session.measure:
+            return orders + self._ready(session, now_s)
         effort = THOROUGH if session.measure else JOINING
         session.probe = Probe(session.rates.memory_bytes, effort)
         session.state = DeviceState.PROBING
-        return welcome + [Send(session.id, m) for m in session.probe.begin(now_s)]
+        return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
+
+    def _take_over(self, admission: Admission, now_s: float) -> list[Order]:
+        """A device that is here already comes again: the new session counts.
+
+        Its old connection may be dead without anybody having noticed, so the new one cannot be the
+        one to refuse. Where both live, the old one is told, and does not come back.
+        """
+        here = [s for s in self.sessions.values() if s.identity == admission.identity]
+        if admission.identity is None or not here:
+            return []
+        reason = (
+            "the same device joined a second time, and this is the first; "
+            "to run two devices on one machine, join each with a --name and a join code of its own"
+        )
+        text = f"{admission.name} joined again; its earlier session {here[0].id} ends"
+        ended = self.refuse_identity(admission.identity, ErrorCode.DUPLICATE, reason, now_s)
+        return [Note(text), *ended]
+
+    def _comes_back(self, session: Session, now_s: float) -> bool:
+        """Whether a device was here a moment ago, over the same link: it is not measured again."""
+        if session.identity is None or session.rates is None:
+            return False
+        left_s, before = self._departed.pop(session.identity, (-GRACE_S, session))
+        same = before is not session and before.address == session.address
+        if before.rates is None or not same or now_s - left_s > GRACE_S:
+            return False
+        session.rates = replace(
+            session.rates,
+            downlink_bytes_per_s=before.rates.downlink_bytes_per_s,
+            uplink_bytes_per_s=before.rates.uplink_bytes_per_s,
+            latency_s=before.rates.latency_s,
+        )
+        return True
 
     def _ready(self, session: Session, now_s: float) -> list[Order]:
         assert session.rates is not None
@@ -299,13 +410,14 @@ class Coordinator:
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
                     farewell: list[Order] = [Send(session.id, messages.Bye("drained"))]
-                    self.sessions.pop(session.id)
+                    self._depart(self.sessions.pop(session.id), "drained", now_s, lost=False)
                     return [*farewell, Close(session.id)]
                 session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
                 self.epoch += 1
                 return self._do(events.DeviceDraining(session.id), now_s)
             case messages.Bye():
-                return [Close(session.id), *self.closed(session.id, message.reason, now_s)]
+                left = self.closed(session.id, message.reason, now_s, lost=False)
+                return [Close(session.id), *left]
             case messages.Error():
                 return [Close(session.id), *self.closed(session.id, message.message, now_s)]
             case _:
@@ -327,6 +439,7 @@ class Coordinator:
                 )
                 return self._do(events.RunFailed(session.id, message.id, reason), now_s)
             session.blocks += 1
+            session.flops += unit.flops
             session.compute_s += message.compute_s
             if self.verify:
                 return [Check(session.id, message.id, unit, message.payload)]
@@ -349,6 +462,8 @@ class Coordinator:
         if not fault:
             return self._do(events.ResultArrived(session_id, run, payload), now_s)
         session.faults += 1
+        if session.identity is not None:
+            self.door.faulted(session.identity, fault)
         orders = self._do(events.RunFailed(session_id, run, f"a wrong result: {fault}"), now_s)
         if session.faults < MAX_FAULTS:
             return orders
@@ -377,9 +492,9 @@ class Coordinator:
         return self._do(events.Paused(), now_s)
 
     def _do(self, event: events.Event, now_s: float) -> list[Order]:
-        return list(self._orders(self.dispatcher.handle(event, now_s)))
+        return list(self._orders(self.dispatcher.handle(event, now_s), now_s))
 
-    def _orders(self, commands: Iterable[events.Command]) -> Iterable[Order]:
+    def _orders(self, commands: Iterable[events.Command], now_s: float) -> Iterable[Order]:
         for command in commands:
             match command:
                 case events.SendArray(device, array):
@@ -405,7 +520,8 @@ class Coordinator:
                 case events.Drained(device):
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)
-                    self.sessions.pop(device, None)
+                    if (session := self.sessions.pop(device, None)) is not None:
+                        self._depart(session, "drained", now_s, lost=False)
 
 
 def _bounded(rates: DeviceRates) -> DeviceRates:
