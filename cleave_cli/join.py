@@ -84,9 +84,9 @@ def join(
     from cleave.device.executors import Speed, choose, known_name
     from cleave.device.memory import hold_strips_well
     from cleave.device.policy import Gate, Verdict, require_visible
-    from cleave.transport import join as device
     from cleave.errors import CleaveError
     from cleave.protocol.messages import Welcome
+    from cleave.transport import join as device
     from cleave.transport.guest import Guest, Notice, Session, State, read_url
     from cleave.transport.saved_credentials import (
         SavedCredential,
@@ -160,7 +160,7 @@ def join(
 
         hello = device.device_hello(
             credential=credential,
-            code=code,
+            join_code=code,
             name=called,
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,

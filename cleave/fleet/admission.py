@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Final, Protocol, TypeAlias
 
@@ -128,8 +129,8 @@ class OneKey:
     def admit(self, hello: Hello, address: str) -> Verdict:
         """See `Doorkeeper.admit`."""
         # A device may send a credential of another server, kept for this address, and ours as code.
-        keys = (hello.credential, hello.code) if hello.code else (hello.credential,)
-        if any([same_secret(key, self._credential) for key in keys]):
+        keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
+        if one_is(keys, self._credential):
             return Admission()
         reason = "the credential is not valid; use the join URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
@@ -152,6 +153,11 @@ class OneKey:
 
     def quarantined(self, identity: int, reason: str) -> None:
         """Nothing is kept."""
+
+
+def one_is(keys: Iterable[str], secret: str) -> bool:
+    """Whether one of some keys is the secret; every one is compared."""
+    return sum([same_secret(key, secret) for key in keys]) > 0
 
 
 def same_secret(one: str, other: str) -> bool:

@@ -123,7 +123,7 @@ class Session:
     compute_s: float = 0.0
     downlink_bytes: int = 0  # counted by the shell
     uplink_bytes: int = 0
-    credited: Contribution = Contribution()  # what the doorkeeper has been told of these
+    credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
     faults: int = 0
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work

@@ -55,7 +55,7 @@ class Hello:
     uplink_bytes_per_s: float = 0.0
     latency_s: float = 0.0
     measure: bool = False
-    code: str = ""
+    join_code: str = ""
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from cleave.errors import UsageError
-from cleave.fleet.admission import Admission, Contribution, Refusal, Verdict, same_secret
+from cleave.fleet.admission import Admission, Contribution, Refusal, Verdict, one_is, same_secret
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.server.attempts import Attempts
 from cleave.server.codes import (
@@ -34,7 +34,7 @@ MAX_NAME: Final = 60
 """Characters of a device's name that are kept."""
 
 _SERVER_ID_LENGTH: Final = 10
-_NEW_CODE: Final = "ask the server's operator for a new one (`cleave pair`)"
+_NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,12 @@ class JoinCode:
     record: CodeRecord
 
 
+class Redeemed(Protocol):
+    """Told that a join code was used."""
+
+    def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
+
+
 class Access:
     """The doorkeeper of a server that knows its devices; see `Doorkeeper`.
 
@@ -72,12 +78,12 @@ class Access:
         clocks: the time.
         random_bytes: random credentials, of so many bytes, as text.
         choose: picks a random character.
-        on_redeemed: told when a code was used, and for which device.
         complain: told when the store cannot be written.
 
     Attributes:
         server: the server's id.
         ledger: what is still to be written.
+        on_redeemed: told when a code was used, and by which device; in the server's loop.
     """
 
     def __init__(
@@ -86,14 +92,13 @@ class Access:
         operator_token: str,
         *,
         fleet_credential: str = "",
-        clocks: Clocks = Clocks(),  # noqa: B008 - it is immutable
+        clocks: Clocks = Clocks(),
         random_bytes: Callable[[int], str] = secrets.token_urlsafe,
         choose: Callable[[str], str] = secrets.choice,
-        on_redeemed: Callable[[CodeRecord, DeviceRecord], None] | None = None,
         complain: Callable[[str], None] | None = None,
     ) -> None:
         self.store = store
-        self.on_redeemed = on_redeemed or (lambda code, device: None)
+        self.on_redeemed: Redeemed | None = None
         self._operator_token = operator_token
         self._fleet_credential = fleet_credential
         self._clocks = clocks
@@ -117,8 +122,8 @@ class Access:
             return Refusal(ErrorCode.LIMIT, reason)
 
     def _admit(self, hello: Hello, address: str) -> Verdict:
-        keys = [key for key in (hello.credential, hello.code) if key]
-        if self._fleet_credential and any([same_secret(k, self._fleet_credential) for k in keys]):
+        keys = [key for key in (hello.credential, hello.join_code) if key]
+        if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
         device = self.store.device_of(hash_secret(hello.credential))
         if device is not None and device.standing is Standing.ADMITTED:
@@ -157,20 +162,21 @@ class Access:
         new = self.store.redeem(code.id, clean_name(hello.name), hashed, now_s)
         if new is None:
             return Refusal(ErrorCode.CREDENTIAL, f"this join code was just used; {_NEW_CODE}")
-        self.on_redeemed(code, new)
+        if self.on_redeemed is not None:
+            self.on_redeemed(code, new, self)
         return self._welcome(new, credential)
 
     def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
-        if not hello.credential and not hello.code:
+        if not hello.credential and not hello.join_code:
             return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
         if not text:
-            return f"this server does not know this device's credential; join with a code: {_NEW_CODE}"
+            return f"this server does not know this credential, nor is it a join code; {_NEW_CODE}"
         if code is None:
             return f"this server knows no such join code; check it, or {_NEW_CODE}"
         if code.used >= code.uses:
             return (
-                f"this join code has been used already, and the device that used it is not this one "
-                f"or has lost its credential; {_NEW_CODE}"
+                f"this join code has been used already, and not by this device under this name; "
+                f"{_NEW_CODE}"
             )
         return f"this join code has expired; {_NEW_CODE}"
 
@@ -191,8 +197,10 @@ class Access:
 
     def faulted(self, identity: int, fault: str) -> None:
         """See `Doorkeeper.faulted`."""
-        now_s = self._clocks.wall()
-        self.ledger.soon(lambda: self.store.fault(identity, fault, now_s))
+        try:  # at once: it is counted again when the device comes back
+            self.store.fault(identity, fault, self._clocks.wall())
+        except StoreError as error:
+            self._complain(str(error))
 
     def quarantined(self, identity: int, reason: str) -> None:
         """See `Doorkeeper.quarantined`. Written at once: it must not come back in meanwhile."""

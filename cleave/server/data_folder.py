@@ -20,6 +20,10 @@ _URL: Final = "operator.url"
 _LOCK: Final = "lock"
 
 
+class FolderInUseError(CleaveError):
+    """Another process uses the folder: a server, most likely."""
+
+
 class DataFolder:
     """A server's folder, locked as long as the block lasts.
 
@@ -27,7 +31,8 @@ class DataFolder:
         path: made if it is not there, for its owner alone.
 
     Raises:
-        CleaveError: when another server uses it, or it cannot be used.
+        FolderInUseError: when another server uses it.
+        CleaveError: when it cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +44,7 @@ class DataFolder:
             self._lock = FileLock(path / _LOCK, mode=0o600)
             self._lock.acquire(blocking=False)
         except Timeout:
-            raise CleaveError(
+            raise FolderInUseError(
                 f"another server uses the folder {path}; stop it, or give --data another folder"
             ) from None
         except OSError as error:
@@ -120,7 +125,7 @@ def read_operator_url(folder: Path) -> str:
 
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a server keeps what it knows unless told otherwise: $CLEAVE_DATA, or the system's place."""
+    """Where a server keeps what it knows by default: $CLEAVE_DATA, or the system's place."""
     if chosen := environment.get("CLEAVE_DATA"):
         return Path(chosen)
     from platformdirs import user_data_path

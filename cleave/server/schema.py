@@ -64,4 +64,4 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         ) STRICT""",
     ),
 )
-"""Step N leads from version N - 1 to version N. Published steps are never changed; new ones follow."""
+"""Step N leads from version N - 1 to version N. Steps are never changed; new ones follow."""

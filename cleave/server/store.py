@@ -1,4 +1,4 @@
-"""What the server knows for good: devices, credentials, join codes, faults, jobs. SQLite, in a file.
+"""What the server knows for good: devices, credentials, join codes, faults, jobs; in SQLite.
 
 Writes are short transactions that are there after the process was killed (WAL; after a power
 failure the last ones may be missing, but the file is whole).
@@ -343,11 +343,10 @@ _JOB: Final = ", ".join(JobRecord.__slots__)
 
 
 def _device(row: Sequence[Any]) -> DeviceRecord:
-    id, name, standing, reason, paired_s, seen_s, absence, *rest = row[:_BEFORE_DONE]
-    done = Contribution(*row[_BEFORE_DONE:])
-    return DeviceRecord(
-        id, name, Standing(standing), reason, paired_s, seen_s, Absence(absence), *rest, done
-    )
+    values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
+    values["standing"] = Standing(values["standing"])
+    values["absence"] = Absence(values["absence"])
+    return DeviceRecord(**values, done=Contribution(*row[_BEFORE_DONE:]))
 
 
 def _free_name(db: sqlite3.Connection, wanted: str) -> str:

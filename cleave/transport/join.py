@@ -78,7 +78,12 @@ def parse_join_url(url: str) -> JoinUrl:
     )
 
 
-_LASTING: Final = (ErrorCode.VERSION, ErrorCode.CREDENTIAL, ErrorCode.DUPLICATE, ErrorCode.QUARANTINED)
+_LASTING: Final = (
+    ErrorCode.VERSION,
+    ErrorCode.CREDENTIAL,
+    ErrorCode.DUPLICATE,
+    ErrorCode.QUARANTINED,
+)
 
 
 class RefusedError(CleaveError):
@@ -363,13 +368,13 @@ def device_hello(
     flops_per_s: float = 0.0,
     downlink_bytes_per_s: float = 0.0,
     uplink_bytes_per_s: float = 0.0,
-    code: str = "",
+    join_code: str = "",
 ) -> messages.Hello:
     """The hello of this machine as a device. Rates of 0 mean unknown."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
-        code=code,
+        join_code=join_code,
         name=name,
         ops=(Op.MATMUL.value,),
         dtypes=tuple(dtype.value for dtype in DType),

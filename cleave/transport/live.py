@@ -126,9 +126,7 @@ class LiveShell:
             known = self.coordinator.sessions.get(session)
             if self._ending:
                 reason = _CLOSING
-            self._obey(
-                self.coordinator.closed(session, reason, self._now(), lost=not self._ending)
-            )
+            self._obey(self.coordinator.closed(session, reason, self._now(), lost=not self._ending))
             del self._peers[session]
             if not peer.closing:
                 peer.closing = True

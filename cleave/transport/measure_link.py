@@ -22,7 +22,7 @@ from cleave.fleet.probe import FIRST_ID, LinkRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.transport.connection import Connection, ConnectionLostError
-from cleave.transport.join import device_hello, open_connection, parse_join_url
+from cleave.transport.join import JoinUrl, device_hello, open_connection, parse_join_url
 from profiles.device_profile import Link, Quantiles
 
 MEMORY_BYTES: Final = 64 * 2**20
@@ -121,7 +121,7 @@ async def measure_link(
     target = parse_join_url(url)
     credential, code = keys(target) if keys is not None else (target.credential, "")
     hello = device_hello(
-        credential=credential, code=code, name="link measurement", memory_bytes=MEMORY_BYTES
+        credential=credential, join_code=code, name="link measurement", memory_bytes=MEMORY_BYTES
     )
     found = []
     for done in range(1, repeats + 1):

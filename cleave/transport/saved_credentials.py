@@ -1,4 +1,4 @@
-"""What a device keeps between its sessions: the credential that a server gave it for a join code."""
+"""What a device keeps between sessions: the credential that a server gave it for a join code."""
 
 from __future__ import annotations
 
@@ -51,12 +51,16 @@ class SavedCredentials:
             saved = _read(path)
             if saved is None or saved.name != name:
                 continue
-            if (saved.server == target.server) if target.server else saved.address == target.address:
+            if (
+                (saved.server == target.server)
+                if target.server
+                else saved.address == target.address
+            ):
                 return saved.credential
         return ""
 
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
-        """What `hello` carries as `credential` and as `code`: ours, with the URL's in reserve."""
+        """What `hello` carries as `credential` and `join_code`: ours, with the URL's in reserve."""
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
@@ -72,7 +76,9 @@ class SavedCredentials:
         fresh = path.with_suffix(f".{secrets.token_hex(4)}.new")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with os.fdopen(
+                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
+            ) as file:
                 json.dump(asdict(credential), file)
             fresh.replace(path)
         except OSError as error:
@@ -92,7 +98,7 @@ def _read(path: Path) -> SavedCredential | None:
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's devices keep their credentials: $CLEAVE_STATE, or the system's own place."""
+    """Where this user's devices keep credentials: in $CLEAVE_STATE, or the system's own place."""
     if chosen := environment.get("CLEAVE_STATE"):
         return Path(chosen) / "credentials"
     from platformdirs import user_state_path

@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.http11 import Request, Response

@@ -101,7 +101,7 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("hello-device", "what a phone says", device),
         ("hello-operator", "an operator needs no more", Hello(Role.OPERATOR, credential="k7Jd")),
         ("hello-measure", "wants no work", replace(device, measure=True)),
-        ("hello-code", "a join code in reserve", replace(device, code="7KQ4-MWX2-PDH9")),
+        ("hello-code", "a join code in reserve", replace(device, join_code="7KQ4-MWX2-PDH9")),
         ("hello-unicode", "text is UTF-8", Hello(Role.DEVICE, name="Łukasz’ 📱")),
         ("welcome", "the answer to a device", Welcome(device=7)),
         (
