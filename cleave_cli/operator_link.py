@@ -18,7 +18,10 @@ Server = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder of the server on this machine; its default one unless given."),
+    typer.Option(
+        envvar="CLEAVE_DATA",
+        help="Folder of the server on this machine; its default one unless given.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 

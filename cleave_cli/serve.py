@@ -32,8 +32,9 @@ def serve(
     data: Annotated[
         str,
         typer.Option(
+            envvar="CLEAVE_DATA",
             help="Folder for what it knows of devices and jobs; none to keep nothing. "
-            "The system's place for data unless given."
+            "The system's place for data unless given.",
         ),
     ] = "",
     credential: Annotated[

@@ -213,7 +213,8 @@ class Coordinator:
         if code is ErrorCode.QUARANTINED and session is not None and session.identity is not None:
             self.door.quarantined(session.identity, reason)
         orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
-        return orders + self.closed(session_id, reason, now_s)
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
+        return orders + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float

@@ -6,7 +6,6 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -38,7 +37,7 @@ class DataFolder:
     def __init__(self, path: Path) -> None:
         from filelock import FileLock, Timeout
 
-        self.path = path
+        self.path = path = path.absolute()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = FileLock(path / _LOCK, mode=0o600)
@@ -124,10 +123,8 @@ def read_operator_url(folder: Path) -> str:
         raise _unusable(path, error) from None
 
 
-def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a server keeps what it knows by default: $CLEAVE_DATA, or the system's place."""
-    if chosen := environment.get("CLEAVE_DATA"):
-        return Path(chosen)
+def default_folder() -> Path:
+    """Where a server keeps what it knows unless told otherwise: the system's place for data."""
     from platformdirs import user_data_path
 
     return user_data_path("cleave", appauthor=False) / "server"
