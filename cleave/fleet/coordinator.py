@@ -139,10 +139,13 @@ class Session:
             self.flops,
             self.downlink_bytes,
             self.uplink_bytes,
-            self.compute_s,
-            max(0.0, self.telemetry.get("energy_j", 0.0)),
+            min(MAX_CREDIT, self.compute_s),
+            min(MAX_CREDIT, max(0.0, self.telemetry.get("energy_j", 0.0))),
         )
 
+
+MAX_CREDIT: Final = 1e12
+"""The most seconds or joules that are believed of a session, so that sums stay numbers."""
 
 CREDIT_S: Final = 15.0
 """How often the doorkeeper is told what devices did."""

@@ -6,6 +6,7 @@ import os
 import secrets
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -100,7 +101,8 @@ class DataFolder:
             _write_new(fresh, url)
             fresh.replace(self.url_path)
         except OSError as error:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):
+                fresh.unlink()
             raise _unusable(self.url_path, error) from None
 
     def remove_url(self) -> None:

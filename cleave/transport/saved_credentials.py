@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,7 +83,8 @@ class SavedCredentials:
                 json.dump(asdict(credential), file)
             fresh.replace(path)
         except OSError as error:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):
+                fresh.unlink()
             raise CleaveError(
                 f"the credential of this device cannot be kept in {self.folder} "
                 f"({plain_reason(error)}): it will need a new join code after this session"

@@ -145,9 +145,7 @@ def test_strangers_are_told_what_is_wrong(access: Access) -> None:
     assert not access.store.devices()
 
 
-def test_a_revoked_device_is_refused_until_it_has_a_new_code(
-    access: Access, clock: Clock
-) -> None:
+def test_a_revoked_device_is_refused_until_it_has_a_new_code(access: Access, clock: Clock) -> None:
     device = come(access, access.pair().text)
     assert device.identity is not None
     access.store.stand(device.identity, Standing.REVOKED, "sold", clock())
