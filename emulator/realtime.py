@@ -16,7 +16,7 @@ from typing import Final
 
 from cleave.device.executors import Executor
 from cleave.errors import CleaveError, UsageError
-from cleave.transport.join import DeviceSession, JoinUrl, open_connection
+from cleave.transport.join import DeviceSession, JoinUrl, RefusedError, open_connection
 from emulator.activity import Activity, Presence
 from emulator.compute import EmulatedProcessor
 from emulator.links import SharedLines, links_of
@@ -168,6 +168,9 @@ class RealTimeFleet:
                     if not self._ended.joined:  # nobody got in: the user wants to know why
                         raise
                     reason = str(error)
+                    if isinstance(error, RefusedError) and error.lasting:
+                        self.notes[reason] = self.notes.get(reason, 0) + 1
+                        return
                 else:
                     # A device that drained is told goodbye as well; it comes again.
                     if session.said_bye and not session.core.draining:
