@@ -9,8 +9,8 @@ from typing import Final, Protocol, TypeAlias
 
 from cleave.protocol.messages import ErrorCode, Hello
 
-GRACE_S: Final = 60.0
-"""A device that comes back within this time goes on with the link that was measured before."""
+MAX_NAME: Final = 60
+"""Characters of a device's name that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,11 @@ class OneKey:
 def one_is(keys: Iterable[str], secret: str) -> bool:
     """Whether one of some keys is the secret; every one is compared."""
     return sum([same_secret(key, secret) for key in keys]) > 0
+
+
+def clean_name(name: str) -> str:
+    """A device's name as it can be shown anywhere: printable, on one line, not too long."""
+    return "".join(c for c in name if c.isprintable())[:MAX_NAME].strip()
 
 
 def same_secret(one: str, other: str) -> bool:

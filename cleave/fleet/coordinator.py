@@ -17,8 +17,16 @@ from cleave.dispatch.dispatcher import Dispatcher
 from cleave.dispatch.gemm_work import GemmUnit, GemmWork
 from cleave.dispatch.work import Unit
 from cleave.errors import ProtocolError
-from cleave.fleet.admission import GRACE_S, Admission, Contribution, Doorkeeper, OneKey, Refusal
+from cleave.fleet.admission import (
+    Admission,
+    Contribution,
+    Doorkeeper,
+    OneKey,
+    Refusal,
+    clean_name,
+)
 from cleave.fleet.probe import JOINING, THOROUGH, Probe
+from cleave.fleet.regulars import Regulars
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
@@ -131,25 +139,6 @@ class Session:
     expected: dict[int, Unit] = field(default_factory=dict)
     probe: Probe | None = None
 
-    @property
-    def contribution(self) -> Contribution:
-        """What it did so far."""
-        return Contribution(
-            self.blocks,
-            self.flops,
-            self.downlink_bytes,
-            self.uplink_bytes,
-            min(MAX_CREDIT, self.compute_s),
-            min(MAX_CREDIT, max(0.0, self.telemetry.get("energy_j", 0.0))),
-        )
-
-
-MAX_CREDIT: Final = 1e12
-"""The most seconds or joules that are believed of a session, so that sums stay numbers."""
-
-CREDIT_S: Final = 15.0
-"""How often the doorkeeper is told what devices did."""
-
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
@@ -175,8 +164,7 @@ class Coordinator:
         self.sessions: dict[int, Session] = {}
         self.door = door if door is not None else OneKey(credential)
         self.verify = verify
-        self._credited_s = 0.0
-        self._departed: dict[int, tuple[float, Session]] = {}  # when, by identity
+        self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
 
@@ -233,7 +221,7 @@ class Coordinator:
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
-        self._depart(session, reason, now_s, lost=lost)
+        self.regulars.depart(session, reason, now_s, lost=lost)
         probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason
         if probing:
@@ -252,32 +240,12 @@ class Coordinator:
                 what = "said no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
                 orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
-        if now_s - self._credited_s >= CREDIT_S:
-            self.credit(now_s)
+        self.regulars.tick(self.sessions.values(), now_s)
         return orders
 
     def credit(self, now_s: float) -> None:
         """Tell the doorkeeper what the connected devices did since it was told last."""
-        self._credited_s = now_s
-        for session in self.sessions.values():
-            self._credit(session)
-        for identity, (left_s, _) in list(self._departed.items()):
-            if now_s - left_s > GRACE_S:
-                del self._departed[identity]
-
-    def _credit(self, session: Session) -> None:
-        done = session.contribution
-        if session.identity is not None and done != session.credited:
-            self.door.contributed(session.identity, done - session.credited)
-            session.credited = done
-
-    def _depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
-        """A device's session is over."""
-        if session.identity is not None:
-            self._credit(session)
-            if session.state is not DeviceState.PROBING:  # its link is known
-                self._departed[session.identity] = (now_s, session)
-            self.door.departed(session.identity, reason, lost=lost)
+        self.regulars.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[Order]:
         if not isinstance(message, messages.Hello):
@@ -301,7 +269,8 @@ class Coordinator:
         if isinstance(admission, Refusal):
             return self.refuse(session.id, admission.code, admission.reason, now_s)
         orders = self._take_over(admission, now_s)
-        session.name, session.profile = admission.name or message.name, message.profile
+        session.name = admission.name or clean_name(message.name)
+        session.profile = message.profile
         session.identity, session.faults = admission.identity, admission.faults
         session.measure = message.measure
         session.rates = _bounded(
@@ -319,8 +288,10 @@ class Coordinator:
             session.id, server=self.door.server, credential=admission.credential
         )
         orders.append(Send(session.id, welcome))
-        stated = message.downlink_bytes_per_s and message.uplink_bytes_per_s
-        if (stated or self._comes_back(session, now_s)) and not session.measure:
+        stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
+        if not stated and (before := self.regulars.rates_before(session, now_s)) is not None:
+            session.rates, stated = before, True
+        if stated and not session.measure:
             return orders + self._ready(session, now_s)
         effort = THOROUGH if session.measure else JOINING
         session.probe = Probe(session.rates.memory_bytes, effort)
@@ -343,22 +314,6 @@ class Coordinator:
         text = f"{admission.name} joined again; its earlier session {here[0].id} ends"
         ended = self.refuse_identity(admission.identity, ErrorCode.DUPLICATE, reason, now_s)
         return [Note(text), *ended]
-
-    def _comes_back(self, session: Session, now_s: float) -> bool:
-        """Whether a device was here a moment ago, over the same link: it is not measured again."""
-        if session.identity is None or session.rates is None:
-            return False
-        left_s, before = self._departed.pop(session.identity, (-GRACE_S, session))
-        same = before is not session and before.address == session.address
-        if before.rates is None or not same or now_s - left_s > GRACE_S:
-            return False
-        session.rates = replace(
-            session.rates,
-            downlink_bytes_per_s=before.rates.downlink_bytes_per_s,
-            uplink_bytes_per_s=before.rates.uplink_bytes_per_s,
-            latency_s=before.rates.latency_s,
-        )
-        return True
 
     def _ready(self, session: Session, now_s: float) -> list[Order]:
         assert session.rates is not None
@@ -414,7 +369,9 @@ class Coordinator:
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
                     farewell: list[Order] = [Send(session.id, messages.Bye("drained"))]
-                    self._depart(self.sessions.pop(session.id), "drained", now_s, lost=False)
+                    self.regulars.depart(
+                        self.sessions.pop(session.id), "drained", now_s, lost=False
+                    )
                     return [*farewell, Close(session.id)]
                 session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
                 self.epoch += 1
@@ -525,7 +482,7 @@ class Coordinator:
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)
                     if (session := self.sessions.pop(device, None)) is not None:
-                        self._depart(session, "drained", now_s, lost=False)
+                        self.regulars.depart(session, "drained", now_s, lost=False)
 
 
 def _bounded(rates: DeviceRates) -> DeviceRates:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cleave.errors import UsageError
-from cleave.fleet.admission import Admission, Contribution, Refusal, Verdict, one_is, same_secret
+from cleave.fleet.admission import (
+    Admission,
+    Contribution,
+    Refusal,
+    Verdict,
+    clean_name,
+    one_is,
+    same_secret,
+)
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.server.attempts import Attempts
 from cleave.server.codes import (
@@ -29,9 +37,6 @@ FAULTS_COUNT_S: Final = 86400.0
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
 """Of a join code."""
-
-MAX_NAME: Final = 60
-"""Characters of a device's name that are kept."""
 
 _SERVER_ID_LENGTH: Final = 10
 _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
@@ -159,7 +164,7 @@ class Access:
             return Admission()  # it does no work, and uses no code up
         credential = self._random_bytes(CREDENTIAL_BYTES)
         hashed = hash_secret(credential)
-        new = self.store.redeem(code.id, clean_name(hello.name), hashed, now_s)
+        new = self.store.redeem(code.id, clean_name(hello.name) or "device", hashed, now_s)
         if new is None:
             return Refusal(ErrorCode.CREDENTIAL, f"this join code was just used; {_NEW_CODE}")
         if self.on_redeemed is not None:
@@ -250,11 +255,6 @@ class Access:
     def close(self) -> None:
         """Write what is left."""
         self.ledger.close()
-
-
-def clean_name(name: str) -> str:
-    """A device's name as it can be shown anywhere: printable, on one line, not too long."""
-    return "".join(c for c in name if c.isprintable())[:MAX_NAME].strip() or "device"
 
 
 def _quarantined(device: DeviceRecord) -> str:

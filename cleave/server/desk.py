@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cleave.errors import CleaveError, UsageError
 from cleave.protocol.messages import ErrorCode
-from cleave.server.access import Access, clean_name
+from cleave.server.access import Access
 from cleave.server.codes import CODE_LIFE_S
 from cleave.server.store import DeviceRecord, JobRecord, Standing
 
@@ -103,7 +103,7 @@ class Desk:
         devices = [self._describe(device, here) for device in self._store.devices()]
         # Those that came with the fleet's credential: nothing is kept of them.
         strangers = [
-            {**session, "name": clean_name(str(session["name"])), "id": None}
+            {**session, "id": None}
             for session in (self.sessions.describe_devices() if self.sessions else [])
             if session["identity"] is None
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,7 +37,7 @@ class JobHistory:
             if job.state in _UNFINISHED:  # the server was killed
                 resume = f"; resume it from {job.run_folder}" if job.run_folder else ""
                 reason = f"the server ended before the job did{resume}"
-                self._keep(replace(job, state="failed", reason=reason, ended_s=job.started_s))
+                self._keep(replace(job, state="failed", reason=reason, ended_s=None))
 
     @property
     def next_number(self) -> int:
@@ -66,7 +67,10 @@ class JobHistory:
         if "run_folder" in record:
             job = replace(job, run_folder=str(record["run_folder"]))
         if record.get("event") == "step":
-            job = replace(job, steps=int(record["step"]), loss=float(record["loss"]))
+            loss = float(record["loss"])  # what is no number is none in the store either
+            job = replace(
+                job, steps=int(record["step"]), loss=loss if math.isfinite(loss) else None
+            )
         if job == self._jobs[number]:
             return
         now_s = self._clock()

@@ -9,10 +9,8 @@ import pytest
 
 from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
-from cleave.fleet.admission import GRACE_S, Admission, Contribution, OneKey, Refusal, Verdict
+from cleave.fleet.admission import MAX_NAME, Admission, Contribution, OneKey, Refusal, Verdict
 from cleave.fleet.coordinator import (
-    CREDIT_S,
-    MAX_CREDIT,
     MAX_FAULTS,
     Check,
     Close,
@@ -23,6 +21,7 @@ from cleave.fleet.coordinator import (
     Order,
     Send,
 )
+from cleave.fleet.regulars import CREDIT_S, GRACE_S, MAX_CREDIT
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -210,7 +209,7 @@ def test_what_is_known_of_those_who_left_is_forgotten(coordinator: Coordinator) 
         come(coordinator, number, str(number))
         coordinator.closed(number, "gone", 1.0)
     coordinator.tick(1.0 + GRACE_S + CREDIT_S)
-    assert not coordinator._departed
+    assert not coordinator.regulars._departed
 
 
 ENDS = {
@@ -283,14 +282,24 @@ def test_what_a_device_did_is_told_now_and_then_and_in_the_end(
     assert door.done == {7: expected + Contribution(uplink_bytes=50, energy_j=1.0)}
 
 
-def test_what_a_device_states_of_itself_is_bounded(coordinator: Coordinator) -> None:
+def test_what_a_device_states_of_itself_is_bounded(coordinator: Coordinator, door: Door) -> None:
     come(coordinator, 1)
     coordinator.received(1, messages.Telemetry({"energy_j": -1e300}), 0.0)
-    assert coordinator.sessions[1].contribution.energy_j == 0
+    coordinator.credit(0.0)
+    assert not door.done
     coordinator.received(1, messages.Telemetry({"energy_j": 1e300}), 0.0)
     coordinator.sessions[1].compute_s = 1e300
-    done = coordinator.sessions[1].contribution
-    assert done.energy_j == done.compute_s == MAX_CREDIT
+    coordinator.credit(0.0)
+    assert door.done[7].energy_j == door.done[7].compute_s == MAX_CREDIT
+
+
+@pytest.mark.parametrize("name", ["", "a\x1b[31mb\nc", "x" * 4096, "\u202e", "ключ 📱"])
+def test_names_can_be_shown(name: str) -> None:
+    coordinator = Coordinator()
+    come(coordinator, 1, "", hello=replace(HELLO, name=name))
+    shown = coordinator.sessions[1].name
+    assert len(shown) <= MAX_NAME
+    assert shown.isprintable()
 
 
 # --- quarantine ---

@@ -216,6 +216,13 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
         assert done.returncode == 0, done.stderr
         assert records(done.stdout)[-1]["joined"] == 3
         assert len(place.states()) == 3
+        shown = run("devices", "--data", str(place.data))
+        assert len(shown.stdout.splitlines()) == 4
+        assert "lost (the connection was closed)" in shown.stdout
+        shown = run("pair", "--data", str(place.data))
+        assert "cleave join 'ws://" in shown.stdout
+        assert "▀" in shown.stderr
+        assert "no jobs yet" in run("jobs", "--data", str(place.data)).stderr
 
 
 def test_one_server_a_folder(place: Place) -> None:

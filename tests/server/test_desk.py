@@ -88,7 +88,7 @@ def states(desk: Desk) -> dict[str, tuple[str, str]]:
 
 def test_every_device_has_a_state_and_a_reason(desk: Desk, access: Access) -> None:
     ids = {name: pair(desk, access, name) for name in ("a", "b", "c", "d", "e")}
-    sessions(desk).here = [here(ids["a"]), here(None, "stranger\n")]
+    sessions(desk).here = [here(ids["a"]), here(None, "stranger")]
     access.departed(ids["b"], "drained", lost=False)
     access.departed(ids["c"], "the connection broke", lost=True)
     access.quarantined(ids["d"], "3 wrong results")
