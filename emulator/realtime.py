@@ -168,7 +168,7 @@ class RealTimeFleet:
                     if not self._ended.joined:  # nobody got in: the user wants to know why
                         raise
                     reason = str(error)
-                    if isinstance(error, RefusedError) and error.lasting:
+                    if isinstance(error, RefusedError) and error.for_good:
                         self.notes[reason] = self.notes.get(reason, 0) + 1
                         return
                 else:

@@ -182,7 +182,7 @@ class Guest:
         try:
             reason = await self._serve(session, look)
         except CleaveError as error:
-            if not self._was_welcome or (isinstance(error, RefusedError) and error.lasting):
+            if not self._was_welcome or (isinstance(error, RefusedError) and error.for_good):
                 raise  # a wrong credential, for one: more tries would change nothing
             reason = str(error)
             self._say(Notice(State.LEFT, reason, session.status))

@@ -51,10 +51,11 @@ class JoinUrl:
     credential: str
     server: str = ""
 
-
-def join_url(address: str, credential: str, server: str = "") -> str:
-    """The inverse of `parse_join_url`."""
-    return f"{address}#c={quote(credential, safe='')}{'&s=' + server if server else ''}"
+    @property
+    def text(self) -> str:
+        """The URL, with its secret."""
+        server = f"&s={quote(self.server, safe='')}" if self.server else ""
+        return f"{self.address}#c={quote(self.credential, safe='')}{server}"
 
 
 def parse_join_url(url: str) -> JoinUrl:
@@ -74,33 +75,26 @@ def parse_join_url(url: str) -> JoinUrl:
     return JoinUrl(
         urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")),
         credential,
-        unquote(fields.get("s", "")),
+        server=unquote(fields.get("s", "")),
     )
 
 
-_LASTING: Final = (
-    ErrorCode.VERSION,
-    ErrorCode.CREDENTIAL,
-    ErrorCode.DUPLICATE,
-    ErrorCode.QUARANTINED,
-)
+_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
+"""Refusals after which the same device may be welcome: it was silent, or a message was garbled."""
 
 
 class RefusedError(CleaveError):
-    """The server ended the session with `error`.
+    """The server ended the session with an error.
 
     Attributes:
-        code: why.
+        code: which.
+        for_good: whether it would do so again: credential, version, quarantine, a second session.
     """
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-    @property
-    def lasting(self) -> bool:
-        """Whether trying again, unchanged, would be refused again."""
-        return self.code in _LASTING
+    def __init__(self, error: messages.Error) -> None:
+        super().__init__(f"the server refused this device: {error.message}")
+        self.code = error.code
+        self.for_good = error.code not in _PASSING
 
 
 def plain_reason(error: BaseException) -> str:
@@ -302,8 +296,7 @@ class DeviceSession:
                     self.said_bye = True
                     return message.reason or "the server said bye"
                 case messages.Error():
-                    text = f"the server refused this device: {message.message}"
-                    raise RefusedError(message.code, text)
+                    raise RefusedError(message)
                 case messages.Welcome():
                     self._on_welcome(message)
                     self._act(self.core.received(message))

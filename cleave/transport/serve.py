@@ -27,7 +27,7 @@ from cleave.transport.connection import (
     ConnectionLostError,
     WebSocketConnection,
 )
-from cleave.transport.join import join_url, plain_reason
+from cleave.transport.join import JoinUrl, plain_reason
 from cleave.transport.live import LiveShell
 
 WEBSOCKET_PATH = "/ws"
@@ -102,7 +102,7 @@ class ServedFleet(Fleet):
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
         self.address = f"ws://{shown}:{bound_port}{WEBSOCKET_PATH}"
         self.url = self.join_url(self._credential)
-        self.operator_url = join_url(self.address, self._operator_credential)
+        self.operator_url = JoinUrl(self.address, self._operator_credential).text
         watch = asyncio.create_task(self._live.watch())
         started.set()
         await self._stop.wait()
@@ -155,7 +155,8 @@ class ServedFleet(Fleet):
 
     def join_url(self, credential: str) -> str:
         """What a device needs to join with this credential or join code."""
-        return join_url(self.address, credential, self._live.coordinator.door.server)
+        server = self._live.coordinator.door.server
+        return JoinUrl(self.address, credential, server=server).text
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the server's loop."""

@@ -369,7 +369,7 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
 
         with pytest.raises(RefusedError, match="in quarantine: quarantined after") as refusal:
             await liar.serve(fleet.address, ExecutorComputer(NumpyExecutor()), never)
-        assert refusal.value.lasting
+        assert refusal.value.for_good
 
     async def released(fleet: ServedFleet) -> None:
         here = asyncio.Event()

@@ -16,6 +16,7 @@ from cleave.device.policy import ALLOWED, Cause, Verdict
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet, Side
+from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
 from cleave.transport import guest as g
 from cleave.transport.connection import memory_link
@@ -186,7 +187,7 @@ def test_a_refusal_at_first_is_an_error_and_later_it_is_tried_again() -> None:
     "code", [ErrorCode.CREDENTIAL, ErrorCode.DUPLICATE, ErrorCode.QUARANTINED, ErrorCode.VERSION]
 )
 def test_a_refusal_that_lasts_is_an_error_whenever_it_comes(code: ErrorCode) -> None:
-    refused = {"ends": RefusedError(code, "the server refused this device: revoked")}
+    refused = {"ends": RefusedError(messages.Error(code, "revoked"))}
     scene = Scene([ALLOWED] * 9, [{"ends": "bye"}, refused, {}])
     with pytest.raises(RefusedError, match="revoked"):
         scene.run()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import CleaveError
-from cleave.transport.join import JoinUrl, join_url, parse_join_url
+from cleave.transport.join import JoinUrl, parse_join_url
 from cleave.transport.saved_credentials import SavedCredential, SavedCredentials, state_folder
 
 ADDRESS = "ws://192.0.2.1:8765/ws"
@@ -21,14 +21,14 @@ def kept(tmp_path: Path) -> SavedCredentials:
 
 
 def test_a_credential_is_found_by_the_servers_id(kept: SavedCredentials) -> None:
-    assert kept.find(JoinUrl(ADDRESS, "CODE", "S1"), "laptop") == ""
+    assert kept.find(JoinUrl(ADDRESS, "CODE", server="S1"), "laptop") == ""
     kept.save(SAVED)
-    moved = JoinUrl("ws://192.0.2.9:1/ws", "CODE", "S1")
+    moved = JoinUrl("ws://192.0.2.9:1/ws", "CODE", server="S1")
     assert kept.find(moved, "laptop") == "secret"
     assert kept.keys(moved, "laptop") == ("secret", "CODE")
     assert kept.find(moved, "other name") == ""
     # Another server at the same address gets nothing.
-    assert kept.keys(JoinUrl(ADDRESS, "CODE", "S2"), "laptop") == ("CODE", "")
+    assert kept.keys(JoinUrl(ADDRESS, "CODE", server="S2"), "laptop") == ("CODE", "")
 
 
 def test_or_by_its_address_where_the_url_tells_no_id(kept: SavedCredentials) -> None:
@@ -41,7 +41,7 @@ def test_the_last_one_counts(kept: SavedCredentials) -> None:
     kept.save(SAVED)
     kept.save(SavedCredential("S1", "laptop", "ws://elsewhere/ws", "newer"))
     kept.save(SavedCredential("S1", "second", ADDRESS, "of the second"))
-    target = JoinUrl(ADDRESS, "CODE", "S1")
+    target = JoinUrl(ADDRESS, "CODE", server="S1")
     assert kept.find(target, "laptop") == "newer"
     assert kept.find(target, "second") == "of the second"
     assert len(list(kept.folder.iterdir())) == 2
@@ -59,7 +59,7 @@ def test_a_broken_file_is_no_credential(kept: SavedCredentials, text: str) -> No
     kept.folder.mkdir(parents=True)
     (kept.folder / "broken.json").write_text(text, encoding="latin-1")
     kept.save(SAVED)
-    assert kept.find(JoinUrl(ADDRESS, "", "S1"), "laptop") == "secret"
+    assert kept.find(JoinUrl(ADDRESS, "", server="S1"), "laptop") == "secret"
 
 
 def test_a_servers_id_names_no_file_outside(kept: SavedCredentials) -> None:
@@ -81,6 +81,5 @@ def test_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("server", ["", "4ZT9QK7M2C"])
 @pytest.mark.parametrize("credential", ["7KQ4-MWX2-PDH9", "a+b c&s=x#%", ""])
 def test_join_urls_are_read_as_written(credential: str, server: str) -> None:
-    assert parse_join_url(join_url(ADDRESS, credential, server)) == JoinUrl(
-        ADDRESS, credential, server
-    )
+    url = JoinUrl(ADDRESS, credential, server=server)
+    assert parse_join_url(url.text) == url
