@@ -43,6 +43,8 @@ from tests.integration.processes import (
     started,
     wait_for_event,
 )
+from tests.integration.test_emulate import DEVICE as DEVICE_PROFILE
+from tests.integration.test_emulate import emulation, until
 
 Lines = Iterator[dict[str, Any]]
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
@@ -384,8 +386,25 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         asyncio.run(released(fleet))
 
 
+def test_emulated_devices_that_are_revoked_do_not_come_back(tmp_path: Path) -> None:
+    with served(tmp_path) as (fleet, office):
+        url = fleet.join_url(office.access.pair(uses=2).text)
+        with emulation(url, [DEVICE_PROFILE] * 2) as running:
+            until(lambda: fleet.device_count == 2)
+            names = [device["name"] for device in run_desk(office)]
+            assert fleet._live.loop is not None
+            for name in names:
+                fleet._live.loop.call_soon_threadsafe(
+                    office.desk.answer, "revoke", {"device": name}
+                )
+            running.wait()
+        assert running.error is None
+        assert running.fleet.counters().joined == 2
+        assert any("revoked" in note for note in running.fleet.notes)
+
+
 def run_desk(office: Office) -> list[dict[str, Any]]:
-    """The devices; asked when nobody is connected, for it is the loop that may ask otherwise."""
+    """The devices as they are kept: of sessions, the loop alone may ask."""
     office.access.ledger.flush()
     sessions, office.desk.sessions = office.desk.sessions, None
     devices: list[dict[str, Any]] = office.desk.answer("devices", {})["devices"]
