@@ -328,7 +328,7 @@ class Dispatcher:
                 self._pump(device_id, devices[device_id])
 
     def _able(self, work: Work) -> list[DeviceRates]:
-        """The devices that may be given some of a work; overdue ones only where there are no others."""
+        """The devices that may do some of a work; overdue ones only where no others are."""
         able = [d for d in self._devices.values() if not d.draining and work.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
