@@ -45,7 +45,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
 from tests.dispatch.test_dispatcher import BoxPlanner
 
-EXAMPLES = int(os.environ.get("CLEAVE_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("CLEAVE_EXAMPLES", "20"))
 ALL = tuple(d.value for d in DType)
 MOST_DEVICES = 6
 HEALTHY_BYTES = 10_000  # holds any GEMM of this test several times
@@ -393,7 +393,7 @@ class AnyOrder(RuleBasedStateMachine):
             self._submit(other, known, (False, turned), random)
 
     def _submit(self, a: int, b: int, turns: tuple[bool, bool], random: Random) -> None:
-        boxes = random.random() < 0.8
+        boxes = random.random() < 0.95
         planner: Planner = BoxPlanner(random.randrange(2**32)) if boxes else self.model.planner
         out = random.choice([DType.FP32, self.model.matrices[a].dtype])
         self.model.submit(a, b, turns, out, planner)
@@ -514,3 +514,60 @@ def test_any_order_of_events(
             report_multiple_bugs=False,
         ),
     )
+
+
+def _random_history(machine: AnyOrder, random: Random, steps: int) -> None:
+    """A long history of the machine's rules, dealt by weight rather than by hypothesis."""
+    model = machine.model
+    for _ in range(steps):
+        seed, flag = random.randrange(2**32), random.random() < 0.5
+        turns = (random.random() < 0.5, flag)
+        shape = [random.randint(1, 8) for _ in range(3)]
+        match random.choice(_DEAL):
+            case "join":
+                machine.join(random.random(), random.choice([0.01, 1.0, 100.0]), seed)
+            case "lose" if model.devices:
+                machine.lose(seed)
+            case "drain" if model.devices:
+                machine.drain(seed)
+            case "submit":
+                machine.submit(shape[0], shape[1], shape[2], turns, seed)
+            case "again" if model.matrices:
+                machine.submit_what_devices_hold(shape[0], *turns, seed)
+            case "release" if model.releasable:
+                machine.release(seed)
+            case "fail" if model.running:
+                machine.fail(seed, random.choice([1, 1, 3, 30]))
+            case "lie" if model.running:
+                machine.lie_and_be_quarantined(seed)
+            case "late" if model.late:
+                machine.answer_late_or_twice(seed, flag)
+            case "other" if model.running and len(model.devices) > 1:
+                machine.answer_for_another(seed, flag)
+            case "answer" if model.running:
+                machine.answer_without_assembling(seed, random.randint(1, 10))
+            case "time":
+                machine.time_passes(random.choice([1e-3, 1.0, 1e4]))
+            case "pause":
+                machine.pause()
+            case _:
+                machine.things_go_on(seed, random.randint(1, 15))
+        machine.accounts_are_within_limits()
+    machine.teardown()
+
+
+_DEAL = (
+    *["join", "lose", "submit", "again", "answer", "go on"] * 4,
+    *["drain", "release", "fail", "late", "other", "time"] * 2,
+    *["lie", "pause"],
+)
+
+
+@pytest.mark.parametrize("machine", [AnyOrder, RoomyDevices])
+def test_many_long_histories(machine: type[AnyOrder], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", 200, raising=False)
+    for seed in range(EXAMPLES):
+        try:
+            _random_history(machine(), Random(seed), 60)
+        except Exception as error:
+            raise AssertionError(f"the history of seed {seed} fails: {error}") from error
