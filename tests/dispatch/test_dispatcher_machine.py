@@ -1,4 +1,4 @@
-"""The dispatcher alone, driven event by event: any order of join, loss, late, double, wrong answers.
+"""The dispatcher alone, event by event: any order of join, loss, late, double and wrong answers.
 
 A model of the fleet does what the commands say with real numbers: devices keep the arrays they were
 sent, results are computed from these alone, outputs are put together as the shells do. Links of the
