@@ -13,6 +13,7 @@ import struct
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from itertools import count
 from random import Random
 from typing import Any, Final
@@ -148,7 +149,11 @@ class Mutator:
 
     def message(self) -> Message:
         """A message that is valid."""
-        message: Message = self._makers[self.random.choice(self._names)](self.random)
+        return self.message_of(self.random.choice(self._names))
+
+    def message_of(self, kind: str) -> Message:
+        """A valid message of a type."""
+        message: Message = self._makers[kind](self.random)
         return message
 
     def structured(self, message: Message) -> bytes:
@@ -233,6 +238,27 @@ class Mutator:
         return bytes(mixed)
 
 
+def with_field(message: Message, name: str, value: bytes, *, last: bool = False) -> bytes:
+    """A message with other bytes in one field, or in place of its payload.
+
+    Args:
+        message: the rest.
+        name: which field.
+        value: its bytes.
+        last: end there.
+    """
+    values = {f.name: getattr(message, f.name) for f in fields(message)}
+    payload = values.pop("payload", None)
+    if last and name in values:
+        values[name] = values.pop(name)
+    body = bytes([0x92 + (payload is not None)]) + _pack(message.TYPE) + bytes([0x80 | len(values)])
+    for key, known in values.items():
+        body += _pack(key) + (value if key == name else _pack(_plain(known)))
+    if name == "payload":
+        return body + value
+    return body if payload is None or last else body + _pack(payload)
+
+
 def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
@@ -257,7 +283,7 @@ def _value_maker(name: str, hint: Any) -> Callable[[Random], Any]:
     }
     if hint in simple:
         return simple[hint]
-    if isinstance(hint, type):
+    if isinstance(hint, type) and issubclass(hint, Enum):
         choices = list(hint)
         return lambda r: r.choice(choices)
     if typing.get_origin(hint) is tuple:
@@ -265,7 +291,7 @@ def _value_maker(name: str, hint: Any) -> Callable[[Random], Any]:
         return lambda r: tuple(item(r) for _ in range(r.choice((0, 1, 2, 20))))
     if typing.get_args(hint)[1] is float:
         return lambda r: {f"v{i}": r.choice((-1.0, 0.0, 1e300)) for i in range(r.randrange(4))}
-    plain = (None, True, -5, 2.5, "t", [1, [2, {}]], {"a": {"b": []}})
+    plain: tuple[Any, ...] = (None, True, -5, 2.5, "t", [1, [2, {}]], {"a": {"b": []}})
     return lambda r: {f"v{i}": r.choice(plain) for i in range(r.randrange(4))}
 
 
@@ -278,12 +304,14 @@ def decoded(data: bytes) -> str:
     Raises:
         Exception: anything but `ProtocolError` is a fault of the codec.
     """
+    message, reason = None, ""
     try:
         message = decode(data)
     except ProtocolError as error:
-        assert str(error)
-        assert len(str(error)) < 2 * limits.MAX_TEXT
-        return f"refused: {_VARIES.sub('_', str(error))[:60]}"
+        reason = str(error)
+    if message is None:
+        assert 0 < len(reason) < 2 * limits.MAX_TEXT
+        return f"refused: {_VARIES.sub('_', reason)[:60]}"
     again = b"".join(encode(message))
     assert decode(again) == message, "what was read is written otherwise"
     return f"read: {message.TYPE}"
@@ -420,19 +448,18 @@ class Arena:
 
     def check(self) -> None:
         """Carry out a pending check of a result, which a shell does in a thread."""
-        if self.checks:
-            order = self.checks.pop(self.random.randrange(len(self.checks)))
-            task, block = self.tasks[order.unit.work], order.unit.detail.block
-            dtype = DType(order.unit.detail.out)
-            result = order.payload
-            if not isinstance(result, Buffer):
-                result = arrays.unpack(result, block.m.size, block.n.size, dtype)
-            own = self._product(task, order.unit.detail)
-            fault = "" if np.array_equal(result.array, own) else "it is off"
-            orders = self.coordinator.checked(
-                order.session, order.run, order.payload, fault, self.now_s
-            )
-            self._obey(orders)
+        if not self.checks:
+            return
+        order = self.checks.pop(self.random.randrange(len(self.checks)))
+        task, detail, fault = self.tasks.get(order.unit.work), order.unit.detail, ""
+        if task is not None:  # else it was done meanwhile
+            rows, columns = detail.block.m.size, detail.block.n.size
+            result = arrays.unpack(order.payload, rows, columns, DType(detail.out))
+            if not np.array_equal(result.array, self._product(task, detail)):
+                fault = "it is off"
+        self._obey(
+            self.coordinator.checked(order.session, order.run, order.payload, fault, self.now_s)
+        )
 
     @staticmethod
     def _product(task: _Task, unit: GemmUnit) -> Array:
@@ -566,11 +593,16 @@ class Arena:
         """The result of a run: right, wrong, of another form, late, of another device, unasked."""
         random = self.random
         asked = self.peers[session].runs
-        run = random.choice([*asked][-8:] or [1])
-        if random.random() < 0.1:
-            run = random.randrange(1, 400)
         rows, columns, dtype, payload = 1, 1, "fp32", bytes(4)
         known = self.coordinator.sessions[session]
+        run = random.choice([*known.expected] or [*asked][-1:] or [1])
+        match random.randrange(10):
+            case 0:
+                run = random.randrange(1, 400)
+            case 1 | 2 if asked:
+                run = random.choice([*asked])
+            case _:
+                pass
         unit = known.expected.get(run)
         if unit is not None and unit.work in self.tasks:
             right = self._product(self.tasks[unit.work], unit.detail)

@@ -174,7 +174,9 @@ class Coordinator:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
-        """End a session that broke the rules, and say why."""
+        """End a session that broke the rules, and say why; one that has ended gets nothing more."""
+        if session_id not in self.sessions:
+            return []
         orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
         return orders + self.closed(session_id, reason, now_s)
 
@@ -285,7 +287,8 @@ class Coordinator:
             case messages.TaskError() if session.probe is not None:
                 raise ProtocolError(f"the device could not do the probe: {message.reason}")
             case messages.TaskError():
-                session.expected.pop(message.id, None)
+                if session.expected.pop(message.id, None) is None:
+                    return self._unexpected()
                 return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
             case messages.Heartbeat():
                 return []
@@ -313,24 +316,34 @@ class Coordinator:
 
     def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
         unit = session.expected.pop(message.id, None)
-        if unit is not None:
-            detail: GemmUnit = unit.detail
-            block = detail.block
-            dtype = detail.out
-            shape = (block.m.size, block.n.size, dtype)
-            if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
-                message.payload
-            ) != unit.output_bytes:
-                reason = (
-                    f"the result is {message.rows}x{message.columns} {message.dtype} of "
-                    f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
-                )
-                return self._do(events.RunFailed(session.id, message.id, reason), now_s)
-            session.blocks += 1
-            session.compute_s += message.compute_s
-            if self.verify:
-                return [Check(session.id, message.id, unit, message.payload)]
+        if unit is None:
+            return self._unexpected()
+        detail: GemmUnit = unit.detail
+        block = detail.block
+        dtype = detail.out
+        shape = (block.m.size, block.n.size, dtype)
+        if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
+            message.payload
+        ) != unit.output_bytes:
+            reason = (
+                f"the result is {message.rows}x{message.columns} {message.dtype} of "
+                f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
+            )
+            return self._do(events.RunFailed(session.id, message.id, reason), now_s)
+        session.blocks += 1
+        session.compute_s += min(message.compute_s, now_s - session.opened_s)
+        if self.verify:
+            return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
+
+    def _unexpected(self) -> list[Order]:
+        """An answer nobody waits for: it never reaches the dispatcher.
+
+        A run whose result is being checked is still under way there; a second answer to it must not
+        pass for the checked one.
+        """
+        self.dispatcher.counters.late += 1
+        return []
 
     def checked(
         self, session_id: int, run: int, payload: Any, fault: str, now_s: float
