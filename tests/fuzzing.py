@@ -295,7 +295,7 @@ def _value_maker(name: str, hint: Any) -> Callable[[Random], Any]:
     return lambda r: {f"v{i}": r.choice(plain) for i in range(r.randrange(4))}
 
 
-_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d[\d.e+]*|: .*")
+_VARIES = re.compile(r"(?<=valid): .*|(?<=message type) .*|0x[0-9a-f]+|-?\d[\d.e+]*")
 
 
 def decoded(data: bytes) -> str:
@@ -311,7 +311,7 @@ def decoded(data: bytes) -> str:
         reason = str(error)
     if message is None:
         assert 0 < len(reason) < 2 * limits.MAX_TEXT
-        return f"refused: {_VARIES.sub('_', reason)[:60]}"
+        return f"refused: {_VARIES.sub('_', reason)[:80]}"
     again = b"".join(encode(message))
     assert decode(again) == message, "what was read is written otherwise"
     return f"read: {message.TYPE}"
