@@ -52,7 +52,7 @@ CLAIMS = {
     "extension": b"\xc9\xff\xff\xff\xff\x01",
     "longest list": b"\xdd\x00\x10\x00\x00",
     "largest map": b"\xdf\x00\x08\x00\x00",
-    "lists in lists": b"\xdd\x00\x01\x00\x00" * 900,  # as long as the message, each
+    "lists in lists": b"\xdd\x00\x01\x00\x00" * 900,
 }
 
 
@@ -71,7 +71,7 @@ def test_a_length_that_lies_allocates_nothing(claim: bytes, padding: int) -> Non
             finally:
                 tracemalloc.stop()
             claims = len(claim) // 5 + 1
-            assert peak < 4 * 2**20 + claims * 16 * len(data)
+            assert peak < 4 * 2**20 + claims * 100_000, "not what is claimed, once or nested"
 
 
 WIDE = {
