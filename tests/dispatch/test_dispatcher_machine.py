@@ -47,7 +47,6 @@ from tests.dispatch.test_dispatcher import BoxPlanner
 
 EXAMPLES = int(os.environ.get("CLEAVE_EXAMPLES", "20"))
 ALL = tuple(d.value for d in DType)
-MOST_DEVICES = 6
 HEALTHY_BYTES = 10_000  # holds any GEMM of this test several times
 WRONG: Final = object()
 """The payload of answers that must never be used."""
@@ -324,6 +323,7 @@ class Model:
         self.tell(events.Paused())
         assert self.dispatcher.idle
         assert self.dispatcher.blank
+        assert not any(d.occupied_bytes for d in self.dispatcher._devices.values())
         kept = {i: list(d.arrays) for i, d in self.devices.items() if d.arrays}
         assert not kept, f"devices keep what nobody can name any more: {kept}"
 
@@ -336,6 +336,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Every event in any order."""
 
     least_bytes, most_bytes = 60, 2000
+    most_devices = 6
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,7 +346,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), speed=st.sampled_from([0.01, 1.0, 1.0, 100.0]), seed=seeds)
     def join(self, share: float, speed: float, seed: int) -> None:
-        if len(self.model.devices) < MOST_DEVICES:
+        if len(self.model.devices) < self.most_devices:
             memory_bytes = int(self.least_bytes + share * (self.most_bytes - self.least_bytes))
             self.model.join(memory_bytes, speed, ALL if seed % 4 else ("fp32",))
 
@@ -488,6 +489,13 @@ def _one(seed: int, of: Any) -> Any:
     return choices[seed % len(choices)]
 
 
+class CrowdedDevices(AnyOrder):
+    """Few devices that hold about one GEMM: units wait for room, and arrays make way."""
+
+    least_bytes, most_bytes = 350, 800
+    most_devices = 3
+
+
 class RoomyDevices(AnyOrder):
     """No device is too small: then only failing runs may fail a work."""
 
@@ -563,7 +571,7 @@ _DEAL = (
 )
 
 
-@pytest.mark.parametrize("machine", [AnyOrder, RoomyDevices])
+@pytest.mark.parametrize("machine", [AnyOrder, CrowdedDevices, RoomyDevices])
 def test_many_long_histories(machine: type[AnyOrder], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", 200, raising=False)
     for seed in range(EXAMPLES):
