@@ -574,7 +574,7 @@ _DEAL = (
 @pytest.mark.parametrize("machine", [AnyOrder, CrowdedDevices, RoomyDevices])
 def test_many_long_histories(machine: type[AnyOrder], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", 200, raising=False)
-    for seed in range(EXAMPLES):
+    for seed in range(2 * EXAMPLES):
         try:
             _random_history(machine(), Random(seed), 60)
         except Exception as error:
