@@ -52,14 +52,14 @@ CLAIMS = {
     "extension": b"\xc9\xff\xff\xff\xff\x01",
     "longest list": b"\xdd\x00\x10\x00\x00",
     "largest map": b"\xdf\x00\x08\x00\x00",
-    "lists in lists": b"\xdd\x00\x01\x00\x00" * 900,
+    "lists in lists": b"\xdd\x00\x01\x00\x00" * 300,
 }
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 @pytest.mark.parametrize("padding", [0, 10_000])
 def test_a_length_that_lies_allocates_nothing(claim: bytes, padding: int) -> None:
-    for kind in ("request", "drop", "bye", "put", "hello"):
+    for kind in ("request", "drop", "put"):
         message = Mutator(Random(1)).message_of(kind)
         for name in _names(kind):
             data = with_field(message, name, claim, last=True) + b"\xc0" * padding
