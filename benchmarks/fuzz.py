@@ -131,10 +131,8 @@ def show(report: Report, inputs: int, took_s: float, most: int = 25) -> None:
         if len(counts) > most:
             print(f"{sum(n for _, n in counts[most:]):>9}  {len(counts) - most} others")
     print(f"\n{report.done} GEMMs of the honest device's server done, all of them right")
-    shown = report.slowest[:40].hex()
-    print(
-        f"slowest input: {report.slowest_s * 1e3:.1f} ms of processor time, {len(report.slowest)} bytes, {shown}..."
-    )
+    print(f"slowest input: {report.slowest_s * 1e3:.1f} ms of processor time,")
+    print(f"  {len(report.slowest)} bytes, {report.slowest[:40].hex()}...")
     print(f"{inputs} inputs in {took_s:.0f} s; {len(report.failures)} crashes, hangs or faults")
 
 
