@@ -134,6 +134,7 @@ class Dispatcher:
             events.Submitted: self._submitted,
             events.ResultArrived: self._result,
             events.RunFailed: self._run_failed,
+            events.LateAnswer: self._late_answer,
             events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
             events.Paused: self._paused,
@@ -539,12 +540,8 @@ class Dispatcher:
 
     def _take(self, device_id: int, run: int) -> tuple[_Device, Unit] | None:
         """The unit of a run, taken off the device; None for an answer nobody waits for."""
+        self._heard(device_id)
         device = self._devices.get(device_id)
-        if device is not None:
-            device.heard_s = self._now_s
-            if device.overdue:
-                device.overdue = False
-                self._commands.append(events.Overdue(device_id, False))
         unit = device.running.pop(run, None) if device else None
         if device is None or unit is None:
             self.counters.late += 1
@@ -552,6 +549,18 @@ class Dispatcher:
         device.occupied_bytes -= unit.output_bytes
         self._release_needs(device_id, device, unit)
         return device, unit
+
+    def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
+        self.counters.late += 1
+        self._heard(event.device)
+
+    def _heard(self, device_id: int) -> None:
+        device = self._devices.get(device_id)
+        if device is not None:
+            device.heard_s = self._now_s
+            if device.overdue:
+                device.overdue = False
+                self._commands.append(events.Overdue(device_id, False))
 
     def _release_needs(self, device_id: int, device: _Device, unit: Unit) -> None:
         for array in unit.inputs:

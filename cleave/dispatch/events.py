@@ -58,6 +58,13 @@ class RunFailed:
 
 
 @dataclass(slots=True)
+class LateAnswer:
+    """A device answered something that nobody waits for any more."""
+
+    device: int
+
+
+@dataclass(slots=True)
 class Assembled:
     """The shell has put a unit's result in its place."""
 
@@ -88,6 +95,7 @@ Event: TypeAlias = (
     | Submitted
     | ResultArrived
     | RunFailed
+    | LateAnswer
     | Assembled
     | OperandReleased
     | Paused

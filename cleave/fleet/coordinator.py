@@ -202,9 +202,11 @@ class Coordinator:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
-        """End a session that broke the rules, and say why."""
-        session = self.sessions.get(session_id)
-        if code is ErrorCode.QUARANTINED and session is not None and session.identity is not None:
+        """End a session that broke the rules, and say why; one that has ended gets nothing more."""
+        if session_id not in self.sessions:
+            return []
+        session = self.sessions[session_id]
+        if code is ErrorCode.QUARANTINED and session.identity is not None:
             self.door.quarantined(session.identity, reason)
         orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
@@ -358,7 +360,8 @@ class Coordinator:
             case messages.TaskError() if session.probe is not None:
                 raise ProtocolError(f"the device could not do the probe: {message.reason}")
             case messages.TaskError():
-                session.expected.pop(message.id, None)
+                if session.expected.pop(message.id, None) is None:
+                    return self._unexpected(session, now_s)
                 return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
             case messages.Heartbeat():
                 return []
@@ -389,25 +392,34 @@ class Coordinator:
 
     def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
         unit = session.expected.pop(message.id, None)
-        if unit is not None:
-            detail: GemmUnit = unit.detail
-            block = detail.block
-            dtype = detail.out
-            shape = (block.m.size, block.n.size, dtype)
-            if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
-                message.payload
-            ) != unit.output_bytes:
-                reason = (
-                    f"the result is {message.rows}x{message.columns} {message.dtype} of "
-                    f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
-                )
-                return self._do(events.RunFailed(session.id, message.id, reason), now_s)
-            session.blocks += 1
-            session.flops += unit.flops
-            session.compute_s += message.compute_s
-            if self.verify:
-                return [Check(session.id, message.id, unit, message.payload)]
+        if unit is None:
+            return self._unexpected(session, now_s)
+        detail: GemmUnit = unit.detail
+        block = detail.block
+        dtype = detail.out
+        shape = (block.m.size, block.n.size, dtype)
+        if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
+            message.payload
+        ) != unit.output_bytes:
+            reason = (
+                f"the result is {message.rows}x{message.columns} {message.dtype} of "
+                f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
+            )
+            return self._do(events.RunFailed(session.id, message.id, reason), now_s)
+        session.blocks += 1
+        session.flops += unit.flops
+        session.compute_s += min(message.compute_s, now_s - session.opened_s)
+        if self.verify:
+            return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
+
+    def _unexpected(self, session: Session, now_s: float) -> list[Order]:
+        """An answer nobody waits for: the dispatcher hears of it, but does not get it.
+
+        A run whose result is being checked is still under way there; a second answer to it must not
+        pass for the checked one.
+        """
+        return self._do(events.LateAnswer(session.id), now_s)
 
     def checked(
         self, session_id: int, run: int, payload: Any, fault: str, now_s: float

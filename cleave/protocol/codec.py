@@ -116,7 +116,10 @@ def _read_head(data: bytes) -> tuple[str, dict[Any, Any], int, int]:
     """Type, fields, offset behind them and number of parts."""
     for window in (_PEEK_BYTES, limits.MAX_HEADER_BYTES):
         unpacker = msgpack.Unpacker(
-            max_buffer_size=limits.MAX_HEADER_BYTES, strict_map_key=True, raw=False
+            max_buffer_size=limits.MAX_HEADER_BYTES,
+            read_size=window,  # else it sets a megabyte aside
+            strict_map_key=True,
+            raw=False,
         )
         unpacker.feed(data[:window])
         try:

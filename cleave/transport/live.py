@@ -193,7 +193,9 @@ class LiveShell:
                 case Check():
                     self._check(order)
                 case Place(unit, payload):
-                    self._outputs[unit.work].place(unit.detail, payload)
+                    output = self._outputs.get(unit.work)
+                    if output is not None:  # else its work has failed, and nobody waits for it
+                        output.place(unit.detail, payload)
                     waiting.extend(self.coordinator.placed(unit, self._now()))
                 case Done(work):
                     self._conclude(work, "")
@@ -218,7 +220,12 @@ class LiveShell:
         if future is None or self.loop is None:  # nobody waits for it any more
             self._checked(order, "", 0.0)
         elif order.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
-            self._checked(order, *self._fault(order, future))
+            try:
+                found = self._fault(order, future)
+            except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+                self._check_broke(order, error)
+            else:
+                self._checked(order, *found)
         else:
             loop = self.loop
             self._checking += 1
@@ -227,21 +234,27 @@ class LiveShell:
                 self._checking -= 1
                 self._checked(order, fault, took_s)
 
-            def failed(reason: str) -> None:
+            def failed(error: Exception) -> None:
                 self._checking -= 1
-                if order.unit.work in self._futures:
-                    self._conclude(order.unit.work, reason)
+                self._check_broke(order, error)
 
             def check() -> None:
                 try:
                     found = self._fault(order, future)
                 except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                    reason = f"unexpected {type(error).__name__} in checking: {error}"
-                    loop.call_soon_threadsafe(failed, reason)
+                    loop.call_soon_threadsafe(failed, error)
                 else:
                     loop.call_soon_threadsafe(finished, *found)
 
             self._checker.submit(check)
+
+    def _check_broke(self, order: Check, error: Exception) -> None:
+        """The work ends with the reason; to the coordinator the run is done, so that it goes on."""
+        reason = f"unexpected {type(error).__name__} in checking: {error}"
+        self._conclude(order.unit.work, reason)
+        self._obey(
+            self.coordinator.checked(order.session, order.run, order.payload, "", self._now())
+        )
 
     def _fault(self, order: Check, future: GemmFuture) -> tuple[str, float]:
         """What is wrong with a result, and how long it took to see."""
@@ -275,7 +288,9 @@ class LiveShell:
 
     def _conclude(self, work: int, error: str) -> None:
         self._checks.pop(work, None)
-        future = self._futures[work]
+        future = self._futures.get(work)
+        if future is None or self._finished[work].is_set():  # it has ended already
+            return
         future.error = error
         if future.work.plan is not None:
             self._counters.tiles += len(future.work.plan.tiles)
