@@ -142,7 +142,7 @@ def device(
 
 @app.command("link")
 def link(
-    server: Annotated[str, typer.Option(help="The join URL that `cleave serve` prints.")],
+    server: Annotated[str, typer.Option(help="The join URL that `cleave serve` prints, or @FILE.")],
     repeats: Annotated[int, typer.Option(help="How often to measure.")] = 7,
     into: Annotated[
         Path | None,
@@ -165,6 +165,7 @@ def link(
 
     import msgspec
 
+    from cleave.transport.guest import read_url
     from cleave.transport.measure_link import measure_link, summarise
     from profiles.profile_file import read_profile, write_profile
 
@@ -176,7 +177,9 @@ def link(
     with _progress() as bar:
         task = bar.add_task("measuring the link", total=repeats)
         found = asyncio.run(
-            measure_link(server, repeats, lambda done, _: bar.update(task, completed=done))
+            measure_link(
+                read_url(server), repeats, lambda done, _: bar.update(task, completed=done)
+            )
         )
     today = datetime.date.today().isoformat()
     with _as_usage_errors():

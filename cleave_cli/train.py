@@ -42,7 +42,9 @@ def train(
     churn: Annotated[
         str, typer.Option(help="They come and go: mean virtual seconds on:off, or a name.")
     ] = "",
-    server: Annotated[str, typer.Option(help="URL of a running server, to train there.")] = "",
+    server: Annotated[
+        str, typer.Option(help="URL of a running server, to train there; or @FILE.")
+    ] = "",
     data: Annotated[
         str,
         typer.Option(
@@ -170,9 +172,10 @@ def _on_server(server: str, request: dict[str, Any], attach: str, display: Displ
 
     from cleave.errors import CleaveError
     from cleave.server.client import OperatorClient
+    from cleave.transport.guest import read_url
 
     async def follow() -> None:
-        client = await OperatorClient.connect(server)
+        client = await OperatorClient.connect(read_url(server))
         job = attach
         try:
             if attach:

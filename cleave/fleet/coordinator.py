@@ -133,13 +133,21 @@ class Coordinator:
     Args:
         credential: what `hello` must carry; empty for none.
         verify: have every result checked before it is used.
+        max_devices: how many it takes at once.
     """
 
-    def __init__(self, credential: str = "", *, verify: bool = False) -> None:
+    def __init__(
+        self,
+        credential: str = "",
+        *,
+        verify: bool = False,
+        max_devices: int = limits.MAX_DEVICES,
+    ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
         self.credential = credential
         self.verify = verify
+        self.max_devices = max_devices
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
 
@@ -215,6 +223,9 @@ class Coordinator:
         if not hmac.compare_digest(message.credential.encode(), self.credential.encode()):
             reason = "the credential is not valid; use the join URL that the server printed"
             return self.refuse(session.id, ErrorCode.CREDENTIAL, reason, now_s)
+        if len(self.sessions) > self.max_devices:  # this one is among them
+            reason = f"this server takes {self.max_devices} devices and has them; try again later"
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
             raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
         if message.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:

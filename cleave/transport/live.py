@@ -86,8 +86,19 @@ class LiveShell:
 
     # --- sessions, in the loop ---
 
-    async def session(self, connection: Connection, first: Message | None = None) -> None:
-        """Serve one device until it goes. `first` is its hello, where it was read already."""
+    async def session(
+        self,
+        connection: Connection,
+        first: Message | None = None,
+        answered: Callable[[messages.Error | None], None] | None = None,
+    ) -> None:
+        """Serve one device until it goes.
+
+        Args:
+            connection: to it.
+            first: its hello, where it was read already.
+            answered: told what a refused hello is answered, or None for an accepted one.
+        """
         session = next(self._ids)
         peer = self._peers[session] = _Peer(connection)
         self.coordinator.opened(session, self._now())
@@ -95,7 +106,10 @@ class LiveShell:
         reason = "the connection broke"
         try:
             if first is not None:
-                self._obey(self.coordinator.received(session, first, self._now()))
+                orders = self.coordinator.received(session, first, self._now())
+                if answered is not None:
+                    answered(_refusal(orders))
+                self._obey(orders)
             while not peer.closing:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
@@ -336,6 +350,12 @@ class LiveShell:
         """See `Shell.close`. The owner of the loop stops it."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
+
+
+def _refusal(orders: Sequence[Order]) -> messages.Error | None:
+    """What a peer is told that is turned away."""
+    said = (order.message for order in orders if isinstance(order, Send))
+    return next((message for message in said if isinstance(message, messages.Error)), None)
 
 
 def _wants_thread(message: messages.Put) -> bool:
