@@ -142,9 +142,10 @@ async def open_connection(target: JoinUrl) -> WebSocketConnection:
             f"{address} does not answer in TLS ({error.reason or error}); is it wss://, or ws://?"
         ) from None
     except (OSError, TimeoutError) as error:
+        or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
         raise CleaveError(
             f"no server answers at {address} ({plain_reason(error)}); "
-            f"start one with `cleave serve`, or check address and port"
+            f"start one with `cleave serve`, or check address and port{or_plain}"
         ) from None
     except (InvalidHandshake, InvalidURI) as error:
         hint = "" if address.startswith("wss:") else " (a server with TLS has a wss:// URL)"

@@ -12,12 +12,14 @@ import socket
 from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
+from websockets.frames import CloseCode
 
 from cleave.transport.door import ConnectionLimits, Door
 from cleave.transport.refusals import RefusalLog
 
 _REFUSALS_AT_ONCE: Final = 64  # before the loop looks at its other connections
 _FAREWELL_S: Final = 1.0  # to tell a late one why, before the socket is shut
+_BROKEN: Final = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
 BACKLOG: Final = 512
 """Connections that the system holds until the loop takes them."""
 
@@ -170,6 +172,7 @@ class GuardedConnection(ServerConnection):
         self._entrance = entrance
         self.visitor: Visitor | None = None
         self._unadmitted = False
+        self._ending = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there, its TLS handshake done."""
@@ -183,6 +186,9 @@ class GuardedConnection(ServerConnection):
             self.transport.abort()
         else:
             super().data_received(data)
+            closing = self.protocol.close_sent
+            if closing is not None and closing.code in _BROKEN:
+                self.refused("it broke the WebSocket protocol, or announced too long a message")
 
     def admitted(self) -> None:
         """The hello is accepted."""
@@ -192,13 +198,21 @@ class GuardedConnection(ServerConnection):
 
     def refused(self, reason: str) -> None:
         """The connection is turned away for a reason, which is logged."""
+        self._end_soon()
         if self.visitor is not None:
             self.visitor.refused(reason)
 
     def answered(self) -> None:
         """It was an HTTP request, and is answered."""
+        self._end_soon()
         if self.visitor is not None:
             self.visitor.answered()
+
+    def _end_soon(self) -> None:
+        """Time for a last word; a stranger's goodbye is not waited for."""
+        if not self._ending:
+            self._ending = True
+            self.loop.call_later(_FAREWELL_S, self.transport.abort)
 
     @property
     def time_left_s(self) -> float:
