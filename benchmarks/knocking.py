@@ -7,7 +7,7 @@ attacks the server: connections as many as asked for, opened as fast as it can a
 the server lets it, slow handshakes, wrong credentials, wrong origins, and messages that announce or
 send a gigabyte. Blocks with and without take turns; a third kind has the same attack go to a
 listener that has nothing to do with Cleave, which shows what the attacker itself takes from the
-machine that it shares with the job.
+machine that it shares with the job, although it runs at the lowest priority.
 
 Bounds: blocks under attack take at most 1.10 times those in quiet; the server's memory grows by at
 most 64 MiB.
@@ -45,6 +45,11 @@ from cleave.transport.join import device_hello, parse_join_url
 MOST_SLOWER = 1.10
 MOST_GROWTH_BYTES = 64 * 2**20
 GIGABYTE = 10**9
+NO_MASK = bytes(4)
+UPGRADE = (
+    b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 AT_ONCE = 500  # connections that the attacker holds
 
 
@@ -117,15 +122,21 @@ class Attacker:
                 self.done["wrong origins let in"] += 1
 
     async def _gigabyte(self, *, announced: bool) -> None:
-        """A message of a gigabyte: one frame that says so, or many that do not."""
+        """A message of a gigabyte: one frame that says so, or fragments that do not."""
         self.done["gigabytes"] += 1
-        with suppress(OSError, WebSocketException):
-            async with connect(self._address, open_timeout=5, close_timeout=1) as socket:
-                if announced:
-                    await socket.send(bytes(GIGABYTE))
-                else:
-                    await socket.send(bytes(2**20) for _ in range(GIGABYTE >> 20))
-                self.done["gigabytes taken"] += 1
+        piece, sent = bytes(2**20), 0
+        whole = b"\x82\xff" + GIGABYTE.to_bytes(8, "big") + NO_MASK
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(self._host, self._port)
+            writer.write(UPGRADE + (whole if announced else b""))
+            while sent < GIGABYTE:
+                if not announced:  # the first fragment or a further one, never the last
+                    kind = b"\x00" if sent else b"\x02"
+                    writer.write(kind + b"\xff" + len(piece).to_bytes(8, "big") + NO_MASK)
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+            self.done["gigabytes taken"] += 1
 
 
 async def listen_elsewhere() -> int:
@@ -141,6 +152,7 @@ async def listen_elsewhere() -> int:
 
 async def attack(address: str) -> None:
     """Do what standard input says: a line `attack N` or `elsewhere N` each; answer when done."""
+    os.nice(19)  # strangers have computers of their own: this one takes what the job leaves
     parts = urlsplit(address)
     assert parts.hostname is not None
     assert parts.port is not None

@@ -133,7 +133,7 @@ class Coordinator:
     Args:
         credential: what `hello` must carry; empty for none.
         verify: have every result checked before it is used.
-        max_devices: how many it takes at once.
+        max_devices: how many it takes at once; any number unless given.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Coordinator:
         credential: str = "",
         *,
         verify: bool = False,
-        max_devices: int = limits.MAX_DEVICES,
+        max_devices: int | None = None,
     ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
@@ -223,7 +223,8 @@ class Coordinator:
         if not hmac.compare_digest(message.credential.encode(), self.credential.encode()):
             reason = "the credential is not valid; use the join URL that the server printed"
             return self.refuse(session.id, ErrorCode.CREDENTIAL, reason, now_s)
-        if len(self.sessions) > self.max_devices:  # this one is among them
+        # This one is among the sessions.
+        if self.max_devices is not None and len(self.sessions) > self.max_devices:
             reason = f"this server takes {self.max_devices} devices and has them; try again later"
             return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:

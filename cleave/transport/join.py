@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from socket import gaierror
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -102,6 +103,8 @@ def parse_join_url(url: str) -> JoinUrl:
 
 def plain_reason(error: BaseException) -> str:
     """Why the system refused, without Python's wrapping."""
+    if isinstance(error, gaierror) and error.strerror:
+        return error.strerror.lower()
     number = getattr(error, "errno", None)
     return os.strerror(number).lower() if number else str(error) or "no answer"
 

@@ -39,18 +39,9 @@ class Visitor(socket.socket):
         self.address = address
         self.deadline_s = loop.time() + limit_s
         self._entrance = entrance
-        self._may_send = entrance.allowed.unadmitted_bytes
         self._waits = True
         self._settled = False
         self._timer = loop.call_later(limit_s + _FAREWELL_S, self._expire)
-
-    def take(self, count: int) -> bool:
-        """So many bytes came from it; whether it may have sent them."""
-        self._may_send -= count
-        if self._may_send < 0:
-            limit = self._entrance.allowed.unadmitted_bytes
-            self.refused(f"it sent more than {limit} bytes without an accepted hello")
-        return self._may_send >= 0
 
     def admitted(self) -> None:
         """Its hello is accepted: from now on the limits of a session hold."""
@@ -170,19 +161,23 @@ class GuardedConnection(ServerConnection):
     def __init__(self, entrance: Entrance, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._entrance = entrance
-        self.visitor: Visitor | None = None
-        self._unadmitted = False
+        self._visitor: Visitor | None = None
+        self._may_send = entrance.allowed.unadmitted_bytes
+        self._unadmitted = True
         self._ending = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there, its TLS handshake done."""
-        self.visitor = self._entrance.visitor(transport)
-        self._unadmitted = self.visitor is not None
+        self._visitor = self._entrance.visitor(transport)
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came. Until the hello is accepted they are counted, whatever frames they are of."""
-        if self._unadmitted and self.visitor is not None and not self.visitor.take(len(data)):
+        if self._unadmitted:
+            self._may_send -= len(data)
+        if self._unadmitted and self._may_send < 0:
+            limit = self._entrance.allowed.unadmitted_bytes
+            self.refused(f"it sent more than {limit} bytes without an accepted hello")
             self.transport.abort()
         else:
             super().data_received(data)
@@ -193,20 +188,22 @@ class GuardedConnection(ServerConnection):
     def admitted(self) -> None:
         """The hello is accepted."""
         self._unadmitted = False
-        if self.visitor is not None:
-            self.visitor.admitted()
+        if self._visitor is not None:
+            self._visitor.admitted()
 
     def refused(self, reason: str) -> None:
         """The connection is turned away for a reason, which is logged."""
         self._end_soon()
-        if self.visitor is not None:
-            self.visitor.refused(reason)
+        if self._visitor is not None:
+            self._visitor.refused(reason)
+        else:
+            self._entrance.log.refused(str(self.remote_address[0]), reason)
 
     def answered(self) -> None:
         """It was an HTTP request, and is answered."""
         self._end_soon()
-        if self.visitor is not None:
-            self.visitor.answered()
+        if self._visitor is not None:
+            self._visitor.answered()
 
     def _end_soon(self) -> None:
         """Time for a last word; a stranger's goodbye is not waited for."""
@@ -217,9 +214,9 @@ class GuardedConnection(ServerConnection):
     @property
     def time_left_s(self) -> float:
         """How long its hello may still take."""
-        if self.visitor is None:
+        if self._visitor is None:
             return self._entrance.allowed.handshake_s
-        return max(0.0, self.visitor.deadline_s - self.loop.time())
+        return max(0.0, self._visitor.deadline_s - self.loop.time())
 
 
 def listen(host: str, port: int, entrance: Entrance) -> list[Listener]:
@@ -238,7 +235,12 @@ def listen(host: str, port: int, entrance: Entrance) -> list[Listener]:
     listeners: list[Listener] = []
     try:
         for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
-            listener = Listener(family, entrance)
+            try:
+                listener = Listener(family, entrance)
+            except OSError:
+                if (family, address) == (found[-1][0], found[-1][4]) and not listeners:
+                    raise
+                continue  # a name may have an address of a kind that this machine does not know
             listeners.append(listener)
             if hasattr(socket, "SO_REUSEADDR") and hasattr(socket, "AF_UNIX"):  # not on Windows
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
