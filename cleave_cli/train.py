@@ -172,10 +172,9 @@ def _on_server(server: str, request: dict[str, Any], attach: str, display: Displ
 
     from cleave.errors import CleaveError
     from cleave.server.client import OperatorClient
-    from cleave.transport.guest import read_url
 
     async def follow() -> None:
-        client = await OperatorClient.connect(read_url(server))
+        client = await OperatorClient.connect(server)
         job = attach
         try:
             if attach:

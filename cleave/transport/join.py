@@ -24,7 +24,7 @@ from cleave.device.memory import IDLE_BYTES
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.transport.addresses import bracketed
 from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
@@ -43,23 +43,26 @@ Outcome: TypeAlias = tuple[Any, float] | str
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A join URL taken apart.
+    """A join URL taken apart: where to connect, and what never leaves in a URL.
 
     Attributes:
-        address: where to connect; the rest never leaves in a URL.
-        credential: for `hello`.
+        address: the URL without its fragment.
+        credential: a credential, or a join code.
+        server: the server's id; empty where the URL does not tell.
         fingerprint: of the one certificate that the server may show; empty to verify it as usual.
     """
 
     address: str
     credential: str
+    server: str = ""
     fingerprint: str = ""
 
     @property
     def text(self) -> str:
         """The URL, with its secret."""
+        server = f"&s={quote(self.server, safe='')}" if self.server else ""
         pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
-        return f"{self.address}#c={quote(self.credential, safe='')}{pin}"
+        return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
 
     def at(self, host: str) -> JoinUrl:
         """The same server under another name or address of it."""
@@ -97,8 +100,27 @@ def parse_join_url(url: str) -> JoinUrl:
     return JoinUrl(
         urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")),
         credential,
-        fingerprint,
+        server=unquote(fields.get("s", "")),
+        fingerprint=fingerprint,
     )
+
+
+_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
+"""Refusals after which the same device may be welcome: it was silent, or a message was garbled."""
+
+
+class RefusedError(CleaveError):
+    """The server ended the session with an error.
+
+    Attributes:
+        code: which.
+        for_good: whether it would do so again: credential, version, quarantine, a second session.
+    """
+
+    def __init__(self, error: messages.Error) -> None:
+        super().__init__(f"the server refused this device: {error.message}")
+        self.code = error.code
+        self.for_good = error.code not in _PASSING
 
 
 def plain_reason(error: BaseException) -> str:
@@ -237,6 +259,7 @@ class DeviceSession:
         hello: what the device says of itself.
         on_ready: called once the PS has welcomed the device.
         on_idle: called, once a second at most, when it has dropped what it held.
+        on_welcome: called with the PS's welcome, which may hold a credential to keep.
 
     Attributes:
         said_bye: whether the PS ended the session on purpose.
@@ -249,6 +272,7 @@ class DeviceSession:
         hello: messages.Hello,
         on_ready: Callable[[int], None] | None = None,
         on_idle: Callable[[], None] | None = None,
+        on_welcome: Callable[[messages.Welcome], None] | None = None,
     ) -> None:
         self.core = DeviceCore(hello.memory_bytes)
         self.said_bye = False
@@ -259,6 +283,7 @@ class DeviceSession:
         self._hello = hello
         self._on_ready = on_ready or (lambda _: None)
         self._on_idle = on_idle or (lambda: None)
+        self._on_welcome = on_welcome or (lambda _: None)
         self._idled_s = 0.0
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -322,8 +347,9 @@ class DeviceSession:
                     self.said_bye = True
                     return message.reason or "the server said bye"
                 case messages.Error():
-                    raise CleaveError(f"the server refused this device: {message.message}")
+                    raise RefusedError(message)
                 case messages.Welcome():
+                    self._on_welcome(message)
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
                 case _:
@@ -386,11 +412,13 @@ def device_hello(
     flops_per_s: float = 0.0,
     downlink_bytes_per_s: float = 0.0,
     uplink_bytes_per_s: float = 0.0,
+    join_code: str = "",
 ) -> messages.Hello:
     """The hello of this machine as a device. Rates of 0 mean unknown."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
+        join_code=join_code,
         name=name,
         ops=(Op.MATMUL.value,),
         dtypes=tuple(dtype.value for dtype in DType),

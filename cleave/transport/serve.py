@@ -17,6 +17,7 @@ from websockets.asyncio.server import serve as serve_websockets
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
+from cleave.fleet.admission import Doorkeeper, OneKey
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Planner
@@ -45,7 +46,8 @@ _WHY: Final = {
     ErrorCode.CREDENTIAL: "wrong credential",
     ErrorCode.VERSION: "another version of the protocol",
     ErrorCode.PROTOCOL: "its first message was no acceptable hello",
-    ErrorCode.LIMIT: "it breaks a limit, or the server is full",
+    ErrorCode.LIMIT: "it breaks a limit, failed too often, or the server is full",
+    ErrorCode.QUARANTINED: "it is in quarantine",
 }
 """What is logged of those that are refused: never what they sent."""
 
@@ -56,6 +58,7 @@ class ServedFleet(Fleet):
     """A fleet of devices that join over the network. Made by `serve`.
 
     Attributes:
+        address: where it listens: `url` without the credential.
         url: what a device needs to join, its credential included.
         operator_url: likewise for operators.
         fingerprint: of the certificate, where clients are to pin it; else empty.
@@ -72,11 +75,13 @@ class ServedFleet(Fleet):
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
         verify: bool,
+        door: Doorkeeper | None,
         exposure: Exposure,
         allow_origins: tuple[str, ...],
         allowed: ConnectionLimits,
     ) -> None:
-        coordinator = Coordinator(credential, verify=verify, max_devices=allowed.devices)
+        door = door if door is not None else OneKey(credential, operator_credential)
+        coordinator = Coordinator(verify=verify, door=door, max_devices=allowed.devices)
         self._live = LiveShell(coordinator, notify)
         super().__init__(self._live, planner)
         self.fingerprint = exposure.fingerprint
@@ -86,6 +91,7 @@ class ServedFleet(Fleet):
         self._origins = frozenset(allow_origins)
         self._operators = 0
         self._operator = operator
+        self._credential = credential
         self._operator_credential = operator_credential
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
@@ -152,10 +158,12 @@ class ServedFleet(Fleet):
 
     def _announce_addresses(self, port: int) -> None:
         shown, secure = self._exposure, self._exposure.context is not None
-        address = f"{'wss' if secure else 'ws'}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
-        credential = self._live.coordinator.credential
-        self.url = JoinUrl(address, credential, shown.fingerprint).text
-        self.operator_url = JoinUrl(address, self._operator_credential, shown.fingerprint).text
+        scheme = "wss" if secure else "ws"
+        self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
+        self.url = self.join_url(self._credential)
+        self.operator_url = JoinUrl(
+            self.address, self._operator_credential, fingerprint=shown.fingerprint
+        ).text
         self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
@@ -167,7 +175,8 @@ class ServedFleet(Fleet):
             if isinstance(first, messages.Hello) and first.role is Role.OPERATOR:
                 await self._accept_operator(socket, connection, first)
             else:
-                await self._live.session(connection, first, partial(_answered, socket))
+                answered = partial(_answered, socket)
+                await self._live.session(connection, first, _address(socket), answered)
         except ConnectionLostError:
             return
         except TimeoutError:
@@ -178,16 +187,15 @@ class ServedFleet(Fleet):
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
     ) -> None:
-        expected = self._operator_credential
+        door = self._live.coordinator.door
         if hello.version != limits.VERSION:
             reason = (
                 f"this server speaks protocol version {limits.VERSION} and the client speaks "
                 f"{hello.version}; install the same version of cleave on both"
             )
             await _refuse(socket, connection, ErrorCode.VERSION, reason)
-        elif not secrets.compare_digest(hello.credential.encode(), expected.encode()):
-            reason = "the credential is not valid; use the operator's URL that the server printed"
-            await _refuse(socket, connection, ErrorCode.CREDENTIAL, reason)
+        elif refusal := door.admit_operator(hello.credential, _address(socket)):
+            await _refuse(socket, connection, refusal.code, refusal.reason)
         elif self._operators >= self._allowed.operators:
             reason = f"this server takes {self._allowed.operators} operators and has them"
             await _refuse(socket, connection, ErrorCode.LIMIT, reason)
@@ -218,14 +226,29 @@ class ServedFleet(Fleet):
             return socket.respond(HTTPStatus.FORBIDDEN, "pages of this origin may not connect\n")
         return None
 
+    def join_url(self, credential: str) -> str:
+        """What a device needs to join with this credential or join code."""
+        server = self._live.coordinator.door.server
+        return JoinUrl(self.address, credential, server, self.fingerprint).text
+
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """End the sessions of a device, and tell it why. Call it in the server's loop."""
+        self._live.end_identity(identity, code, reason)
+
+    def credit(self) -> None:
+        """Have the doorkeeper told what devices did up to now. Call it in the server's loop."""
+        self._live.credit()
+
     def describe_devices(self) -> list[dict[str, object]]:
         """The connected devices, as plain values. Call it in the server's loop."""
         coordinator = self._live.coordinator
         return [
             {
                 "device": session.id,
+                "identity": session.identity,
                 "name": session.name,
                 "state": coordinator.state(session).value,
+                "reason": session.reason,
                 "blocks": session.blocks,
                 "compute_s": session.compute_s,
             }
@@ -239,6 +262,11 @@ class ServedFleet(Fleet):
         if loop is not None and stop is not None and self._thread.is_alive():
             loop.call_soon_threadsafe(stop.set)
             self._thread.join()
+
+
+def _address(socket: ServerConnection) -> str:
+    peer = socket.remote_address
+    return str(peer[0]) if peer else ""
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None) -> None:
@@ -295,6 +323,7 @@ def serve(
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
     verify: bool = True,
+    door: Doorkeeper | None = None,
     security: Security | None = None,
     allowed: ConnectionLimits | None = None,
 ) -> ServedFleet:
@@ -310,6 +339,8 @@ def serve(
         operator: serves operator sessions; refused when None.
         verify: check every result before it is used (`cleave.verify`); a wrong one is computed
             elsewhere, and a device that sends several is quarantined.
+        door: who decides which devices and operators may come in, where that is more than to know
+            the credentials; these are then only what the URLs hold.
         security: TLS, and from which web pages browsers may connect. By default plain on
             loopback, and with a certificate of its own elsewhere, whose fingerprint is in `url`.
         allowed: how many may connect, and how long they may take.
@@ -335,6 +366,7 @@ def serve(
         notify=notify,
         operator=operator,
         verify=verify,
+        door=door,
         exposure=expose(host, security, datetime.now(UTC)),
         allow_origins=tuple(parse_origin(origin) for origin in security.allow_origins),
         allowed=allowed if descriptors is None else allowed.within(descriptors),

@@ -104,7 +104,7 @@ def attempt(url: JoinUrl) -> WebSocketConnection:
 def test_devices_and_operators_join_the_server_whose_certificate_they_know(
     tmp_path: Path,
 ) -> None:
-    command = ("serve", "--host", "0.0.0.0", "--port", "0", "--tls-folder", "data", "--json")
+    command = ("serve", "--host", "0.0.0.0", "--port", "0", "--data", "data", "--json")
     with ExitStack() as stack:
         _, lines = stack.enter_context(started(*command, cwd=tmp_path))
         listening = wait_for_event(lines, "listening")
@@ -129,7 +129,7 @@ def test_work_is_done_over_tls_and_another_certificate_is_a_sentence(tmp_path: P
             multiplies(fleet)
         (link,) = asyncio.run(measure_link(fleet.url, 1))
         assert link.downlink_bytes_per_s > 0
-        wrong = JoinUrl(url.address, url.credential, "sha256:" + "0" * 64)
+        wrong = JoinUrl(url.address, url.credential, fingerprint="sha256:" + "0" * 64)
         refused = run("join", wrong.text, "--executor", "numpy")
         assert refused.returncode == 1
         assert f"another certificate ({url.fingerprint})" in refused.stderr
@@ -152,7 +152,7 @@ def test_nothing_is_sent_to_a_server_with_another_certificate() -> None:
 
         server = await asyncio.start_server(impostor, "127.0.0.1", 0, ssl=shown.context)
         port = server.sockets[0].getsockname()[1]
-        url = JoinUrl(f"wss://127.0.0.1:{port}/ws", "secret", "sha256:" + "1" * 64)
+        url = JoinUrl(f"wss://127.0.0.1:{port}/ws", "secret", fingerprint="sha256:" + "1" * 64)
         async with server:
             with pytest.raises(CleaveError, match="another certificate"):
                 await open_connection(url)
@@ -187,7 +187,9 @@ def test_a_certificate_of_an_authority_is_verified(
                 with pytest.raises(CleaveError, match=words):
                     attempt(url)
                 pem = ssl.PEM_cert_to_DER_cert(cert.read_text())
-                attempt(JoinUrl(url.address, "", fingerprint_of(pem)))  # known, whatever its date
+                attempt(
+                    JoinUrl(url.address, "", fingerprint=fingerprint_of(pem))
+                )  # known, whatever its date
             else:
                 attempt(url)
 
@@ -203,7 +205,9 @@ def test_plain_and_secure_are_told_apart() -> None:
 
 
 def test_plain_is_refused_where_other_machines_listen(tmp_path: Path) -> None:
-    answer = run("serve", "--host", "0.0.0.0", "--port", "0", "--tls", "off", cwd=tmp_path)
+    answer = run(
+        "serve", "--host", "0.0.0.0", "--port", "0", "--data", "none", "--tls", "off", cwd=tmp_path
+    )
     assert answer.returncode == 2
     assert "--insecure-lan" in answer.stderr
     with cleave.serve("0.0.0.0", security=Security(insecure_lan=True)) as fleet:
@@ -434,7 +438,7 @@ def test_no_secret_is_logged(tmp_path: Path) -> None:
         "PYTHONASYNCIODEBUG": "1", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     server = subprocess.Popen(
-        [*CLEAVE, "--debug", "serve", "--port", "0", "--json"],
+        [*CLEAVE, "--debug", "serve", "--port", "0", "--data", "none", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment,
     )  # fmt: skip
     try:

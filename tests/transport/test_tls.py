@@ -25,20 +25,21 @@ PIN = "sha256:" + "0f" * 32
     st.sampled_from(["ws", "wss"]),
     st.sampled_from(["192.0.2.1:80", "[2001:db8::1]:9", "host.example:8765", "host"]),
     st.text(max_size=50),
+    st.text(max_size=9),
     st.booleans(),
 )
 def test_join_urls_are_read_as_they_are_written(
-    scheme: str, place: str, credential: str, pinned: bool
+    scheme: str, place: str, credential: str, server: str, pinned: bool
 ) -> None:
     pin = PIN if pinned and scheme == "wss" else ""
-    url = JoinUrl(f"{scheme}://{place}/ws", credential, pin)
+    url = JoinUrl(f"{scheme}://{place}/ws", credential, server, pin)
     assert parse_join_url(url.text) == url
     assert parse_join_url(url.text.replace("/ws#", "#")) == url
 
 
 def test_a_join_url_moves_to_another_address() -> None:
-    url = JoinUrl("wss://0.0.0.0:8765/ws", "c", PIN)
-    assert url.at("10.0.0.7") == JoinUrl("wss://10.0.0.7:8765/ws", "c", PIN)
+    url = JoinUrl("wss://0.0.0.0:8765/ws", "c", fingerprint=PIN)
+    assert url.at("10.0.0.7") == JoinUrl("wss://10.0.0.7:8765/ws", "c", fingerprint=PIN)
     assert url.at("2001:db8::1").address == "wss://[2001:db8::1]:8765/ws"
 
 
