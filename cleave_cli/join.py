@@ -165,7 +165,7 @@ def join(
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,
         )
-        connection = await device.open_connection(target.address)
+        connection = await device.open_connection(target)
         computer = device.ExecutorComputer(chosen[0].executor)
         return device.DeviceSession(connection, computer, hello, ready, give_back, welcomed)
 

@@ -42,7 +42,9 @@ def train(
     churn: Annotated[
         str, typer.Option(help="They come and go: mean virtual seconds on:off, or a name.")
     ] = "",
-    server: Annotated[str, typer.Option(help="URL of a running server, to train there.")] = "",
+    server: Annotated[
+        str, typer.Option(help="URL of a running server, to train there; or @FILE.")
+    ] = "",
     data: Annotated[
         str,
         typer.Option(

@@ -156,15 +156,22 @@ class Coordinator:
         credential: what `hello` must carry; empty for none.
         verify: have every result checked before it is used.
         door: who decides which devices may come in; `credential` is not used then.
+        max_devices: how many it takes at once; any number unless given.
     """
 
     def __init__(
-        self, credential: str = "", *, verify: bool = False, door: Doorkeeper | None = None
+        self,
+        credential: str = "",
+        *,
+        verify: bool = False,
+        door: Doorkeeper | None = None,
+        max_devices: int | None = None,
     ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
         self.door = door if door is not None else OneKey(credential)
         self.verify = verify
+        self.max_devices = max_devices
         self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
@@ -268,6 +275,10 @@ class Coordinator:
                 f"the device offers {message.memory_bytes} bytes of memory; "
                 f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
             )
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+        # This one is among the sessions.
+        if self.max_devices is not None and len(self.sessions) > self.max_devices:
+            reason = f"this server takes {self.max_devices} devices and has them; try again later"
             return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         # Last, for it may use up a join code.
         admission = self.door.admit(message, session.address)

@@ -207,6 +207,9 @@ def _readers() -> dict[str, tuple[type[Any], Callable[[dict[Any, Any]], dict[str
     return table
 
 
+_SECRETS = ("credential", "code")
+
+
 def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
     hints = typing.get_type_hints(cls, include_extras=True)
     required = [f.name for f in fields(cls) if f.metadata.get("required")]
@@ -224,6 +227,8 @@ def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
                     values[name] = check(raw[name])
                 except (ValueError, TypeError):
                     shown = reprlib.repr(raw[name])  # of deep and long values, only the beginning
+                    if name in _SECRETS:
+                        shown = "a secret is not shown"
                     raise ProtocolError(
                         f"field {name!r} of a {kind} message is not valid: {shown}"
                     ) from None

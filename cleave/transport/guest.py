@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -261,6 +264,18 @@ class Guest:
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         return longest_s * (0.5 + 0.5 * self._jitter())
+
+
+@contextmanager
+def url_file(url: str) -> Iterator[str]:
+    """A join URL in a file that only this account reads, as `@FILE`, for a process of one's own."""
+    written, path = tempfile.mkstemp(prefix="cleave-join-")  # its mode is 0600
+    try:
+        with os.fdopen(written, "w") as file:
+            file.write(url)
+        yield f"@{path}"
+    finally:
+        os.unlink(path)
 
 
 def read_url(text: str) -> str:

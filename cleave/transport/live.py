@@ -97,7 +97,11 @@ class LiveShell:
     # --- sessions, in the loop ---
 
     async def session(
-        self, connection: Connection, first: Message | None = None, address: str = ""
+        self,
+        connection: Connection,
+        first: Message | None = None,
+        address: str = "",
+        answered: Callable[[messages.Error | None], None] | None = None,
     ) -> None:
         """Serve one device until it goes.
 
@@ -105,6 +109,7 @@ class LiveShell:
             connection: to it.
             first: its hello, where it was read already.
             address: where it connects from.
+            answered: told what a refused hello is answered, or None for an accepted one.
         """
         session = next(self._ids)
         self.coordinator.opened(session, self._now(), address)
@@ -114,7 +119,10 @@ class LiveShell:
         reason = "the connection broke"
         try:
             if first is not None:
-                self._obey(self.coordinator.received(session, first, self._now()))
+                orders = self.coordinator.received(session, first, self._now())
+                if answered is not None:
+                    answered(_refusal(orders, session))
+                self._obey(orders)
             while not peer.closing:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
@@ -386,6 +394,13 @@ class LiveShell:
         """See `Shell.close`. The owner of the loop stops it."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
+
+
+def _refusal(orders: Sequence[Order], session: int) -> messages.Error | None:
+    """What a peer is told that is turned away."""
+    sent = (order for order in orders if isinstance(order, Send))
+    said = (order.message for order in sent if order.session == session)
+    return next((message for message in said if isinstance(message, messages.Error)), None)
 
 
 def _wants_thread(message: messages.Put) -> bool:

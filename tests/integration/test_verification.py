@@ -67,7 +67,7 @@ def device(fleet: ServedFleet, name: str, computer: ExecutorComputer) -> Iterato
             downlink_bytes_per_s=1e9,
             uplink_bytes_per_s=1e9,
         )
-        connection = await open_connection(target.address)
+        connection = await open_connection(target)
         session = DeviceSession(connection, computer, hello, lambda _: ready.set())
         try:
             ended.append(await session.run())
