@@ -24,6 +24,9 @@ from cleave.protocol import limits
 MAX_FAILURES: Final = 4
 """How often a unit may fail, and on every device that is there, before its work fails."""
 
+WITHDRAWN: Final = "it was withdrawn"
+"""The reason of a work's failure that is none."""
+
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
 
@@ -82,6 +85,7 @@ class Dispatcher:
             events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
             events.Paused: self._paused,
+            events.Withdrawn: self._withdrawn,
         }
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -93,7 +97,7 @@ class Dispatcher:
     @property
     def devices(self) -> Sequence[int]:
         """The devices that may be given work."""
-        return [d for d, state in self._devices.items() if not state.draining]
+        return [d for d, state in list(self._devices.items()) if not state.draining]
 
     @property
     def rates(self) -> list[DeviceRates]:
@@ -444,6 +448,12 @@ class Dispatcher:
     def _paused(self, event: events.Paused, now_s: float) -> None:
         for device_id, device in self._devices.items():
             self._tell_forgotten(device_id, device)
+
+    # --- second thoughts ---
+
+    def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
+        self._waiting = [work for work in self._waiting if work.id != event.work]
+        self._fail(event.work, WITHDRAWN)
 
 
 def _need(unit: Unit) -> int:

@@ -76,6 +76,13 @@ class Paused:
     """Nothing more is submitted for now: devices are told at once what they may forget."""
 
 
+@dataclass(slots=True)
+class Withdrawn:
+    """Nobody wants this work done here any more: it is answered with `Failed`, unless finished."""
+
+    work: int
+
+
 Event: TypeAlias = (
     DeviceReady
     | DeviceDraining
@@ -86,6 +93,7 @@ Event: TypeAlias = (
     | Assembled
     | OperandReleased
     | Paused
+    | Withdrawn
 )
 
 # --- commands ---
