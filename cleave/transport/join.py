@@ -22,13 +22,29 @@ from cleave.device.memory import IDLE_BYTES
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
     Connection,
     ConnectionLostError,
     WebSocketConnection,
 )
+
+_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
+"""Refusals after which the same device may be welcome: it was silent, or a message was garbled."""
+
+
+class RefusedError(CleaveError):
+    """The server ended the session with an error.
+
+    Attributes:
+        for_good: whether it would do so again: credential, version, quarantine.
+    """
+
+    def __init__(self, error: messages.Error) -> None:
+        super().__init__(f"the server refused this device: {error.message}")
+        self.for_good = error.code not in _PASSING
+
 
 INLINE_FLOPS: Final = 4e6
 """Multiplications below this are over sooner than a thread is woken for them."""
@@ -260,7 +276,7 @@ class DeviceSession:
                     self.said_bye = True
                     return message.reason or "the server said bye"
                 case messages.Error():
-                    raise CleaveError(f"the server refused this device: {message.message}")
+                    raise RefusedError(message)
                 case messages.Welcome():
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
