@@ -133,7 +133,7 @@ class Journal:
         self._digests: WeakKeyDictionary[Operand, bytes] = WeakKeyDictionary()
         self._last_end_s = -float("inf")
         self._began_s = 0.0
-        self._at_begin = (0.0, 0.0, 0)
+        self._at_begin = (0.0, 0)
         self._judged: deque[tuple[float, float]] = deque(maxlen=_JUDGED_STEPS)
         self._size_bytes = 0
         self._path, self._file = self._open(base)
@@ -228,7 +228,7 @@ class Journal:
         for place in [place for place in self._entries if place[0] < step]:
             del self._entries[place]  # this time nobody asked for it
         counters = self.counters
-        self._at_begin = (counters.spent_s, self._writer.write_s, counters.taken)
+        self._at_begin = (counters.spent_s, counters.taken)
         self._began_s = self._clock()
 
     def end(self) -> None:
@@ -236,9 +236,10 @@ class Journal:
         if not self.on:
             return
         wall_s = self._clock() - self._began_s
-        spent_s, write_s, taken = self._at_begin
+        spent_s, taken = self._at_begin
         counters = self.counters
-        counters.write_s = self._writer.write_s
+        # What was left to write of a step counts for the next one.
+        write_s, counters.write_s = counters.write_s, self._writer.write_s
         if self._writer.failure:
             self._switch_off(f"it cannot be written ({self._writer.failure})")
         elif counters.taken == taken:  # a step that was partly taken from disk says nothing
