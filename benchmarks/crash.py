@@ -338,7 +338,7 @@ def main() -> None:
     options = parser.parse_args()
     kills = options.kills or (2 if options.quick else 200)
     torch.set_num_threads(1)
-    virtual.default_executor = OrderedExecutor  # type: ignore[assignment]
+    vars(virtual)["default_executor"] = OrderedExecutor
     with tempfile.TemporaryDirectory(prefix="cleave-crash-") as folder:
         root = Path(folder)
         kill_while_writing(root, options.quick, options.seed)

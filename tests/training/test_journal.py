@@ -71,8 +71,8 @@ class Scene:
         for place, (m, k, n) in enumerate(SIDES):
             rng = np.random.default_rng([step, place, seed])
             a, b = (rng.integers(-9, 9, shape).astype(np.float32) for shape in ((m, k), (k, n)))
-            sides = [Side(self.fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
-            out = journal.multiply(self.fleet, *sides, empty(m, n, DType.FP32)).result()
+            left, right = (Side(self.fleet.operand(Buffer(x, DType.FP32))) for x in (a, b))
+            out = journal.multiply(self.fleet, left, right, empty(m, n, DType.FP32)).result()
             np.testing.assert_array_equal(out.array, a @ b)
             out.array[...] += 1  # as a bias is added
         self.clock.now_s += lasts_s
