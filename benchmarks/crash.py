@@ -36,9 +36,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # a forked process has one thread: the libraries may use no more
-)
+if __name__ == "__main__":  # before torch: a forked process has one thread, so it may use no more
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure

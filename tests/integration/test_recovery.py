@@ -16,10 +16,10 @@ from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import CHECKPOINTS, Setting, train
-from tests.integration.processes import PATIENCE_S, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
-STEPS = 30
+STEPS = 20
 
 
 def free_port() -> str:
@@ -81,15 +81,40 @@ def test_a_killed_server_goes_on_where_it_was_and_its_device_comes_back(
         assert server.wait(PATIENCE_S) == 0
         wait_for_event(news, "left")
         assert device.wait(PATIENCE_S) == 0  # a goodbye, after which it does not come back
-    records = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
-    assert [r["step"] for r in records] == list(range(1, STEPS + 1))
-    assert [r["loss"] for r in records] == pytest.approx(expected, rel=1e-4)
+    written = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
+    assert [r["step"] for r in written] == list(range(1, STEPS + 1))
+    assert [r["loss"] for r in written] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path: Path) -> None:
+    """Embedded devices; `benchmarks.crash` kills at many more moments."""
+    command = (
+        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "12", "--batch",
+        "2", "--seq", "16", "--checkpoint-every", "5", "--devices", "2", "--name", "run", "--json",
+    )  # fmt: skip
+    with started(*command, cwd=tmp_path) as (process, steps):
+        before = [wait_for_event(steps, "step") for _ in range(random.Random(1).randint(7, 10))]
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE_S)
+    answer = run("train", "--resume", "runs/run", "--devices", "2", "--json", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "resuming after step" in answer.stderr
+    again = [r for r in records(answer.stdout) if r["event"] == "step"]
+    found = {r["step"]: r["loss"] for r in again}
+    repeated = [r for r in before if r["step"] in found]
+    assert [r["loss"] for r in repeated] == [found[r["step"]] for r in repeated]
+    written = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
+    assert [r["step"] for r in written] == list(range(1, 13))
+    job = JobSpec(model="opt-nano", data=str(corpus_file), steps=12, batch=2, seq=16)
+    plain: list[Record] = []
+    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    assert [r["loss"] for r in written] == pytest.approx(losses(plain), rel=1e-4)
 
 
 def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_path: Path) -> None:
     """`--fallback local` on a served fleet whose only device is killed."""
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=12, batch=2, seq=16, checkpoint_every=0,
+        model="opt-nano", data=str(corpus_file), steps=6, batch=2, seq=16, checkpoint_every=0,
         fallback="local", fallback_after_s=0.0,
     )  # fmt: skip
     plain: list[Record] = []
@@ -112,16 +137,13 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
     assert said[-2:] == ["absent", "local"]
 
 
-@pytest.mark.parametrize("file", ["tensors.safetensors", "meta.json"])
-def test_a_damaged_checkpoint_is_passed_over_and_said(
-    corpus_file: Path, tmp_path: Path, file: str
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_path: Path) -> None:
     job = JobSpec(
         model="opt-nano", data=str(corpus_file), steps=4, batch=1, seq=16, checkpoint_every=1
     )
     seen: list[Record] = []
     train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
-    newest = tmp_path / "run" / CHECKPOINTS / "step-000004" / file
+    newest = tmp_path / "run" / CHECKPOINTS / "step-000004" / "tensors.safetensors"
     os.truncate(newest, newest.stat().st_size // 2)
     again: list[Record] = []
     train(job, RunFolder(tmp_path / "run"), Setting(None, again.append), resume=True)
