@@ -37,6 +37,10 @@ OVERDUE_SHARE: Final = 2.0
 
 _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
+
+WITHDRAWN: Final = "it was withdrawn"
+"""The reason of a work's failure that is none."""
+
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
 
@@ -139,6 +143,7 @@ class Dispatcher:
             events.OperandReleased: self._operand_released,
             events.Paused: self._paused,
             events.Tick: self._tick,
+            events.Withdrawn: self._withdrawn,
         }
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -151,7 +156,7 @@ class Dispatcher:
     @property
     def devices(self) -> Sequence[int]:
         """The devices that may be given work."""
-        return [d for d, state in self._devices.items() if not state.draining]
+        return [d for d, state in list(self._devices.items()) if not state.draining]
 
     @property
     def rates(self) -> list[DeviceRates]:
@@ -659,6 +664,12 @@ class Dispatcher:
     def _paused(self, event: events.Paused, now_s: float) -> None:
         for device_id, device in self._devices.items():
             self._tell_forgotten(device_id, device)
+
+    # --- second thoughts ---
+
+    def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
+        self._waiting = [work for work in self._waiting if work.id != event.work]
+        self._fail(event.work, WITHDRAWN)
 
 
 def _need(unit: Unit) -> int:

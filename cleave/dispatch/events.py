@@ -88,6 +88,13 @@ class Tick:
     """Time passed."""
 
 
+@dataclass(slots=True)
+class Withdrawn:
+    """Nobody wants this work done here any more: it is answered with `Failed`, unless finished."""
+
+    work: int
+
+
 Event: TypeAlias = (
     DeviceReady
     | DeviceDraining
@@ -100,6 +107,7 @@ Event: TypeAlias = (
     | OperandReleased
     | Paused
     | Tick
+    | Withdrawn
 )
 
 # --- commands ---

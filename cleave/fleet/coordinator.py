@@ -474,6 +474,10 @@ class Coordinator:
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
+    def withdraw(self, work: int, now_s: float) -> list[Order]:
+        """A GEMM is done elsewhere; see `events.Withdrawn`."""
+        return self._do(events.Withdrawn(work), now_s)
+
     def pause(self, now_s: float) -> list[Order]:
         """Nothing more is submitted for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)

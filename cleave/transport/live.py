@@ -357,17 +357,33 @@ class LiveShell:
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
             self._conclude(work.id, f"unexpected {type(error).__name__}: {error}")
 
-    def wait(self, future: GemmFuture) -> None:
+    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """See `Shell.wait`."""
         began_s = time.perf_counter()
         work = future.work.id
-        self._finished[work].wait()
+        finished = self._finished[work].wait(timeout_s)
         self._counters.fleet_s += time.perf_counter() - began_s
+        if not finished:
+            self._counters.waited_s += time.perf_counter() - began_s
+            return False
         # Rounding the sums is arithmetic: done here, not in the loop.
         self._outputs.pop(work).finish()
         del self._futures[work], self._finished[work]
         self._counters.waited_s += time.perf_counter() - began_s
         future.done = True
+        return True
+
+    def withdraw(self, future: GemmFuture) -> None:
+        """See `Shell.withdraw`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._withdraw, future.work.id)
+        self.wait(future)
+
+    def _withdraw(self, work: int) -> None:
+        self._obey(self.coordinator.withdraw(work, self._now()))
+
+    def elsewhere(self, flops: float) -> None:
+        """See `Shell.elsewhere`: time has passed by itself."""
 
     def release(self, operand: int) -> None:
         """See `Shell.release`."""
