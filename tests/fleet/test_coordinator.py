@@ -14,6 +14,7 @@ from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.fleet.coordinator import (
+    Check,
     Close,
     Coordinator,
     DeviceState,
@@ -467,6 +468,21 @@ def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
     assert isinstance(bye, messages.Bye)
     assert not link.coordinator.sessions
     assert link.coordinator.epoch == 0
+
+
+@pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
+def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes) -> None:
+    coordinator = Coordinator(verify=True)
+    _ready(coordinator)
+    (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
+    answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
+    (check,) = coordinator.received(1, answer, 2.0)
+    assert isinstance(check, Check)
+    assert coordinator.received(1, replace(answer, payload=second), 2.0) == []
+    assert coordinator.dispatcher.counters.late == 1
+    (place,) = coordinator.checked(1, check.run, check.payload, "", 3.0)
+    assert place == Place(check.unit, answer.payload)
+    assert coordinator.placed(check.unit, 3.0) == [Done(1)]
 
 
 def test_shapes_that_fit_make_a_gemm() -> None:

@@ -13,7 +13,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
 from tests.faults.exact import FullDepthPlanner, InvariantExecutor
 from tests.faults.ledger import AuditedShell, Ledger, placements
-from tests.faults.plan import Direction, Fault, Faults, NoFaults, Script, Seen
+from tests.faults.plan import Direction, Fault, Script, Seen
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
 
@@ -27,9 +27,9 @@ def of(kind: str, direction: Direction = Direction.DOWN) -> Callable[[Seen], boo
 
 PUT, RUN, RESULT = of("put"), of("run"), of("result", Direction.UP)
 
-SCRIPTS: dict[tuple[int, int], list[tuple[Fault, Callable[[Seen], bool]]]] = {
-    # By device and how many sessions it had before. What may end a session stands last.
-    (0, 0): [
+SCRIPTS: dict[int, list[tuple[Fault, Callable[[Seen], bool]]]] = {
+    # By device, over all of its sessions.
+    0: [
         (Fault.DELAY, RUN),
         (Fault.REORDER, RUN),
         (Fault.DUPLICATE, RESULT),
@@ -37,12 +37,16 @@ SCRIPTS: dict[tuple[int, int], list[tuple[Fault, Callable[[Seen], bool]]]] = {
         (Fault.CORRUPT_PAYLOAD, PUT),
         (Fault.TRUNCATE, RESULT),
     ],
-    (1, 0): [(Fault.SLOW, PUT), (Fault.DROP, PUT), (Fault.DUPLICATE, RUN), (Fault.KILL, RESULT)],
-    (1, 1): [(Fault.CORRUPT_HEADER, PUT), (Fault.TRUNCATE, PUT)],
-    (2, 0): [(Fault.DUPLICATE, PUT)],
-    (2, 1): [(Fault.STOP, RUN)],
-    (3, 0): [(Fault.CUT, RESULT)],
-    (3, 1): [(Fault.SILENCE, RESULT)],
+    1: [
+        (Fault.SLOW, PUT),
+        (Fault.DROP, PUT),
+        (Fault.DUPLICATE, RUN),
+        (Fault.KILL, RESULT),
+        (Fault.CORRUPT_HEADER, PUT),
+        (Fault.TRUNCATE, PUT),
+    ],
+    2: [(Fault.DUPLICATE, PUT), (Fault.STOP, RUN)],
+    3: [(Fault.CUT, RESULT), (Fault.SILENCE, RESULT)],
 }
 
 
@@ -53,15 +57,9 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
     monkeypatch.setattr("cleave.protocol.limits.SILENCE_S", 3.0)
     monkeypatch.setattr("cleave.protocol.limits.HEARTBEAT_S", 0.3)
     job = JobSpec("opt-nano", str(corpus_file), MOST_STEPS, batch=2, seq=32, checkpoint_every=0)
-    sessions: dict[int, int] = {}
-    expected = {fault for script in SCRIPTS.values() for fault, _ in script}
+    scripts = {slot: Script(lines) for slot, lines in SCRIPTS.items()}
+    expected = {fault for lines in SCRIPTS.values() for fault, _ in lines}
     assert expected == set(Fault)
-
-    def faults(slot: int, connection: int) -> Faults:
-        before = sessions.get(slot, 0)
-        sessions[slot] = before + 1
-        script = SCRIPTS.get((slot, before))
-        return Script(script) if script else NoFaults()
 
     ledger = Ledger()
     ours: list[float] = []
@@ -70,7 +68,7 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
         cleave.serve() as served,
         Proxy(
             served.url,
-            faults,
+            lambda slot, connection: scripts[slot],
             Setting(longest_delay_s=0.05),
             lambda slot, fault: processes.strike(slot, fault),
             lambda slot: processes.gone(slot),
