@@ -90,10 +90,11 @@ def rounding(a: Buffer, b: Buffer, product: Buffer) -> tuple[Any, Any]:
     Accuracy and Stability, section 3.1): K u / (1 - K u) times the sum of magnitudes; then for the
     rounding of the result. Only underflow adds to it, at most a smallest number for each product.
     """
-    left, right = a.float32().astype(np.float64), b.float32().astype(np.float64)
-    exact = left @ right
+    left, right = a.float32(), b.float32()
+    exact = left.astype(np.float64) @ right.astype(np.float64)
     steps = (a.shape[1] + 1) * _UNIT
-    bound = steps / (1 - steps) * (np.abs(left) @ np.abs(right))
+    # Magnitudes in fp32: their own rounding is within the one step more.
+    bound = steps / (1 - steps) * (np.abs(left) @ np.abs(right)).astype(np.float64)
     bound += _OUT_UNIT[product.dtype] * (np.abs(exact) + bound) + a.shape[1] * 2.0**-149
     return np.abs(product.float32() - exact), bound
 
