@@ -93,7 +93,7 @@ def rounding(a: Buffer, b: Buffer, product: Buffer) -> tuple[Any, Any]:
     left, right = a.float32(), b.float32()
     exact = left.astype(np.float64) @ right.astype(np.float64)
     steps = (a.shape[1] + 1) * _UNIT
-    # Magnitudes in fp32: their own rounding is within the one step more.
+    # Magnitudes in fp32: their own rounding is within the one step more, up to a depth of 4095.
     bound = steps / (1 - steps) * (np.abs(left) @ np.abs(right)).astype(np.float64)
     bound += _OUT_UNIT[product.dtype] * (np.abs(exact) + bound) + a.shape[1] * 2.0**-149
     return np.abs(product.float32() - exact), bound
