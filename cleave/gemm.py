@@ -6,7 +6,7 @@ one A-strip times one B-strip gives a *block*, the unit of upload and recovery. 
 cut too, a strip consists of several pieces, and a block is the sum of the products of its pieces.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -138,3 +138,35 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
             for m in cut.m_cuts[:have_a]:
                 yield Block(m, cut.n_cuts[have_b], cut.k_cuts)
             have_b += 1
+
+
+def boxes_of(blocks: Iterable[Block]) -> list[Tile]:
+    """Few boxes that cover what blocks cover: neighbours are joined in rows and in columns."""
+    rows_first = sorted((b.k, b.m, b.n) for b in blocks)
+    joined = [
+        _joined(_joined(rows_first, 2), 1),
+        _joined(_joined(rows_first, 1), 2),
+    ]
+    return [Tile(m, n, k) for k, m, n in min(joined, key=len)]
+
+
+_Box = tuple[Span, Span, Span]
+
+
+def _joined(boxes: Iterable[_Box], side: int) -> list[_Box]:
+    """Boxes that lie side by side along one side, the other sides being equal, made one."""
+    others = [i for i in range(3) if i != side]
+    joined: list[_Box] = []
+    for box in sorted(boxes, key=lambda b: (*(b[i] for i in others), b[side])):
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and all(last[i] == box[i] for i in others)
+            and last[side].stop == box[side].start
+        ):
+            sides = list(last)
+            sides[side] = Span(last[side].start, box[side].stop)
+            joined[-1] = (sides[0], sides[1], sides[2])
+        else:
+            joined.append(box)
+    return joined

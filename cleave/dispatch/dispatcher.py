@@ -2,28 +2,41 @@
 
 It keeps, for every device, a queue of units, what the device holds, and what it has been asked.
 Arrays are sent when a unit that needs them comes up, which yields the wavefront order by itself,
-and only as far as the device's memory goes; what a lost device had not answered goes to the others.
+and only as far as the device's memory goes. What a lost device had not answered goes to the others,
+cut anew where that is faster; what a late one has not answered they get as well, and the first
+valid answer counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Any, Final
 
 from cleave.dispatch import events
 from cleave.dispatch.events import Command, Event
+from cleave.dispatch.recovery import help_late, take_over
 from cleave.dispatch.work import Stored, Unit, Work
 from cleave.errors import PlanError
 from cleave.gemm import Span
-from cleave.planner.cost import tile_s
+from cleave.planner.cost import streamed_s, tile_s
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits
 
 MAX_FAILURES: Final = 4
 """How often a unit may fail, and on every device that is there, before its work fails."""
 
+OVERDUE_S: Final = 1.0
+"""Work is overdue when it took so much longer than nothing, and `OVERDUE_SHARE` times as long as
+predicted; so is a device of it that did not answer anything for that long."""
+
+OVERDUE_SHARE: Final = 2.0
+
+_RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
+_HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
 
@@ -36,6 +49,7 @@ class Counters:
     results: int = 0
     reissued: int = 0
     late: int = 0
+    hedged: int = 0
 
 
 @dataclass(slots=True)
@@ -50,6 +64,7 @@ class Names:
 class _Device:
     rates: DeviceRates
     draining: bool = False
+    overdue: bool = False
     queue: deque[Unit] = field(default_factory=deque)
     running: dict[int, Unit] = field(default_factory=dict)
     held: OrderedDict[int, Stored] = field(default_factory=OrderedDict)  # least recently used first
@@ -57,6 +72,42 @@ class _Device:
     occupied_bytes: int = 0  # arrays held and results under way
     forget: list[int] = field(default_factory=list)  # dropped, to be told with the next array
     forget_bytes: int = 0
+    # Since it was idle last: when that was, when it answered last, what it was sent.
+    since_s: float = 0.0
+    heard_s: float = 0.0
+    sent_units: int = 0
+    sent_bytes: int = 0
+    sent_flops: int = 0
+    asked_bytes: int = 0
+
+    def remaining_s(self, now_s: float) -> float:
+        """What it needs for all that it was given, predicted, from now on."""
+        total_s = 0.0
+        if self.running:
+            rates = self.rates
+            total_s = 2 * rates.latency_s + streamed_s(
+                self.sent_bytes / rates.downlink_bytes_per_s,
+                self.sent_flops / rates.flops_per_s,
+                self.asked_bytes / rates.uplink_bytes_per_s,
+            )
+            total_s = max(0.0, self.since_s + total_s - now_s)
+        return total_s + sum(self.unit_s(unit) for unit in self.queue)
+
+    def unit_s(self, unit: Unit) -> float:
+        """What a unit takes on it, alone, predicted."""
+        held, needed = self.held, self.needed
+        missing = sum(a.nbytes for a in unit.inputs if a.id not in held and a.id not in needed)
+        return tile_s(self.rates, missing, unit.flops, unit.output_bytes)
+
+    def pace_s(self, now_s: float) -> float:
+        """What it needs for all that it was given at the pace that it showed so far."""
+        left = len(self.running) + len(self.queue)
+        answered = self.sent_units - len(self.running)
+        return (now_s - self.since_s) * left / answered if answered > 0 else math.inf
+
+    def unanswered(self) -> list[Unit]:
+        """What it was given, in its order."""
+        return [*self.running.values(), *self.queue]
 
 
 class Dispatcher:
@@ -68,6 +119,10 @@ class Dispatcher:
         self._works: dict[int, Work] = {}
         self._waiting: list[Work] = []  # submitted while the fleet was empty
         self._orphans: deque[Unit] = deque()  # of lost devices, while the fleet is empty
+        self._copies: dict[Unit, set[int]] = {}  # devices of units that several were given
+        self._begun_s: dict[int, float] = {}  # by work
+        self._finished_s = 0.0
+        self._now_s = 0.0
         self._arrays: dict[int, dict[tuple[Span, Span], Stored]] = {}  # by operand
         self._holders: dict[int, set[int]] = {}  # by array: devices that hold or will hold it
         self.names = Names()
@@ -82,11 +137,13 @@ class Dispatcher:
             events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
             events.Paused: self._paused,
+            events.Tick: self._tick,
         }
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event and return what is to be done about it, in order."""
         self._commands = []
+        self._now_s = now_s
         self._handlers[type(event)](event, now_s)
         return self._commands
 
@@ -97,8 +154,9 @@ class Dispatcher:
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """What is known of the devices that may be given work."""
-        return [d.rates for d in list(self._devices.values()) if not d.draining]
+        """What is known of the devices that may be given work; overdue ones only if all are."""
+        present = [d for d in list(self._devices.values()) if not d.draining]
+        return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
     @property
     def idle(self) -> bool:
@@ -114,6 +172,11 @@ class Dispatcher:
         """Whether a device has something to do."""
         state = self._devices.get(device)
         return state is not None and bool(state.running or state.queue)
+
+    def overdue(self, device: int) -> bool:
+        """Whether a device has not answered what it should have long ago."""
+        state = self._devices.get(device)
+        return state is not None and state.overdue
 
     # --- the names of arrays (the `Holdings` that work sees) ---
 
@@ -147,6 +210,8 @@ class Dispatcher:
         if self._orphans:
             orphans, self._orphans = self._orphans, deque()
             self._reassign(orphans)
+        if self._works:
+            self._help_with_newcomer(event.rates.device, now_s)
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
         device = self._devices.get(event.device)
@@ -157,7 +222,7 @@ class Dispatcher:
         device.queue.clear()
         for unit in unsent:
             self._release_needs(event.device, device, unit)
-        self._reassign(unsent)
+        self._reassign(u for u in unsent if not self._copied(event.device, u))
         self._finish_draining(event.device, device)
 
     def _finish_draining(self, device_id: int, device: _Device) -> None:
@@ -167,9 +232,8 @@ class Dispatcher:
 
     def _lost(self, event: events.DeviceLost, now_s: float) -> None:
         device = self._forget_device(event.device)
-        if device is None:
-            return
-        self._reassign([*device.running.values(), *device.queue])
+        if device is not None:
+            self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
 
     def _forget_device(self, device_id: int) -> _Device | None:
         device = self._devices.pop(device_id, None)
@@ -189,12 +253,11 @@ class Dispatcher:
 
     def _submitted(self, event: events.Submitted, now_s: float) -> None:
         self._works[event.work.id] = event.work
+        self._begun_s[event.work.id] = now_s
         self._start(event.work)
 
     def _start(self, work: Work) -> None:
-        rates = [
-            d.rates for d in self._devices.values() if not d.draining and work.runs_on(d.rates)
-        ]
+        rates = [r for r in self.rates if work.runs_on(r)]
         if not rates:
             self._waiting.append(work)
             return
@@ -218,46 +281,165 @@ class Dispatcher:
             device.needed[array.id] += 1
             self._holders.setdefault(array.id, set()).add(device_id)
 
-    def _reassign(self, units: Iterable[Unit]) -> None:
-        """Give units to the devices that are predicted to finish them first."""
-        load_s = {i: self._load_s(d) for i, d in self._devices.items() if not d.draining}
-        touched = set()
+    def _reassign(self, units: Iterable[Unit], *, recut: bool = True) -> None:
+        """Give units to the devices that are predicted to finish them first.
+
+        Args:
+            units: that no device is to do any more.
+            recut: whether their work may cut them anew, to share them among more devices.
+        """
+        by_work: dict[int, list[Unit]] = {}
         for unit in units:
-            work = self._works.get(unit.work)
-            if work is None:  # it failed meanwhile
-                continue
-            able = [i for i in load_s if work.runs_on(self._devices[i].rates)]
-            if not able:
-                self._orphans.append(unit)
-                continue
-            roomy = [i for i in able if self._holds(self._devices[i], unit)]
-            if not roomy:
-                self._fail(unit.work, f"no device has the memory for {_need(unit)} bytes at once")
-                continue
-            # Where it failed it is tried again only if there is nobody else.
-            fresh = [i for i in roomy if i not in unit.failed_on] or roomy
-            cost_s = {i: load_s[i] + self._unit_s(self._devices[i], unit) for i in fresh}
-            chosen = min(cost_s, key=lambda i: (cost_s[i], i))
-            load_s[chosen] = cost_s[chosen]
+            by_work.setdefault(unit.work, []).append(unit)
+        for work_id, group in by_work.items():
+            work = self._works.get(work_id)
+            if work is not None:  # else it failed meanwhile
+                self._reassign_of(work, group, recut=recut)
+
+    def _reassign_of(self, work: Work, units: list[Unit], *, recut: bool) -> None:
+        devices, now_s = self._devices, self._now_s
+        able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(work)}
+        if not able:
+            self._orphans.extend(units)
+            return
+        found = take_over(units, able, self._may_take, self._unit_s)
+        if found.unassigned:  # where they failed they are tried again only if there is nobody else
+            again = take_over(found.unassigned, able, self._holds, self._unit_s)
+            if again.unassigned:
+                need = _need(again.unassigned[0])
+                self._fail(work.id, f"no device has the memory for {need} bytes at once")
+                return
+            found.assigned += again.assigned
+        assigned = found.assigned
+        if recut and len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S:
+            anew = work.recut(units, [devices[i].rates for i in able], able, self)
+            if anew is not None and anew.finish_s < found.finish_s:
+                work.replace(units, [unit for _, unit in anew.assigned])
+                assigned = anew.assigned
+        for device_id, unit in assigned:
             self.counters.reissued += 1
-            self._enqueue(chosen, self._devices[chosen], unit)
-            touched.add(chosen)
-        for device_id in sorted(touched):
-            self._pump(device_id, self._devices[device_id])
+            self._enqueue(device_id, devices[device_id], unit)
+        for device_id in sorted({device_id for device_id, _ in assigned}):
+            if device_id in devices:
+                self._pump(device_id, devices[device_id])
 
-    @staticmethod
-    def _holds(device: _Device, unit: Unit) -> bool:
-        return _need(unit) <= device.rates.memory_bytes
+    def _able(self, work: Work) -> list[DeviceRates]:
+        return [r for r in self.rates if work.runs_on(r)]
 
-    def _load_s(self, device: _Device) -> float:
-        return sum(self._unit_s(device, u) for u in (*device.running.values(), *device.queue))
+    def _holds(self, device_id: int, unit: Unit) -> bool:
+        return _need(unit) <= self._devices[device_id].rates.memory_bytes
 
-    @staticmethod
-    def _unit_s(device: _Device, unit: Unit) -> float:
-        missing = sum(
-            a.nbytes for a in unit.inputs if a.id not in device.held and a.id not in device.needed
-        )
-        return tile_s(device.rates, missing, unit.flops, unit.output_bytes)
+    def _may_take(self, device_id: int, unit: Unit) -> bool:
+        return device_id not in unit.failed_on and self._holds(device_id, unit)
+
+    def _unit_s(self, device_id: int, unit: Unit) -> float:
+        return self._devices[device_id].unit_s(unit)
+
+    # --- units that two devices were given ---
+
+    def _copied(self, device_id: int, unit: Unit) -> bool:
+        """A device will not do a unit: whether another does it still."""
+        others = self._copies.get(unit)
+        if others is None:
+            return False
+        others.discard(device_id)
+        if len(others) == 1:
+            del self._copies[unit]
+        return bool(others)
+
+    def _help(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
+        """Give the last units of late devices to others too.
+
+        Args:
+            late: by device, how long it is expected to need for what it was given.
+            helpers: by device, what it has to do already, seconds.
+        """
+        undone = {}
+        for device_id in late:
+            units = self._devices[device_id].unanswered()
+            undone[device_id] = [
+                u for u in units if u.work in self._works and u not in self._copies
+            ]
+
+        def able(helper: int, unit: Unit) -> bool:
+            rates = self._devices[helper].rates
+            return self._works[unit.work].runs_on(rates) and self._may_take(helper, unit)
+
+        touched = set()
+        for device_id, helper, unit in help_late(undone, late, helpers, able, self._unit_s):
+            device = self._devices[device_id]
+            if unit in device.queue:  # it was not sent yet
+                device.queue.remove(unit)
+                self._release_needs(device_id, device, unit)
+                self.counters.reissued += 1
+            else:
+                self._copies[unit] = {device_id, helper}
+                self.counters.hedged += 1
+            self._enqueue(helper, self._devices[helper], unit)
+            touched.add(helper)
+        for helper in sorted(touched):
+            if helper in self._devices:
+                self._pump(helper, self._devices[helper])
+
+    def _help_with_newcomer(self, newcomer: int, now_s: float) -> None:
+        """A device that comes while others are at work takes some of it."""
+        busy = [
+            (device.remaining_s(now_s), device_id)
+            for device_id, device in self._devices.items()
+            if device_id != newcomer and (device.running or device.queue)
+        ]
+        late = {device_id: needs_s for needs_s, device_id in nlargest(_HELPED_AT_ONCE, busy)}
+        self._help(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
+
+    def _cancel_copies(self, device_id: int, unit: Unit) -> None:
+        """A device answered a unit: the others need not."""
+        for other_id in sorted(self._copies.pop(unit) - {device_id}):
+            other = self._devices[other_id]
+            runs = tuple(run for run, asked in other.running.items() if asked is unit)
+            for run in runs:
+                del other.running[run]
+                other.occupied_bytes -= unit.output_bytes
+            if runs:
+                self._commands.append(events.SendCancel(other_id, runs))
+            else:
+                other.queue.remove(unit)
+            self._release_needs(other_id, other, unit)
+            self._pump(other_id, other)
+            self._finish_draining(other_id, other)
+
+    def _tick(self, event: events.Tick, now_s: float) -> None:
+        """Time passed: where work is overdue, others get what is missing, before anyone is lost."""
+        limits_s = {
+            work.id: max(OVERDUE_S, OVERDUE_SHARE * work.expected_s)
+            for work in self._works.values()
+            if work.expected_s is not None
+        }
+        overdue = {
+            work: limit_s
+            for work, limit_s in limits_s.items()
+            if now_s - max(self._begun_s[work], self._finished_s) > limit_s
+        }
+        if not overdue:
+            return
+        late: dict[int, float] = {}
+        for device_id, device in self._devices.items():
+            waited_for = {u.work for u in device.unanswered()} & overdue.keys()
+            if not waited_for:
+                continue
+            late[device_id] = device.pace_s(now_s)
+            limit_s = max(overdue[work] for work in waited_for)
+            if now_s - device.heard_s > limit_s:
+                late[device_id] = math.inf
+                if not device.overdue and device.running:
+                    device.overdue = True
+                    self._commands.append(events.Overdue(device_id, True))
+        helpers = {
+            device_id: device.remaining_s(now_s)
+            for device_id, device in self._devices.items()
+            if device_id not in late and not device.draining and not device.overdue
+        }
+        if late and helpers:
+            self._help(late, helpers)
 
     # --- sending ---
 
@@ -286,6 +468,13 @@ class Dispatcher:
                 self._commands.append(events.SendArray(device_id, array))
             self.names.runs += 1
             run = self.names.runs
+            if not device.running:
+                device.since_s = device.heard_s = self._now_s
+                device.sent_units = device.sent_bytes = device.sent_flops = device.asked_bytes = 0
+            device.sent_units += 1
+            device.sent_bytes += room - unit.output_bytes
+            device.sent_flops += unit.flops
+            device.asked_bytes += unit.output_bytes
             device.running[run] = unit
             device.occupied_bytes += unit.output_bytes
             self._commands.append(events.SendRun(device_id, run, unit))
@@ -345,6 +534,11 @@ class Dispatcher:
     def _take(self, device_id: int, run: int) -> tuple[_Device, Unit] | None:
         """The unit of a run, taken off the device; None for an answer nobody waits for."""
         device = self._devices.get(device_id)
+        if device is not None:
+            device.heard_s = self._now_s
+            if device.overdue:
+                device.overdue = False
+                self._commands.append(events.Overdue(device_id, False))
         unit = device.running.pop(run, None) if device else None
         if device is None or unit is None:
             self.counters.late += 1
@@ -368,6 +562,8 @@ class Dispatcher:
         if taken is None:
             return
         device, unit = taken
+        if unit in self._copies:
+            self._cancel_copies(event.device, unit)
         work = self._works.get(unit.work)
         if work is not None:
             self.counters.results += 1
@@ -380,7 +576,7 @@ class Dispatcher:
         if taken is None:
             return
         device, unit = taken
-        if unit.work in self._works:
+        if unit.work in self._works and not self._copied(event.device, unit):
             unit.failed_on.add(event.device)
             unit.failures += 1
             untried = [i for i in self.devices if i not in unit.failed_on]
@@ -391,7 +587,7 @@ class Dispatcher:
                     f"last on device {event.device}: {event.reason}",
                 )
             else:
-                self._reassign([unit])
+                self._reassign([unit], recut=False)
         self._pump(event.device, device)
         self._finish_draining(event.device, device)
 
@@ -408,12 +604,16 @@ class Dispatcher:
             self._complete(work.id)
 
     def _complete(self, work: int) -> None:
-        del self._works[work]
+        del self._works[work], self._begun_s[work]
+        self._finished_s = self._now_s
         self._commands.append(events.Finished(work))
 
     def _fail(self, work: int, reason: str) -> None:
         if self._works.pop(work, None) is None:
             return
+        del self._begun_s[work]
+        self._finished_s = self._now_s
+        self._copies = {u: d for u, d in self._copies.items() if u.work != work}
         freed = []
         for device_id, device in self._devices.items():
             runs = tuple(run for run, unit in device.running.items() if unit.work == work)

@@ -76,6 +76,11 @@ class Paused:
     """Nothing more is submitted for now: devices are told at once what they may forget."""
 
 
+@dataclass(slots=True)
+class Tick:
+    """Time passed."""
+
+
 Event: TypeAlias = (
     DeviceReady
     | DeviceDraining
@@ -86,6 +91,7 @@ Event: TypeAlias = (
     | Assembled
     | OperandReleased
     | Paused
+    | Tick
 )
 
 # --- commands ---
@@ -154,6 +160,14 @@ class Drained:
     device: int
 
 
+@dataclass(slots=True)
+class Overdue:
+    """For information: a device does not answer what it should have long ago, or does again."""
+
+    device: int
+    overdue: bool
+
+
 Command: TypeAlias = (
-    SendArray | SendRun | SendDrop | SendCancel | Assemble | Finished | Failed | Drained
+    SendArray | SendRun | SendDrop | SendCancel | Assemble | Finished | Failed | Drained | Overdue
 )

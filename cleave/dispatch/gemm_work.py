@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from cleave.dispatch.work import Holdings, Stored, Unit
-from cleave.gemm import Block, Gemm, Span, Tile, TileCut, even_cuts, wavefront
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Planner, Residency
+from cleave.dispatch.work import Holdings, Recut, Stored, Unit
+from cleave.errors import PlanError
+from cleave.gemm import Block, Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    PartPlanner,
+    Plan,
+    Planner,
+    Residency,
+)
 from cleave.protocol import limits
 from cleave.protocol.messages import Op
 
@@ -70,6 +78,7 @@ class GemmWork:
         self.plan: Plan | None = None
         self._planner = planner
         self._remaining = 0
+        self._tiles = 0  # numbers of tiles that were used
         self._order: _FoldOrder | None = None
 
     @property
@@ -93,8 +102,9 @@ class GemmWork:
             for unit in self._units(tile.cut, number, holdings)
         ]
         self._remaining = len(assigned)
+        self._tiles = len(self.plan.tiles)
         if any(unit.detail.partial for _, unit in assigned):
-            self._order = _FoldOrder([unit for _, unit in assigned])
+            self._order = _FoldOrder([unit for _, unit in assigned if unit.detail.partial])
         return assigned
 
     def _units(self, cut: TileCut, number: int, holdings: Holdings) -> Iterator[Unit]:
@@ -125,16 +135,69 @@ class GemmWork:
     def _b(self, holdings: Holdings, k: Span, n: Span) -> Stored:
         return holdings.stored(self.b.operand, *self.b.region(k, n), self.element.sent)
 
+    # --- what was lost, cut anew ---
+
+    @property
+    def expected_s(self) -> float | None:
+        """See `Work.expected_s`."""
+        return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
+
+    def recut(
+        self,
+        units: Sequence[Unit],
+        devices: Sequence[DeviceRates],
+        busy_s: Mapping[int, float],
+        holdings: Holdings,
+    ) -> Recut | None:
+        """See `Work.recut`: every box of undone blocks is planned like a GEMM of its own."""
+        found = Recut([], 0.0)
+        planned_s, number = 0.0, self._tiles
+        for box in boxes_of([unit.detail.block for unit in units]):
+            gemm = Gemm(box.m.size, box.n.size, box.k.size)
+            partial = box.is_partial(self.gemm)
+            finished = self.element.partial if partial else self.element.finished
+            element = ElementBytes(self.element.sent, finished, self.element.partial)
+            try:
+                plan = self._part(gemm, element, devices)
+            except PlanError:
+                return None
+            # One box after the other, each on top of what its devices have to do.
+            planned_s += plan.makespan_s + plan.fill_s
+            for tile in plan.tiles:
+                cut = _moved(tile.cut, box)
+                found.finish_s = max(found.finish_s, busy_s[tile.device] + planned_s)
+                found.assigned += [(tile.device, u) for u in self._units(cut, number, holdings)]
+                number += 1
+        return found
+
+    def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        if isinstance(self._planner, PartPlanner):
+            return self._planner.plan_part(gemm, element, devices)
+        return self._planner.plan(gemm, element, devices)
+
+    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+        """See `Work.replace`."""
+        self._remaining += len(others) - len(units)
+        self._tiles = 1 + max(unit.detail.tile for unit in others)
+        if self._order is not None:
+            self._order.replace(units, others)
+        elif any(unit.detail.partial for unit in others):
+            self._order = _FoldOrder([unit for unit in others if unit.detail.partial])
+
     # --- results ---
 
     def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
         """See `Work.arrived`."""
-        return [(unit, payload)] if self._order is None else self._order.arrived(unit, payload)
+        if self._order is None or not unit.detail.partial:
+            return [(unit, payload)]
+        return self._order.arrived(unit, payload)
 
     def assembled(self, unit: Unit) -> Iterable[tuple[Unit, Any]]:
         """See `Work.assembled`."""
         self._remaining -= 1
-        return () if self._order is None else self._order.folded(unit)
+        if self._order is None or not unit.detail.partial:
+            return ()
+        return self._order.folded(unit)
 
     # --- what devices hold already ---
 
@@ -255,6 +318,31 @@ class _FoldOrder:
             for lower in before:
                 self._followers[lower].append(unit)
 
+    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+        """Units that have not arrived give way to others that cover the same elements."""
+        gone = {unit for unit in units if unit in self._waits}
+        before, after = [], []
+        for unit, later in self._followers.items():
+            kept = [u for u in later if u not in gone]
+            if unit not in gone and len(kept) < len(later):
+                before.append(unit)
+                self._followers[unit] = kept
+        for unit in gone:
+            del self._waits[unit]
+            for follower in self._followers.pop(unit):
+                if follower not in gone:
+                    self._waits[follower] -= 1
+                    after.append(follower)
+        added = dict.fromkeys(unit for unit in others if unit.detail.partial)
+        self._waits |= dict.fromkeys(added, 0)
+        self._followers |= {unit: [] for unit in added}
+        around = _FoldOrder([*before, *added, *dict.fromkeys(after)])
+        for lower, later in around._followers.items():
+            for upper in later:
+                if lower in added or upper in added:
+                    self._followers[lower].append(upper)
+                    self._waits[upper] += 1
+
     def arrived(self, unit: Unit, payload: Any) -> list[tuple[Unit, Any]]:
         if self._waits[unit]:
             self._parked[unit] = payload
@@ -268,6 +356,17 @@ class _FoldOrder:
             if not self._waits[follower] and follower in self._parked:
                 ready.append((follower, self._parked.pop(follower)))
         return ready
+
+
+def _moved(cut: TileCut, box: Tile) -> TileCut:
+    """A tile of a box, in the coordinates of the GEMM that the box is a part of."""
+
+    def moved(spans: Iterable[Span], by: Span) -> tuple[Span, ...]:
+        return tuple(Span(s.start + by.start, s.stop + by.start) for s in spans)
+
+    m_cuts, n_cuts = moved(cut.m_cuts, box.m), moved(cut.n_cuts, box.n)
+    k_cuts = moved(cut.k_cuts, box.k)
+    return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)
 
 
 def _cells(bounds: set[int]) -> dict[int, int]:

@@ -55,6 +55,19 @@ class Unit:
     failed_on: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class Recut:
+    """Undone units cut anew.
+
+    Attributes:
+        assigned: the new units, with the device of each, in order.
+        finish_s: when the last is done, predicted, seconds from now.
+    """
+
+    assigned: list[tuple[int, Unit]]
+    finish_s: float
+
+
 class Holdings(Protocol):
     """Which arrays devices hold, or will hold when what is queued has been sent."""
 
@@ -93,6 +106,35 @@ class Work(Protocol):
 
     def assembled(self, unit: Unit) -> Iterable[tuple[Unit, Any]]:
         """A result is in place: results that waited for it and may be assembled now."""
+        ...
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long it was predicted to take when it was assigned; None before."""
+        ...
+
+    def recut(
+        self,
+        units: Sequence[Unit],
+        devices: Sequence[DeviceRates],
+        busy_s: Mapping[int, float],
+        holdings: Holdings,
+    ) -> Recut | None:
+        """The same results from other, smaller units: a proposal, for `replace`.
+
+        Args:
+            units: of this work, answered by nobody.
+            devices: that may do it.
+            busy_s: by device, what it has to do already.
+            holdings: as for `assign`.
+
+        Returns:
+            None where that cannot be done.
+        """
+        ...
+
+    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+        """Units are given up for those that `recut` made of them."""
         ...
 
     @property

@@ -33,6 +33,7 @@ class DeviceState(Enum):
     PROBING = "probing"
     READY = "ready"
     BUSY = "busy"
+    OVERDUE = "overdue"
     DRAINING = "draining"
     LOST = "lost"
 
@@ -150,6 +151,8 @@ class Coordinator:
 
     def state(self, session: Session) -> DeviceState:
         """What a device is doing now."""
+        if session.state is DeviceState.READY and self.dispatcher.overdue(session.id):
+            return DeviceState.OVERDUE
         if session.state is DeviceState.READY and self.dispatcher.busy(session.id):
             return DeviceState.BUSY
         return session.state
@@ -201,7 +204,7 @@ class Coordinator:
                 what = "said no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
                 orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
-        return orders
+        return orders + self._do(events.Tick(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[Order]:
         if not isinstance(message, messages.Hello):
@@ -405,6 +408,9 @@ class Coordinator:
                     yield Done(work)
                 case events.Failed(work, reason):
                     yield Failure(work, reason)
+                case events.Overdue(device, overdue):
+                    self.epoch += 1
+                    self.sessions[device].reason = "it does not answer" if overdue else ""
                 case events.Drained(device):
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)

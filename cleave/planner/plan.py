@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
@@ -187,6 +187,24 @@ class Planner(Protocol):
             element: bytes per element.
             devices: the fleet, at least one device; the plan may leave some idle.
             residencies: covers that reuse what devices hold; taken where predicted faster.
+
+        Raises:
+            PlanError: when no tile fits any device.
+        """
+        ...
+
+
+@runtime_checkable
+class PartPlanner(Protocol):
+    """A planner that is also quick."""
+
+    def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        """Plan what a lost device left undone, while the others wait for the plan.
+
+        Args:
+            gemm: the part, of positive sides.
+            element: bytes per element.
+            devices: that are left, at least one.
 
         Raises:
             PlanError: when no tile fits any device.

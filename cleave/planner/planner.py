@@ -41,6 +41,7 @@ _LARGE_FLEET: Final = 2048  # above it only the likeliest arrangements are tried
 _SMALL_FLEET: Final = 24
 _LEAST_ELEMENTS: Final = 256  # of C for each device; below that some are better left idle
 _PROMISING: Final = 5  # sizes of subsets that are planned for behind a card
+_PART_BLOCKS: Final = 4  # that a device is taken to return of a part
 _SAMPLE: Final = 512  # devices that stand for all when subsets are compared
 _MEMORY_MARGIN: Final = 0.9  # tiles turn out a little larger than the fluid ones
 _WORTH_NOT_ALIGNING: Final = 0.005  # share of the makespan
@@ -110,6 +111,27 @@ class TilePlanner:
             self._cache[key] = fresh
         reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
         return min([fresh, *filter(None, reusing)], key=self._score_s)
+
+    def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        """See `PartPlanner.plan_part`: a few sets of devices, the likeliest arrangements."""
+        ordered = sorted(devices, key=lambda d: d.device)
+        rates = RateArrays.of(ordered)
+        two_dimensional = self.method is Method.TWO_D
+        bound_s = isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
+        roomy = _roomy(gemm, element, rates)
+        volume = best_tile(gemm, element, rates, 2 * bound_s).volume[roomy]
+        ranked = roomy[np.lexsort((roomy, -volume))]
+        sizes = [max(1, len(ranked) >> halved) for halved in range(len(ranked).bit_length())]
+        times_s = self._fluid_times_s(gemm, element, rates.take(ranked), sizes)
+        score_s = {n: times_s[n] + n * _PART_BLOCKS * self.ps.block_s for n in sizes}
+        for size in sorted(sizes, key=lambda n: (score_s[n], n)):
+            members = [ordered[i] for i in np.sort(ranked[:size])]
+            everyone = size == len(ordered)
+            task = _Task(self, gemm, element, members, bound_s, everyone=everyone, few=True)
+            plan = task.plan()
+            if plan is not None:
+                return plan
+        return self.plan(gemm, element, devices)
 
     def _changed(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
@@ -242,7 +264,7 @@ class TilePlanner:
             rates.downlink[ranked].sum() > self.ps.egress_bytes_per_s
             or rates.uplink[ranked].sum() > self.ps.ingress_bytes_per_s
         ):
-            sizes = self._most_promising(gemm, element, rates.take(ranked), sizes, bound_s)
+            sizes = self._most_promising(gemm, element, rates.take(ranked), sizes)
         elif gemm.m * gemm.n >= _LEAST_ELEMENTS * everyone and (
             everyone * self.ps.block_s < bound_s
         ):
@@ -256,25 +278,31 @@ class TilePlanner:
         element: ElementBytes,
         ranked: RateArrays,
         sizes: Sequence[int],
-        bound_s: float,
     ) -> list[int]:
         """The sizes of subsets with the least fluid time behind the PS's card."""
+        times_s = self._fluid_times_s(gemm, element, ranked, sizes)
+        return sorted(sizes, key=lambda size: (times_s[size], size))[:_PROMISING]
+
+    def _fluid_times_s(
+        self, gemm: Gemm, element: ElementBytes, ranked: RateArrays, sizes: Iterable[int]
+    ) -> dict[int, float]:
+        """By size, about how long the first so many devices take, behind the PS's card."""
         unlimited = PsRates()
-        times = {}
+        times_s = {}
         for size in sizes:
             rates = self._behind_card(ranked.take(np.arange(size)))
             step = -(-size // _SAMPLE)
             sample = rates.take(np.arange(0, size, step))
             # The sample does its share of the volume, as columns of C.
             share = max(1, round(gemm.n * len(sample) / size))
-            times[size] = isolated_bound_s(
+            times_s[size] = isolated_bound_s(
                 replace(gemm, n=share),
                 element,
                 sample,
                 unlimited,
                 two_dimensional=self.method is Method.TWO_D,
             ) * (gemm.n * len(sample) / size / share)
-        return sorted(sizes, key=lambda size: (times[size], size))[:_PROMISING]
+        return times_s
 
     def _behind_card(self, rates: RateArrays) -> RateArrays:
         """Every link slowed alike, so that together they fit through the PS's card."""
@@ -330,12 +358,14 @@ class _Task:
         *,
         everyone: bool,
         flat: bool = False,
+        few: bool = False,
     ) -> None:
         self.gemm = gemm
         self.element = element
         self.ps = planner.ps
         self.two_dimensional = flat or planner.method is Method.TWO_D
-        self.crumbs = gemm.m * gemm.n < _LEAST_ELEMENTS * len(devices)
+        crumbs = gemm.m * gemm.n < _LEAST_ELEMENTS * len(devices)
+        self.few = few or crumbs or len(devices) > _LARGE_FLEET
         rates = RateArrays.of(devices)
         self.rates = planner._behind_card(rates)
         throttled = self.rates is not rates
@@ -407,13 +437,12 @@ class _Task:
             BestTile(tile.volume / slowdown, tile.depth, tile.full_depth)
             for tile in (free, divided)
         )
-        few = len(self.rates) > _LARGE_FLEET or self.crumbs
         candidates: list[_Candidate] = []
         for columns_cut_n in (True, False):
             frame = Frame(self.gemm, self.element, columns_cut_n)
             balancer = Balancer(frame, self.rates, slowdown)
             orders = (self._order(best), even, self._order(even))
-            candidates += self._balanced(balancer, drafts(frame, best, *orders, few=few))
+            candidates += self._balanced(balancer, drafts(frame, best, *orders, few=self.few))
         candidates.sort(key=lambda c: c.makespan_s)
         chosen: tuple[float, Boxes, Frame] | None = None
         tried = 0
@@ -424,7 +453,7 @@ class _Task:
             if chosen is None or found[0] < chosen[0]:
                 chosen = *found, candidate.balancer.frame
             tried += 1
-            if tried == (2 if few else 3):
+            if tried == (2 if self.few else 3):
                 break
         return None if chosen is None else self._finish(chosen[1], chosen[2])
 

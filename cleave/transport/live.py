@@ -35,7 +35,7 @@ from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
 from cleave.gemm import wavefront
 from cleave.planner.plan import DeviceRates
-from cleave.protocol import limits, messages
+from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.transport.connection import Connection, ConnectionLostError
@@ -43,6 +43,9 @@ from cleave.verify import GemmCheck
 
 CHECK_INLINE_FLOPS = 4e6
 """Results of smaller computations are checked in the loop, sooner than a thread would wake."""
+
+TICK_S = 0.25
+"""How often the coordinator is told the time: for silent devices and overdue work."""
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
 """Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
@@ -261,7 +264,7 @@ class LiveShell:
     async def watch(self) -> None:
         """Tell the coordinator the time, for silent devices; runs until cancelled."""
         while True:
-            await asyncio.sleep(limits.HEARTBEAT_S)
+            await asyncio.sleep(TICK_S)
             self._obey(self.coordinator.tick(self._now()))
 
     async def end_sessions(self) -> None:

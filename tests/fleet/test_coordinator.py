@@ -296,7 +296,7 @@ def test_a_result_is_placed_and_counted() -> None:
         {"payload": b""},
         {"payload": memoryview(bytes(65))},
     ],
-    ids=str,
+    ids=["rows", "shape", "dtype", "short", "empty", "long"],
 )
 def test_a_result_of_another_form_is_a_failed_run(changes: dict[str, Any]) -> None:
     coordinator, run = _work_on_one()
