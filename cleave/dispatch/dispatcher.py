@@ -136,6 +136,7 @@ class Dispatcher:
             events.RunFailed: self._run_failed,
             events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
+            events.Alive: self._alive,
             events.Paused: self._paused,
             events.Tick: self._tick,
         }
@@ -440,6 +441,13 @@ class Dispatcher:
         }
         if late and helpers:
             self._help(late, helpers)
+
+    def _alive(self, event: events.Alive, now_s: float) -> None:
+        """A device whose units others took over may be asked again: an answer was lost, not it."""
+        device = self._devices.get(event.device)
+        if device is not None and device.overdue and not device.running:
+            device.overdue = False
+            self._commands.append(events.Overdue(event.device, False))
 
     # --- sending ---
 

@@ -72,6 +72,13 @@ class OperandReleased:
 
 
 @dataclass(slots=True)
+class Alive:
+    """A device that answers nothing said that it is still here."""
+
+    device: int
+
+
+@dataclass(slots=True)
 class Paused:
     """Nothing more is submitted for now: devices are told at once what they may forget."""
 
@@ -90,6 +97,7 @@ Event: TypeAlias = (
     | RunFailed
     | Assembled
     | OperandReleased
+    | Alive
     | Paused
     | Tick
 )

@@ -117,6 +117,7 @@ class Session:
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
+    checking: set[int] = field(default_factory=set)  # runs whose answer is being checked
     probe: Probe | None = None
 
 
@@ -291,7 +292,8 @@ class Coordinator:
                 session.expected.pop(message.id, None)
                 return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
             case messages.Heartbeat():
-                return []
+                overdue = self.dispatcher.overdue(session.id)
+                return self._do(events.Alive(session.id), now_s) if overdue else []
             case messages.Telemetry():
                 session.telemetry.update(message.values)
                 if len(session.telemetry) > limits.MAX_TELEMETRY:
@@ -316,10 +318,12 @@ class Coordinator:
 
     def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
         unit = session.expected.pop(message.id, None)
-        if unit is None:
-            # Nobody waits for it, or the first answer is being checked: this one would pass as it.
+        if unit is None and message.id in session.checking:
+            # The first answer is still being checked: this one would pass in its place.
             self.dispatcher.counters.late += 1
             return []
+        if unit is None:  # nobody waits for it any more
+            return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
         detail: GemmUnit = unit.detail
         block = detail.block
         dtype = detail.out
@@ -335,6 +339,7 @@ class Coordinator:
         session.blocks += 1
         session.compute_s += message.compute_s
         if self.verify:
+            session.checking.add(message.id)
             return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
 
@@ -352,6 +357,7 @@ class Coordinator:
         session = self.sessions.get(session_id)
         if session is None:  # it went meanwhile; the unit is with another
             return []
+        session.checking.discard(run)
         if not fault:
             return self._do(events.ResultArrived(session_id, run, payload), now_s)
         session.faults += 1

@@ -181,11 +181,11 @@ def test_silence_ends_a_session_and_its_work_goes_on_elsewhere() -> None:
     coordinator = Coordinator()
     _ready(coordinator, 1)
     _submit(coordinator)
-    _ready(coordinator, 2)
+    helps = _ready(coordinator, 2)
     coordinator.received(2, messages.Heartbeat(), limits.SILENCE_S)
     orders = coordinator.tick(limits.SILENCE_S + 0.5)
     assert _refusal(orders).code is ErrorCode.LIMIT
-    assert any(isinstance(m, messages.Run) for m in _sent(orders, 2))
+    assert any(isinstance(m, messages.Run) for m in _sent(helps + orders, 2))
     assert list(coordinator.sessions) == [2]
     assert coordinator.epoch == 3
 
@@ -468,6 +468,27 @@ def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
     assert isinstance(bye, messages.Bye)
     assert not link.coordinator.sessions
     assert link.coordinator.epoch == 0
+
+
+def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator, 1)
+    _submit(coordinator)
+    orders = _ready(coordinator, 2)
+    first, now_s = coordinator.sessions[1], 1.0
+    while coordinator.state(first) is not DeviceState.OVERDUE:
+        assert now_s < 60
+        now_s += 0.5
+        for device in (1, 2):  # they say that they are there, and do not answer
+            orders += coordinator.received(device, messages.Heartbeat(), now_s)
+        orders += coordinator.tick(now_s)
+    (run,) = [m for m in _sent(orders, 2) if isinstance(m, messages.Run)]
+    answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
+    orders = coordinator.received(2, answer, now_s)
+    assert any(isinstance(m, messages.Cancel) for m in _sent(orders, 1))
+    assert coordinator.state(first) is DeviceState.OVERDUE  # it may be frozen
+    coordinator.received(1, messages.Heartbeat(), now_s)
+    assert coordinator.state(first) is DeviceState.READY
 
 
 @pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])

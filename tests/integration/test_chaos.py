@@ -40,6 +40,8 @@ SCRIPTS: dict[int, list[tuple[Fault, Callable[[Seen], bool]]]] = {
     1: [
         (Fault.SLOW, PUT),
         (Fault.DROP, PUT),
+        (Fault.DROP, RESULT),
+        (Fault.DROP, RUN),
         (Fault.DUPLICATE, RUN),
         (Fault.KILL, RESULT),
         (Fault.CORRUPT_HEADER, PUT),
