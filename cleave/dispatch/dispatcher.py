@@ -195,9 +195,10 @@ class Dispatcher:
     def holders(self, operand: int) -> Mapping[int, Sequence[Stored]]:
         """See `Holdings.holders`."""
         found: dict[int, list[Stored]] = {}
+        asked = {rates.device for rates in self.rates}
         for array in self._arrays.get(operand, {}).values():
             for device in self._holders.get(array.id, ()):
-                if not self._devices[device].draining:
+                if device in asked:
                     found.setdefault(device, []).append(array)
         return found
 

@@ -487,6 +487,16 @@ def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
     orders = coordinator.received(2, answer, now_s)
     assert any(isinstance(m, messages.Cancel) for m in _sent(orders, 1))
     assert coordinator.state(first) is DeviceState.OVERDUE  # it may be frozen
+    # What it holds of operands is of no use now.
+    (place,) = [o for o in orders if isinstance(o, Place)]
+    coordinator.placed(place.unit, now_s)
+    again = GemmWork(
+        2, Gemm(4, 4, 4), MatrixRef(10, False), MatrixRef(11, False),
+        ElementBytes(4, 4), "fp32", "fp32", TilePlanner(),
+    )  # fmt: skip
+    ones = Buffer(np.ones((4, 4), np.float32), DType.FP32)
+    orders = coordinator.submit(again, ones, ones, now_s)
+    assert {order.session for order in orders if isinstance(order, Send)} == {2}
     coordinator.received(1, messages.Heartbeat(), now_s)
     assert coordinator.state(first) is DeviceState.READY
 
