@@ -84,12 +84,21 @@ def join(
     from cleave.device.executors import Speed, choose, known_name
     from cleave.device.memory import hold_strips_well
     from cleave.device.policy import Gate, Verdict, require_visible
+    from cleave.errors import CleaveError
+    from cleave.protocol.messages import Welcome
     from cleave.transport import join as device
     from cleave.transport.guest import Guest, Notice, Session, State, read_url
+    from cleave.transport.saved_credentials import (
+        SavedCredential,
+        SavedCredentials,
+        state_folder,
+    )
 
     known_name(executor)
     device.parse_join_url(read_url(url))
     give_back = hold_strips_well()
+    called = name or socket.gethostname()
+    saved = SavedCredentials(state_folder())
     chosen: list[Speed] = []  # not before it may work: choosing loads and measures
 
     def event(kind: str, human: str, **fields: object) -> None:
@@ -139,15 +148,26 @@ def join(
             chosen.append(choose(executor, notify=lambda text: event("note", text, text=text)))
         # Read again each time: whoever restarts the server may have written a new one.
         target = device.parse_join_url(read_url(url))
+        credential, code = saved.keys(target, called)
+
+        def welcomed(welcome: Welcome) -> None:
+            if welcome.credential and welcome.server:
+                kept = SavedCredential(welcome.server, called, target.address, welcome.credential)
+                try:
+                    saved.save(kept)
+                except CleaveError as error:  # it may work nevertheless
+                    event("note", str(error), text=str(error))
+
         hello = device.device_hello(
-            credential=target.credential,
-            name=name or socket.gethostname(),
+            credential=credential,
+            join_code=code,
+            name=called,
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,
         )
         connection = await device.open_connection(target.address)
         computer = device.ExecutorComputer(chosen[0].executor)
-        return device.DeviceSession(connection, computer, hello, ready, give_back)
+        return device.DeviceSession(connection, computer, hello, ready, give_back, welcomed)
 
     look = None
     if policy is not None:

@@ -10,7 +10,18 @@ from rich.console import Console
 
 import cleave
 from cleave.errors import CleaveError
-from cleave_cli import emulate, join, plan, profile, serve, service, train
+from cleave_cli import (
+    devices,
+    emulate,
+    jobs,
+    join,
+    pair,
+    plan,
+    profile,
+    serve,
+    service,
+    train,
+)
 
 app = typer.Typer(
     name="cleave",
@@ -42,9 +53,12 @@ def root(
 
 app.command("serve")(serve.serve)
 app.command("join")(join.join)
+app.command("pair")(pair.pair)
+app.command("jobs")(jobs.jobs)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
+app.add_typer(devices.app)
 app.add_typer(profile.app)
 app.add_typer(service.app)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -46,7 +48,14 @@ def own_server(*options: str) -> Iterator[OwnServer]:
         CleaveError: when it does not start.
     """
     command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command += ["--data", "none"]  # its devices are strangers, and all have one credential
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "CLEAVE_CREDENTIAL": secrets.token_urlsafe(24)},
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

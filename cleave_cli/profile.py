@@ -165,7 +165,9 @@ def link(
 
     import msgspec
 
+    from cleave.transport.guest import read_url
     from cleave.transport.measure_link import measure_link, summarise
+    from cleave.transport.saved_credentials import SavedCredentials, state_folder
     from profiles.profile_file import read_profile, write_profile
 
     profile = None
@@ -173,10 +175,16 @@ def link(
         _need("tomli_w")
         with _as_usage_errors():
             profile = read_profile(into)
+    saved = SavedCredentials(state_folder())  # where this machine is a device of the server already
     with _progress() as bar:
         task = bar.add_task("measuring the link", total=repeats)
         found = asyncio.run(
-            measure_link(server, repeats, lambda done, _: bar.update(task, completed=done))
+            measure_link(
+                read_url(server),
+                repeats,
+                lambda done, _: bar.update(task, completed=done),
+                lambda target: saved.keys(target, socket.gethostname()),
+            )
         )
     today = datetime.date.today().isoformat()
     with _as_usage_errors():

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cleave.errors import UsageError
 from cleave_cli.options import need_train_extra
+from cleave_cli.qr import qr_code
+
+if TYPE_CHECKING:
+    from cleave.server.access import Access, JoinCode
+    from cleave.server.store import CodeRecord, DeviceRecord
+    from cleave.transport.serve import ServedFleet
 
 STOP_S = 600.0  # how long a running job may take to finish its step and write a checkpoint
 
@@ -21,17 +29,26 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.")] = 8765,
     runs: Annotated[Path, typer.Option(help="Folder for the run folders of jobs.")] = Path("runs"),
+    data: Annotated[
+        str,
+        typer.Option(
+            envvar="CLEAVE_DATA",
+            help="Folder for what it knows of devices and jobs; none to keep nothing. "
+            "The system's place for data unless given.",
+        ),
+    ] = "",
     credential: Annotated[
         str,
         typer.Option(
-            envvar="CLEAVE_CREDENTIAL", help="What devices must know; random unless given."
+            envvar="CLEAVE_CREDENTIAL",
+            help="Lets in any number of devices, of which nothing is kept; no join code is shown.",
         ),
     ] = "",
     operator_credential: Annotated[
         str,
         typer.Option(
             envvar="CLEAVE_OPERATOR_CREDENTIAL",
-            help="What operators must know; random unless given.",
+            help="What operators must know; the token in the data folder unless given.",
         ),
     ] = "",
     verify: Annotated[
@@ -40,6 +57,9 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Run the parameter server: devices join it, `cleave train --server` sends it jobs.
+
+    It prints a join code for one device, and the next one when that is used; `cleave pair` gives
+    more. Devices are known from then on, also when the server is started again.
 
     Examples:
 
@@ -54,7 +74,7 @@ def serve(
         raise UsageError(f"--verify is {verify!r}; use auto, all or off")
     need_train_extra("cleave serve")
     from cleave.server.jobs import Jobs
-    from cleave.server.operator import OperatorSessions
+    from cleave.server.office import open_office
     from cleave.training.run_job import JobRunner
     from cleave.transport.serve import serve as listen
 
@@ -67,35 +87,81 @@ def serve(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    sessions = OperatorSessions()
-    fleet = listen(
-        host,
-        port,
-        credential=credential or None,
-        operator_credential=operator_credential or None,
-        notify=log,
-        operator=sessions.serve,
-        verify=verify != "off",
-    )
-    with fleet:
-        jobs = Jobs(fleet, JobRunner(runs), log)
-        sessions.jobs, sessions.fleet = jobs, fleet
-        if as_json:
-            typer.echo(
-                json.dumps(
-                    {"event": "listening", "url": fleet.url, "operator_url": fleet.operator_url}
-                )
-            )
+    with open_office(data, operator_credential, credential, log) as office:
+        sessions = office.operators
+        fleet = listen(
+            host,
+            port,
+            credential=credential,
+            operator_credential=office.operator_token,
+            notify=log,
+            operator=sessions.serve,
+            verify=verify != "off",
+            door=office.access,
+        )
+        with fleet:
+            jobs = Jobs(fleet, JobRunner(runs), log, office.history)
+            sessions.jobs, sessions.fleet = jobs, fleet
+            office.open(fleet)
+            code = None if credential else office.access.pair()
+            _welcome(fleet, code, office.url_file, as_json=as_json)
+            if code is not None:
+                office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
+            stop.wait()
+            log("stopping: a running job finishes its step and writes a checkpoint")
+            for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
+                signal.signal(number, signal.SIG_DFL)
+            jobs.close(STOP_S if fleet.device_count else 0)  # without devices no step ends
+
+
+def _welcome(
+    fleet: ServedFleet, code: JoinCode | None, url_file: Path | None, *, as_json: bool
+) -> None:
+    """Say how devices join and operators train."""
+    url = fleet.url if code is None else fleet.join_url(code.text)
+    if as_json:
+        values: dict[str, object] = {"url": url, "operator_url": fleet.operator_url}
+        if url_file is not None:
+            values["operator_url_file"] = str(url_file)
+        typer.echo(json.dumps({"event": "listening", **values}))
+        return
+    # The operator's token is not printed where it is kept: what is printed gets into logs.
+    operator = f"'{fleet.operator_url}'" if url_file is None else f"'@{url_file}'"
+    typer.echo("listening; Ctrl-C to stop\n", err=True)
+    if code is None:
+        typer.echo(f"devices join with\n\n  cleave join '{url}'\n", err=True)
+    else:
+        _show(url)
+    typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
+
+
+def _show(url: str) -> None:
+    """A join URL for one device, for eyes, hands and cameras."""
+    typer.echo(f"a device joins, within 10 minutes, with\n\n  cleave join '{url}'\n", err=True)
+    if sys.stderr.isatty():
+        typer.echo(qr_code(url), err=True)
+    typer.echo("for more devices, or later: cleave pair\n", err=True)
+
+
+class _Codes:
+    """Shows the next join code when the one before was used."""
+
+    def __init__(
+        self, fleet: ServedFleet, shown: JoinCode, log: Callable[[str], None], *, as_json: bool
+    ) -> None:
+        self._fleet = fleet
+        self._shown = shown
+        self._log = log
+        self._as_json = as_json
+
+    def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
+        """A device used a code."""
+        self._log(f"{device.name} used a join code; it is device {device.id} from now on")
+        if code.id != self._shown.record.id:
+            return
+        self._shown = access.pair()
+        url = self._fleet.join_url(self._shown.text)
+        if self._as_json:
+            typer.echo(json.dumps({"event": "join_code", "url": url}))
         else:
-            typer.echo(
-                f"listening; Ctrl-C to stop\n\n"
-                f"a device joins with\n\n  cleave join '{fleet.url}'\n\n"
-                f"train with\n\n"
-                f"  cleave train --model opt-125m --server '{fleet.operator_url}'\n",
-                err=True,
-            )
-        stop.wait()
-        log("stopping: a running job finishes its step and writes a checkpoint")
-        for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
-            signal.signal(number, signal.SIG_DFL)
-        jobs.close(STOP_S if fleet.device_count else 0)  # without devices no step ends
+            _show(url)

@@ -48,6 +48,9 @@ _NETWORK: Final = "Wants=network-online.target\nAfter=network-online.target\n"
 _PROTECTION: Final = """\
 ProtectSystem=strict
 ProtectHome=read-only
+StateDirectory=cleave
+StateDirectoryMode=0700
+Environment=CLEAVE_STATE=%S/cleave
 ProtectKernelModules=yes
 ProtectKernelTunables=yes
 ProtectControlGroups=yes

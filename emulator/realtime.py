@@ -16,7 +16,7 @@ from typing import Final
 
 from cleave.device.executors import Executor
 from cleave.errors import CleaveError, UsageError
-from cleave.transport.join import DeviceSession, JoinUrl, open_connection
+from cleave.transport.join import DeviceSession, JoinUrl, RefusedError, open_connection
 from emulator.activity import Activity, Presence
 from emulator.compute import EmulatedProcessor
 from emulator.links import SharedLines, links_of
@@ -115,6 +115,7 @@ class RealTimeFleet:
         self._pool = ThreadPoolExecutor(threads, "cleave-emulator")
         self._lines = SharedLines()
         self._sessions: dict[int, DeviceSession] = {}
+        self._credentials: dict[int, str] = {}  # by device, where the server gave it its own
         self._ended = RealTimeCounters()
         self._lateness = Lateness()
 
@@ -167,6 +168,9 @@ class RealTimeFleet:
                     if not self._ended.joined:  # nobody got in: the user wants to know why
                         raise
                     reason = str(error)
+                    if isinstance(error, RefusedError) and error.for_good:
+                        self.notes[reason] = self.notes.get(reason, 0) + 1
+                        return
                 else:
                     # A device that drained is told goodbye as well; it comes again.
                     if session.said_bye and not session.core.draining:
@@ -209,7 +213,7 @@ class RealTimeFleet:
             session = DeviceSession(
                 connection,
                 computer,
-                hello_of(device, self._target.credential),
+                hello_of(device, self._credentials.get(number, self._target.credential)),
                 lambda _: welcomed.set(),
             )
             serving = asyncio.create_task(session.run())
@@ -223,6 +227,8 @@ class RealTimeFleet:
                 ready.cancel()
             if session.core.welcome is None:
                 return session, serving.result()  # refused: says why
+            if session.core.welcome.credential:  # for the join code, which may be used up by now
+                self._credentials[number] = session.core.welcome.credential
         self._sessions[number] = session
         self._ended.joined += 1
         self._tell(Presence(clock.now_s(), number, device.name, True))

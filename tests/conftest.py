@@ -15,16 +15,21 @@ settings.load_profile("cleave")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither read nor fill the user's cache; the tokenizer is trained once per worker."""
-    folder = tmp_path_factory.getbasetemp().parent / "cleave-cache"
-    before = os.environ.get("CLEAVE_CACHE")
-    os.environ["CLEAVE_CACHE"] = str(folder)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor fill the user's folders; the tokenizer is trained once per worker."""
+    ours = {
+        "CLEAVE_CACHE": str(tmp_path_factory.getbasetemp().parent / "cleave-cache"),
+        "CLEAVE_STATE": str(tmp_path_factory.mktemp("cleave-state")),
+        "CLEAVE_DATA": "none",  # servers forget, but where a test gives them a folder
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     yield
-    if before is None:
-        del os.environ["CLEAVE_CACHE"]
-    else:
-        os.environ["CLEAVE_CACHE"] = before
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
+from cleave.gemm import Block, Gemm, Span, Tile, boxes_of, cut_tile, even_cuts, wavefront
 
 spans = st.builds(lambda a, size: Span(a, a + size), st.integers(0, 1000), st.integers(0, 500))
 filled = st.builds(lambda a, size: Span(a, a + size), st.integers(0, 1000), st.integers(1, 500))
@@ -112,3 +113,22 @@ def test_counts_of_a_gemm() -> None:
     assert Gemm(2, 0, 5).volume == 0
     assert not Tile(Span(0, 1), Span(0, 1), Span(0, 5)).is_partial(Gemm(2, 3, 5))
     assert Tile(Span(0, 1), Span(0, 1), Span(1, 5)).is_partial(Gemm(2, 3, 5))
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_boxes_cover_what_blocks_cover(m: int, n: int, strips: int, random: Random) -> None:
+    tile = Tile(Span(3, 3 + 4 * m), Span(5, 5 + 4 * n), Span(2, 9))
+    blocks = list(wavefront(cut_tile(tile, strips, strips)))
+    some = random.sample(blocks, random.randint(1, len(blocks)))
+    boxes = boxes_of(some)
+    assert len(boxes) <= len(some)
+    covered = [(i, j) for box in boxes for i in range(*box.m) for j in range(*box.n)]
+    assert sorted(covered) == sorted(
+        (i, j) for block in some for i in range(*block.m) for j in range(*block.n)
+    )
+    assert all(box.k == tile.k for box in boxes)
+
+
+def test_a_whole_tile_is_one_box() -> None:
+    tile = Tile(Span(0, 40), Span(8, 30), Span(0, 7))
+    assert boxes_of(wavefront(cut_tile(tile, 3, 4))) == [tile]

@@ -259,7 +259,7 @@ class Dispatcher:
         self._start(event.work)
 
     def _start(self, work: Work) -> None:
-        rates = [r for r in self.rates if work.runs_on(r)]
+        rates = self._able(work)
         if not rates:
             self._waiting.append(work)
             return
@@ -315,7 +315,11 @@ class Dispatcher:
         assigned = found.assigned
         if recut and len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S:
             anew = work.recut(units, [devices[i].rates for i in able], able, self)
-            if anew is not None and anew.finish_s < found.finish_s:
+            if (
+                anew is not None
+                and anew.finish_s < found.finish_s
+                and all(self._holds(device_id, unit) for device_id, unit in anew.assigned)
+            ):
                 work.replace(units, [unit for _, unit in anew.assigned])
                 assigned = anew.assigned
         for device_id, unit in assigned:
@@ -326,7 +330,9 @@ class Dispatcher:
                 self._pump(device_id, devices[device_id])
 
     def _able(self, work: Work) -> list[DeviceRates]:
-        return [r for r in self.rates if work.runs_on(r)]
+        """The devices that may do some of a work; overdue ones only where no others are."""
+        able = [d for d in self._devices.values() if not d.draining and work.runs_on(d.rates)]
+        return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
     def _holds(self, device_id: int, unit: Unit) -> bool:
         return _need(unit) <= self._devices[device_id].rates.memory_bytes

@@ -6,7 +6,6 @@ liveness, the three verbs) so that every shell, live or virtual, runs the same c
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,7 +17,16 @@ from cleave.dispatch.dispatcher import Dispatcher
 from cleave.dispatch.gemm_work import GemmUnit, GemmWork
 from cleave.dispatch.work import Unit
 from cleave.errors import ProtocolError
+from cleave.fleet.admission import (
+    Admission,
+    Contribution,
+    Doorkeeper,
+    OneKey,
+    Refusal,
+    clean_name,
+)
 from cleave.fleet.probe import JOINING, THOROUGH, Probe
+from cleave.fleet.regulars import Regulars
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
@@ -96,7 +104,14 @@ class Failure:
     reason: str
 
 
-Order: TypeAlias = Send | Close | Joined | Check | Place | Done | Failure
+@dataclass(slots=True)
+class Note:
+    """For information: something that an operator should know."""
+
+    text: str
+
+
+Order: TypeAlias = Send | Close | Joined | Note | Check | Place | Done | Failure
 
 
 @dataclass(slots=True)
@@ -105,13 +120,19 @@ class Session:
 
     id: int
     opened_s: float
+    address: str = ""
+    identity: int | None = None  # which device it is, see `Admission`
     state: DeviceState = DeviceState.JOINING
     reason: str = ""
     name: str = ""
     profile: str = ""
     heard_s: float = 0.0
     blocks: int = 0
+    flops: float = 0.0
     compute_s: float = 0.0
+    downlink_bytes: int = 0  # counted by the shell
+    uplink_bytes: int = 0
+    credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
     faults: int = 0
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
@@ -135,13 +156,17 @@ class Coordinator:
     Args:
         credential: what `hello` must carry; empty for none.
         verify: have every result checked before it is used.
+        door: who decides which devices may come in; `credential` is not used then.
     """
 
-    def __init__(self, credential: str = "", *, verify: bool = False) -> None:
+    def __init__(
+        self, credential: str = "", *, verify: bool = False, door: Doorkeeper | None = None
+    ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
-        self.credential = credential
+        self.door = door if door is not None else OneKey(credential)
         self.verify = verify
+        self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
 
@@ -160,9 +185,9 @@ class Coordinator:
 
     # --- sessions ---
 
-    def opened(self, session: int, now_s: float) -> None:
-        """A peer connected; its `hello` is awaited."""
-        self.sessions[session] = Session(session, now_s, heard_s=now_s)
+    def opened(self, session: int, now_s: float, address: str = "") -> None:
+        """A peer connected, from this address; its `hello` is awaited."""
+        self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
     def received(self, session_id: int, message: Message, now_s: float) -> list[Order]:
         """A message came on a session; one that breaks the protocol ends that session alone."""
@@ -179,14 +204,28 @@ class Coordinator:
 
     def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
         """End a session that broke the rules, and say why."""
+        session = self.sessions.get(session_id)
+        if code is ErrorCode.QUARANTINED and session is not None and session.identity is not None:
+            self.door.quarantined(session.identity, reason)
         orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
-        return orders + self.closed(session_id, reason, now_s)
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
+        return orders + self.closed(session_id, reason, now_s, lost=lost)
 
-    def closed(self, session_id: int, reason: str, now_s: float) -> list[Order]:
+    def refuse_identity(
+        self, identity: int, code: ErrorCode, reason: str, now_s: float
+    ) -> list[Order]:
+        """End every session of a device, and say why."""
+        mine = [s.id for s in self.sessions.values() if s.identity == identity]
+        return [order for id in mine for order in self.refuse(id, code, reason, now_s)]
+
+    def closed(
+        self, session_id: int, reason: str, now_s: float, *, lost: bool = True
+    ) -> list[Order]:
         """A session ended, for whatever reason; its unfinished units go to others."""
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
+        self.regulars.depart(session, reason, now_s, lost=lost)
         probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason
         if probing:
@@ -205,7 +244,12 @@ class Coordinator:
                 what = "said no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
                 orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+        self.regulars.tick(self.sessions.values(), now_s)
         return orders + self._do(events.Tick(), now_s)
+
+    def credit(self, now_s: float) -> None:
+        """Tell the doorkeeper what the connected devices did since it was told last."""
+        self.regulars.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[Order]:
         if not isinstance(message, messages.Hello):
@@ -216,9 +260,6 @@ class Coordinator:
                 f"{message.version}; install the same version of cleave on both"
             )
             return self.refuse(session.id, ErrorCode.VERSION, reason, now_s)
-        if not hmac.compare_digest(message.credential.encode(), self.credential.encode()):
-            reason = "the credential is not valid; use the join URL that the server printed"
-            return self.refuse(session.id, ErrorCode.CREDENTIAL, reason, now_s)
         if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
             raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
         if message.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
@@ -227,7 +268,14 @@ class Coordinator:
                 f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
             )
             return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
-        session.name, session.profile = message.name, message.profile
+        # Last, for it may use up a join code.
+        admission = self.door.admit(message, session.address)
+        if isinstance(admission, Refusal):
+            return self.refuse(session.id, admission.code, admission.reason, now_s)
+        orders = self._take_over(admission, now_s)
+        session.name = admission.name or clean_name(message.name)
+        session.profile = message.profile
+        session.identity, session.faults = admission.identity, admission.faults
         session.measure = message.measure
         session.rates = _bounded(
             DeviceRates(
@@ -240,14 +288,36 @@ class Coordinator:
                 dtypes=message.dtypes,
             )
         )
-        welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
-        stated = message.downlink_bytes_per_s and message.uplink_bytes_per_s
+        welcome = messages.Welcome(
+            session.id, server=self.door.server, credential=admission.credential
+        )
+        orders.append(Send(session.id, welcome))
+        stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
+        if not stated and (before := self.regulars.rates_before(session, now_s)) is not None:
+            session.rates, stated = before, True
         if stated and not session.measure:
-            return welcome + self._ready(session, now_s)
+            return orders + self._ready(session, now_s)
         effort = THOROUGH if session.measure else JOINING
         session.probe = Probe(session.rates.memory_bytes, effort)
         session.state = DeviceState.PROBING
-        return welcome + [Send(session.id, m) for m in session.probe.begin(now_s)]
+        return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
+
+    def _take_over(self, admission: Admission, now_s: float) -> list[Order]:
+        """A device that is here already comes again: the new session counts.
+
+        Its old connection may be dead without anybody having noticed, so the new one cannot be the
+        one to refuse. Where both live, the old one is told, and does not come back.
+        """
+        here = [s for s in self.sessions.values() if s.identity == admission.identity]
+        if admission.identity is None or not here:
+            return []
+        reason = (
+            "the same device joined a second time, and this is the first; "
+            "to run two devices on one machine, join each with a --name and a join code of its own"
+        )
+        text = f"{admission.name} joined again; its earlier session {here[0].id} ends"
+        ended = self.refuse_identity(admission.identity, ErrorCode.DUPLICATE, reason, now_s)
+        return [Note(text), *ended]
 
     def _ready(self, session: Session, now_s: float) -> list[Order]:
         assert session.rates is not None
@@ -304,13 +374,16 @@ class Coordinator:
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
                     farewell: list[Order] = [Send(session.id, messages.Bye("drained"))]
-                    self.sessions.pop(session.id)
+                    self.regulars.depart(
+                        self.sessions.pop(session.id), "drained", now_s, lost=False
+                    )
                     return [*farewell, Close(session.id)]
                 session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
                 self.epoch += 1
                 return self._do(events.DeviceDraining(session.id), now_s)
             case messages.Bye():
-                return [Close(session.id), *self.closed(session.id, message.reason, now_s)]
+                left = self.closed(session.id, message.reason, now_s, lost=False)
+                return [Close(session.id), *left]
             case messages.Error():
                 return [Close(session.id), *self.closed(session.id, message.message, now_s)]
             case _:
@@ -337,6 +410,7 @@ class Coordinator:
             )
             return self._do(events.RunFailed(session.id, message.id, reason), now_s)
         session.blocks += 1
+        session.flops += unit.flops
         session.compute_s += message.compute_s
         if self.verify:
             session.checking.add(message.id)
@@ -361,6 +435,8 @@ class Coordinator:
         if not fault:
             return self._do(events.ResultArrived(session_id, run, payload), now_s)
         session.faults += 1
+        if session.identity is not None:
+            self.door.faulted(session.identity, fault)
         orders = self._do(events.RunFailed(session_id, run, f"a wrong result: {fault}"), now_s)
         if session.faults < MAX_FAULTS:
             return orders
@@ -389,9 +465,9 @@ class Coordinator:
         return self._do(events.Paused(), now_s)
 
     def _do(self, event: events.Event, now_s: float) -> list[Order]:
-        return list(self._orders(self.dispatcher.handle(event, now_s)))
+        return list(self._orders(self.dispatcher.handle(event, now_s), now_s))
 
-    def _orders(self, commands: Iterable[events.Command]) -> Iterable[Order]:
+    def _orders(self, commands: Iterable[events.Command], now_s: float) -> Iterable[Order]:
         for command in commands:
             match command:
                 case events.SendArray(device, array):
@@ -420,7 +496,8 @@ class Coordinator:
                 case events.Drained(device):
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)
-                    self.sessions.pop(device, None)
+                    if (session := self.sessions.pop(device, None)) is not None:
+                        self.regulars.depart(session, "drained", now_s, lost=False)
 
 
 def _bounded(rates: DeviceRates) -> DeviceRates:

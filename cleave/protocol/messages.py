@@ -34,6 +34,7 @@ class ErrorCode(Enum):
     LIMIT = "limit"
     REQUEST = "request"
     QUARANTINED = "quarantined"
+    DUPLICATE = "duplicate"
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class Hello:
     uplink_bytes_per_s: float = 0.0
     latency_s: float = 0.0
     measure: bool = False
+    join_code: str = ""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class Welcome:
     device: int
     version: int = limits.VERSION
     heartbeat_s: float = limits.HEARTBEAT_S
+    server: str = ""
+    credential: str = ""
 
 
 @dataclass(slots=True)

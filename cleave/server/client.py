@@ -11,6 +11,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Role
 from cleave.transport.connection import ConnectionLostError, WebSocketConnection
+from cleave.transport.guest import read_url
 from cleave.transport.join import open_connection, parse_join_url
 
 
@@ -23,12 +24,12 @@ class OperatorClient:
 
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
-        """Open an operator session with the URL that the server printed.
+        """Open an operator session with the URL that the server printed, or @FILE that holds it.
 
         Raises:
             CleaveError: when there is no server or it refuses.
         """
-        target = parse_join_url(url)
+        target = parse_join_url(read_url(url))
         client = cls(await open_connection(target.address))
         await client._send(messages.Hello(role=Role.OPERATOR, credential=target.credential))
         await client._receive()

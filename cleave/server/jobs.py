@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.server.history import JobHistory
 
 Record = dict[str, Any]
 
@@ -34,6 +35,7 @@ class Job:
     """One training run on this server."""
 
     id: str
+    number: int
     arguments: Mapping[str, Any]
     state: JobState = JobState.QUEUED
     records: list[Record] = field(default_factory=list)
@@ -74,14 +76,22 @@ class Jobs:
         fleet: what they train on.
         runner: how they train.
         log: takes a line for the server's own output.
+        history: remembers them, also those of earlier days; None to forget them.
     """
 
-    def __init__(self, fleet: Fleet, runner: RunJob, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        runner: RunJob,
+        log: Callable[[str], None],
+        history: JobHistory | None = None,
+    ) -> None:
         self._fleet = fleet
         self._runner = runner
         self._log = log
         self._jobs: dict[str, Job] = {}
-        self._numbers = count(1)
+        self._history = history
+        self._numbers = count(history.next_number if history is not None else 1)
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
@@ -95,8 +105,11 @@ class Jobs:
         """
         self._runner.check(arguments)
         with self._lock:
-            job = Job(f"job-{next(self._numbers)}", arguments)
+            number = next(self._numbers)
+            job = Job(f"job-{number}", number, arguments)
             self._jobs[job.id] = job
+        if self._history is not None:
+            self._history.submitted(number, _model(arguments))
         self._queue.put(job)
         return job
 
@@ -110,6 +123,10 @@ class Jobs:
             if id in self._jobs:
                 return self._jobs[id]
             known = ", ".join(self._jobs) or "none yet"
+        for past in self._history.all() if self._history is not None else []:
+            if id == f"job-{past.number}":
+                where = f"; its records are in {past.run_folder}" if past.run_folder else ""
+                raise UsageError(f"{id} ended ({past.state}) before this server was started{where}")
         raise UsageError(f"this server has no job {id!r}; it has {known}")
 
     def all(self) -> list[Job]:
@@ -127,11 +144,11 @@ class Jobs:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             if job.stop.is_set():
-                job.state = JobState.STOPPED
+                self._enter(job, JobState.STOPPED)
                 self._report(job, {"event": "stopped", "text": "stopped before it began"})
                 continue
-            job.state = JobState.RUNNING
-            self._log(f"{job.id} started: {job.arguments.get('job', {}).get('model', '')}")
+            self._enter(job, JobState.RUNNING)
+            self._log(f"{job.id} started: {_model(job.arguments)}")
             self._train(job)
             self._log(f"{job.id} {job.state.value}")
 
@@ -141,18 +158,25 @@ class Jobs:
 
         try:
             self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
-            job.state = JobState.STOPPED if job.stop.is_set() else JobState.DONE
+            self._enter(job, JobState.STOPPED if job.stop.is_set() else JobState.DONE)
             final: Record = {"event": "end", "state": job.state.value}
         except CleaveError as error:
-            job.state = JobState.FAILED
+            self._enter(job, JobState.FAILED, str(error))
             final = {"event": "failed", "text": str(error), "exit_code": error.exit_code}
         except Exception as error:  # noqa: BLE001 - a job's bug must not end the server
-            job.state = JobState.FAILED
             text = f"unexpected {type(error).__name__}: {error}"
+            self._enter(job, JobState.FAILED, text)
             final = {"event": "failed", "text": text, "exit_code": 1}
         self._report(job, final)
 
+    def _enter(self, job: Job, state: JobState, reason: str = "") -> None:
+        job.state = state
+        if self._history is not None:
+            self._history.changed(job.number, state.value, reason)
+
     def _report(self, job: Job, record: Record) -> None:
+        if self._history is not None:
+            self._history.reported(job.number, record)
         with self._lock:
             job.records.append(record)
             followers = list(job.followers)
@@ -168,3 +192,9 @@ class Jobs:
         """The inverse of `follow`."""
         with self._lock:
             job.followers.remove(wake)
+
+
+def _model(arguments: Mapping[str, Any]) -> str:
+    """What a job trains, as it was submitted."""
+    job = arguments.get("job")
+    return str(job.get("model", "")) if isinstance(job, Mapping) else ""

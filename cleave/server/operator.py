@@ -9,6 +9,7 @@ from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode
+from cleave.server.desk import Desk
 from cleave.server.jobs import FINAL_STATES, Job, Jobs
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.transport.serve import ServedFleet
@@ -18,11 +19,15 @@ class OperatorSessions:
     """Serves operator connections, in the server's loop.
 
     Args:
+        desk: answers what is asked about devices; None for a server that keeps nothing of them.
+
+    Attributes:
         jobs: the server's jobs; set once the fleet that they train on exists.
         fleet: likewise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, desk: Desk | None = None) -> None:
+        self._desk = desk
         self.jobs: Jobs | None = None
         self.fleet: ServedFleet | None = None
 
@@ -70,10 +75,13 @@ class OperatorSessions:
                     data = {"job": job.id, "state": job.state.value}
                 case "status":
                     data = self._status()
+                case action if self._desk is not None and self._desk.knows(action):
+                    data = self._desk.answer(action, arguments)
                 case _:
                     raise UsageError(
                         f"unknown request {request.action!r}; "
-                        f"this server knows submit, attach, stop and status"
+                        f"this server knows submit, attach, stop, status, pair, devices, revoke, "
+                        f"release and history"
                     )
         except CleaveError as error:
             failed = {"text": str(error), "exit_code": error.exit_code}

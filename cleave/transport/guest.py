@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.policy import Cause, Verdict
 from cleave.errors import CleaveError, UsageError
-from cleave.transport.join import DeviceStatus, plain_reason
+from cleave.transport.join import DeviceStatus, RefusedError, plain_reason
 
 LOOK_S: Final = 5.0
 """How often the machine is looked at."""
@@ -182,7 +182,7 @@ class Guest:
         try:
             reason = await self._serve(session, look)
         except CleaveError as error:
-            if not self._was_welcome:
+            if not self._was_welcome or (isinstance(error, RefusedError) and error.for_good):
                 raise  # a wrong credential, for one: more tries would change nothing
             reason = str(error)
             self._say(Notice(State.LEFT, reason, session.status))

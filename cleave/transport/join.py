@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidHandshake, InvalidURI
@@ -22,7 +22,7 @@ from cleave.device.memory import IDLE_BYTES
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
     Connection,
@@ -39,10 +39,23 @@ Outcome: TypeAlias = tuple[Any, float] | str
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A join URL taken apart: where to connect, and the credential that never leaves in a URL."""
+    """A join URL taken apart: where to connect, and what never leaves in a URL.
+
+    Attributes:
+        address: the URL without its fragment.
+        credential: a credential, or a join code.
+        server: the server's id; empty where the URL does not tell.
+    """
 
     address: str
     credential: str
+    server: str = ""
+
+    @property
+    def text(self) -> str:
+        """The URL, with its secret."""
+        server = f"&s={quote(self.server, safe='')}" if self.server else ""
+        return f"{self.address}#c={quote(self.credential, safe='')}{server}"
 
 
 def parse_join_url(url: str) -> JoinUrl:
@@ -60,8 +73,28 @@ def parse_join_url(url: str) -> JoinUrl:
     fields = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
     credential = unquote(fields.get("c", ""))
     return JoinUrl(
-        urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")), credential
+        urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")),
+        credential,
+        server=unquote(fields.get("s", "")),
     )
+
+
+_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
+"""Refusals after which the same device may be welcome: it was silent, or a message was garbled."""
+
+
+class RefusedError(CleaveError):
+    """The server ended the session with an error.
+
+    Attributes:
+        code: which.
+        for_good: whether it would do so again: credential, version, quarantine, a second session.
+    """
+
+    def __init__(self, error: messages.Error) -> None:
+        super().__init__(f"the server refused this device: {error.message}")
+        self.code = error.code
+        self.for_good = error.code not in _PASSING
 
 
 def plain_reason(error: BaseException) -> str:
@@ -175,6 +208,7 @@ class DeviceSession:
         hello: what the device says of itself.
         on_ready: called once the PS has welcomed the device.
         on_idle: called, once a second at most, when it has dropped what it held.
+        on_welcome: called with the PS's welcome, which may hold a credential to keep.
 
     Attributes:
         said_bye: whether the PS ended the session on purpose.
@@ -187,6 +221,7 @@ class DeviceSession:
         hello: messages.Hello,
         on_ready: Callable[[int], None] | None = None,
         on_idle: Callable[[], None] | None = None,
+        on_welcome: Callable[[messages.Welcome], None] | None = None,
     ) -> None:
         self.core = DeviceCore(hello.memory_bytes)
         self.said_bye = False
@@ -197,6 +232,7 @@ class DeviceSession:
         self._hello = hello
         self._on_ready = on_ready or (lambda _: None)
         self._on_idle = on_idle or (lambda: None)
+        self._on_welcome = on_welcome or (lambda _: None)
         self._idled_s = 0.0
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -260,8 +296,9 @@ class DeviceSession:
                     self.said_bye = True
                     return message.reason or "the server said bye"
                 case messages.Error():
-                    raise CleaveError(f"the server refused this device: {message.message}")
+                    raise RefusedError(message)
                 case messages.Welcome():
+                    self._on_welcome(message)
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
                 case _:
@@ -324,11 +361,13 @@ def device_hello(
     flops_per_s: float = 0.0,
     downlink_bytes_per_s: float = 0.0,
     uplink_bytes_per_s: float = 0.0,
+    join_code: str = "",
 ) -> messages.Hello:
     """The hello of this machine as a device. Rates of 0 mean unknown."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
+        join_code=join_code,
         name=name,
         ops=(Op.MATMUL.value,),
         dtypes=tuple(dtype.value for dtype in DType),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Final
 
 import numpy as np
 
@@ -27,9 +28,11 @@ from cleave.fleet.coordinator import (
     Done,
     Failure,
     Joined,
+    Note,
     Order,
     Place,
     Send,
+    Session,
 )
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
@@ -47,6 +50,8 @@ CHECK_INLINE_FLOPS = 4e6
 TICK_S = 0.25
 """How often the coordinator is told the time: for silent devices and overdue work."""
 
+_CLOSING: Final = "the server is closing"
+
 PACK_IN_THREAD_BYTES = 4 * 2**20
 """Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
 
@@ -54,6 +59,7 @@ PACK_IN_THREAD_BYTES = 4 * 2**20
 @dataclass(slots=True)
 class _Peer:
     connection: Connection
+    record: Session
     outbox: deque[Message] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
@@ -87,14 +93,24 @@ class LiveShell:
         self._finished: dict[int, threading.Event] = {}
         self._counters = FleetCounters()
         self._closed = False
+        self._ending = False
 
     # --- sessions, in the loop ---
 
-    async def session(self, connection: Connection, first: Message | None = None) -> None:
-        """Serve one device until it goes. `first` is its hello, where it was read already."""
+    async def session(
+        self, connection: Connection, first: Message | None = None, address: str = ""
+    ) -> None:
+        """Serve one device until it goes.
+
+        Args:
+            connection: to it.
+            first: its hello, where it was read already.
+            address: where it connects from.
+        """
         session = next(self._ids)
-        peer = self._peers[session] = _Peer(connection)
-        self.coordinator.opened(session, self._now())
+        self.coordinator.opened(session, self._now(), address)
+        peer = _Peer(connection, self.coordinator.sessions[session])
+        self._peers[session] = peer
         sender = asyncio.create_task(self._send_all(peer))
         reason = "the connection broke"
         try:
@@ -103,6 +119,7 @@ class LiveShell:
             while not peer.closing:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
+                peer.record.uplink_bytes += len(data)
                 self._obey(self.coordinator.received(session, decode(data), self._now()))
         except ConnectionLostError as error:
             reason = str(error)
@@ -111,7 +128,9 @@ class LiveShell:
             self._obey(self.coordinator.refuse(session, ErrorCode.PROTOCOL, reason, self._now()))
         finally:
             known = self.coordinator.sessions.get(session)
-            self._obey(self.coordinator.closed(session, reason, self._now()))
+            if self._ending:
+                reason = _CLOSING
+            self._obey(self.coordinator.closed(session, reason, self._now(), lost=not self._ending))
             del self._peers[session]
             if not peer.closing:
                 peer.closing = True
@@ -132,7 +151,9 @@ class LiveShell:
                         parts = await asyncio.to_thread(encode, message)
                     else:
                         parts = encode(message)
-                    self._counters.downlink_bytes += await peer.connection.send(parts)
+                    sent_bytes = await peer.connection.send(parts)
+                    self._counters.downlink_bytes += sent_bytes
+                    peer.record.downlink_bytes += sent_bytes
                 if peer.closing:
                     await peer.connection.close()
                     return
@@ -183,6 +204,8 @@ class LiveShell:
                     self._conclude(work, reason)
                 case Joined(session):
                     self._announce(session)
+                case Note(text):
+                    self._notify(text)
                 case Close(session):
                     peer = self._peers.get(session)
                     if peer is not None:
@@ -269,13 +292,22 @@ class LiveShell:
 
     async def end_sessions(self) -> None:
         """Say bye to every device and let the farewells leave."""
+        self._ending = True
         for peer in self._peers.values():
-            peer.outbox.append(messages.Bye("the server is closing"))
+            peer.outbox.append(messages.Bye(_CLOSING))
             peer.closing = True
             peer.wake.set()
         # Whoever still waits for a GEMM must not wait for ever.
         for work in list(self._futures):
             self._conclude(work, "the fleet was closed")
+
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """End the sessions of a device, and tell it why. Call it in the loop."""
+        self._obey(self.coordinator.refuse_identity(identity, code, reason, self._now()))
+
+    def credit(self) -> None:
+        """Have the doorkeeper told what devices did up to now. Call it in the loop."""
+        self.coordinator.credit(self._now())
 
     @staticmethod
     def _now() -> float:

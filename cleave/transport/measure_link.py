@@ -22,7 +22,7 @@ from cleave.fleet.probe import FIRST_ID, LinkRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.transport.connection import Connection, ConnectionLostError
-from cleave.transport.join import device_hello, open_connection, parse_join_url
+from cleave.transport.join import JoinUrl, device_hello, open_connection, parse_join_url
 from profiles.device_profile import Link, Quantiles
 
 MEMORY_BYTES: Final = 64 * 2**20
@@ -99,7 +99,10 @@ async def _heartbeats(connection: Connection) -> None:
 
 
 async def measure_link(
-    url: str, repeats: int = 7, progress: Callable[[int, LinkRates], None] | None = None
+    url: str,
+    repeats: int = 7,
+    progress: Callable[[int, LinkRates], None] | None = None,
+    keys: Callable[[JoinUrl], tuple[str, str]] | None = None,
 ) -> list[LinkRates]:
     """Measure the link to a server so many times, each time on a new connection.
 
@@ -107,6 +110,7 @@ async def measure_link(
         url: the join URL for devices.
         repeats: how often.
         progress: called after each with the count so far and what was found.
+        keys: finds what `hello` carries as `credential` and `code`; the URL's unless given.
 
     Raises:
         UsageError: for a URL that is none, or fewer than one repeat.
@@ -115,8 +119,9 @@ async def measure_link(
     if repeats < 1:
         raise UsageError(f"the link cannot be measured {repeats} times; give 1 or more")
     target = parse_join_url(url)
+    credential, code = keys(target) if keys is not None else (target.credential, "")
     hello = device_hello(
-        credential=target.credential, name="link measurement", memory_bytes=MEMORY_BYTES
+        credential=credential, join_code=code, name="link measurement", memory_bytes=MEMORY_BYTES
     )
     found = []
     for done in range(1, repeats + 1):

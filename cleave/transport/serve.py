@@ -7,13 +7,13 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from urllib.parse import quote
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
+from cleave.fleet.admission import Doorkeeper, OneKey
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Planner
@@ -27,7 +27,7 @@ from cleave.transport.connection import (
     ConnectionLostError,
     WebSocketConnection,
 )
-from cleave.transport.join import plain_reason
+from cleave.transport.join import JoinUrl, plain_reason
 from cleave.transport.live import LiveShell
 
 WEBSOCKET_PATH = "/ws"
@@ -39,6 +39,7 @@ class ServedFleet(Fleet):
     """A fleet of devices that join over the network. Made by `serve`.
 
     Attributes:
+        address: where it listens: `url` without the credential.
         url: what a device needs to join, its credential included.
         operator_url: likewise for operators.
     """
@@ -54,10 +55,13 @@ class ServedFleet(Fleet):
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
         verify: bool,
+        door: Doorkeeper | None,
     ) -> None:
-        self._live = LiveShell(Coordinator(credential, verify=verify), notify)
+        door = door if door is not None else OneKey(credential, operator_credential)
+        self._live = LiveShell(Coordinator(verify=verify, door=door), notify)
         super().__init__(self._live, planner)
         self._operator = operator
+        self._credential = credential
         self._operator_credential = operator_credential
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
@@ -96,9 +100,9 @@ class ServedFleet(Fleet):
             return
         bound_host, bound_port = server.sockets[0].getsockname()[:2]
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-        address = f"ws://{shown}:{bound_port}{WEBSOCKET_PATH}"
-        self.url = f"{address}#c={quote(self._live.coordinator.credential, safe='')}"
-        self.operator_url = f"{address}#c={quote(self._operator_credential, safe='')}"
+        self.address = f"ws://{shown}:{bound_port}{WEBSOCKET_PATH}"
+        self.url = self.join_url(self._credential)
+        self.operator_url = JoinUrl(self.address, self._operator_credential).text
         watch = asyncio.create_task(self._live.watch())
         started.set()
         await self._stop.wait()
@@ -114,9 +118,9 @@ class ServedFleet(Fleet):
             async with asyncio.timeout(limits.HANDSHAKE_S):
                 first = decode(await connection.receive())
             if isinstance(first, messages.Hello) and first.role is Role.OPERATOR:
-                await self._accept_operator(connection, first)
+                await self._accept_operator(connection, first, _address(socket))
             else:
-                await self._live.session(connection, first)
+                await self._live.session(connection, first, _address(socket))
         except ConnectionLostError:
             return
         except TimeoutError:
@@ -124,17 +128,17 @@ class ServedFleet(Fleet):
         except ProtocolError as error:
             await _refuse(connection, ErrorCode.PROTOCOL, str(error))
 
-    async def _accept_operator(self, connection: Connection, hello: messages.Hello) -> None:
-        expected = self._operator_credential
+    async def _accept_operator(
+        self, connection: Connection, hello: messages.Hello, address: str
+    ) -> None:
         if hello.version != limits.VERSION:
             reason = (
                 f"this server speaks protocol version {limits.VERSION} and the client speaks "
                 f"{hello.version}; install the same version of cleave on both"
             )
             await _refuse(connection, ErrorCode.VERSION, reason)
-        elif not secrets.compare_digest(hello.credential.encode(), expected.encode()):
-            reason = "the credential is not valid; use the operator's URL that the server printed"
-            await _refuse(connection, ErrorCode.CREDENTIAL, reason)
+        elif refusal := self._live.coordinator.door.admit_operator(hello.credential, address):
+            await _refuse(connection, refusal.code, refusal.reason)
         elif self._operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
             await _refuse(connection, ErrorCode.REQUEST, reason)
@@ -149,14 +153,29 @@ class ServedFleet(Fleet):
             return socket.respond(HTTPStatus.OK, "ok\n")
         return socket.respond(HTTPStatus.NOT_FOUND, f"nothing is at {path[:100]}\n")
 
+    def join_url(self, credential: str) -> str:
+        """What a device needs to join with this credential or join code."""
+        server = self._live.coordinator.door.server
+        return JoinUrl(self.address, credential, server=server).text
+
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """End the sessions of a device, and tell it why. Call it in the server's loop."""
+        self._live.end_identity(identity, code, reason)
+
+    def credit(self) -> None:
+        """Have the doorkeeper told what devices did up to now. Call it in the server's loop."""
+        self._live.credit()
+
     def describe_devices(self) -> list[dict[str, object]]:
         """The connected devices, as plain values. Call it in the server's loop."""
         coordinator = self._live.coordinator
         return [
             {
                 "device": session.id,
+                "identity": session.identity,
                 "name": session.name,
                 "state": coordinator.state(session).value,
+                "reason": session.reason,
                 "blocks": session.blocks,
                 "compute_s": session.compute_s,
             }
@@ -170,6 +189,11 @@ class ServedFleet(Fleet):
         if loop is not None and stop is not None and self._thread.is_alive():
             loop.call_soon_threadsafe(stop.set)
             self._thread.join()
+
+
+def _address(socket: ServerConnection) -> str:
+    peer = socket.remote_address
+    return str(peer[0]) if peer else ""
 
 
 async def _refuse(connection: Connection, code: ErrorCode, reason: str) -> None:
@@ -191,6 +215,7 @@ def serve(
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
     verify: bool = True,
+    door: Doorkeeper | None = None,
 ) -> ServedFleet:
     """Listen for devices in this process, in a thread of its own.
 
@@ -204,6 +229,8 @@ def serve(
         operator: serves operator sessions; refused when None.
         verify: check every result before it is used (`cleave.verify`); a wrong one is computed
             elsewhere, and a device that sends several is quarantined.
+        door: who decides which devices and operators may come in, where that is more than to know
+            the credentials; these are then only what the URLs hold.
 
     Raises:
         UsageError: when the address cannot be listened on.
@@ -224,4 +251,5 @@ def serve(
         notify=notify,
         operator=operator,
         verify=verify,
+        door=door,
     )

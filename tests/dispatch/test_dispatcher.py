@@ -31,10 +31,20 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
+from cleave.dispatch import dispatcher
 from cleave.dispatch.dispatcher import MAX_FAILURES
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.dispatch.work import Unit
-from cleave.fleet.coordinator import Close, Coordinator, Done, Failure, Order, Place, Send
+from cleave.fleet.coordinator import (
+    Close,
+    Coordinator,
+    DeviceState,
+    Done,
+    Failure,
+    Order,
+    Place,
+    Send,
+)
 from cleave.fleet.output import Output
 from cleave.gemm import Gemm, Span, Tile, TileCut
 from cleave.planner.plan import (
@@ -62,6 +72,13 @@ def _no_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MIN_DEVICE_MEMORY_BYTES", 0)
 
 
+@pytest.fixture
+def _often_recut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is cut anew after losses, and found overdue, in GEMMs of a few elements too."""
+    monkeypatch.setattr(dispatcher, "_RECUT_FROM_S", -1.0)
+    monkeypatch.setattr(dispatcher, "OVERDUE_S", 0.01)
+
+
 class BoxPlanner:
     """Random plans: boxes in all three dimensions, cut anyhow, to any device; or what is held."""
 
@@ -83,7 +100,8 @@ class BoxPlanner:
         whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
         boxes = self._split(whole, self.random.randrange(4))
         self.random.shuffle(boxes)
-        return _plan(gemm, [(self.random.choice(ids), self._cut(box)) for box in boxes])
+        tiles = [(self.random.choice(ids), self._cut(box)) for box in boxes]
+        return _plan(gemm, tiles, self.random.choice([-1e9, 1.0]))  # the former is taken
 
     def _split(self, tile: Tile, depth: int) -> list[Tile]:
         sides = {"m": tile.m, "n": tile.n, "k": tile.k}
@@ -107,8 +125,8 @@ class BoxPlanner:
         return tuple(Span(a, b) for a, b in pairwise(bounds))
 
 
-def _plan(gemm: Gemm, tiles: list[tuple[int, TileCut]]) -> Plan:
-    return Plan(gemm, tuple(PlannedTile(d, cut, 0, 0, 0.0) for d, cut in tiles), 1.0)
+def _plan(gemm: Gemm, tiles: list[tuple[int, TileCut]], makespan_s: float = 1.0) -> Plan:
+    return Plan(gemm, tuple(PlannedTile(d, cut, 0, 0, 0.0) for d, cut in tiles), makespan_s)
 
 
 @dataclass
@@ -184,6 +202,10 @@ class Shell:
     def lose(self, device: int) -> None:
         del self.peers[device]
         self._obey(self.coordinator.closed(device, "lost", self.now_s))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._obey(self.coordinator.tick(self.now_s))
 
     def drain(self, device: int) -> None:
         peer = self.peers[device]
@@ -391,6 +413,8 @@ class Shell:
         assert not dispatcher._holders
         assert not dispatcher._waiting
         assert not dispatcher._orphans
+        assert not dispatcher._copies
+        assert not dispatcher._begun_s
         for device in dispatcher._devices.values():
             assert not device.held
             assert not device.needed
@@ -499,6 +523,11 @@ class History(RuleBasedStateMachine):
             if not self.shell.step(random):
                 break
 
+    @rule(seconds=st.sampled_from([0.02, 0.02, 3.0, 13.0]))
+    def time_passes(self, seconds: float) -> None:
+        """Others help with what is overdue; who is silent for too long is lost."""
+        self.shell.pass_time(seconds)
+
     @precondition(lambda self: self.shell.peers)
     @rule(seed=seeds, run=st.integers(0, 2**40))
     def late_and_unasked_answers(self, seed: int, run: int) -> None:
@@ -567,14 +596,17 @@ def _run(machine: type[History], examples: int, *, shrink: bool = True) -> None:
     )
 
 
+@pytest.mark.usefixtures("_often_recut")
 def test_any_history_of_good_devices() -> None:
     _run(History, 100)
 
 
+@pytest.mark.usefixtures("_often_recut")
 def test_any_history_of_bad_devices() -> None:
     _run(Troubles, 100, shrink=False)
 
 
+@pytest.mark.usefixtures("_often_recut")
 def test_any_history_of_small_devices() -> None:
     _run(TightTroubles, 100, shrink=False)
 
@@ -819,3 +851,83 @@ def test_two_bad_devices_do_not_fail_a_work_that_a_good_one_could_do() -> None:
     _settled(shell)
     assert job.done
     assert not job.error
+
+
+def _computing(shell: Shell, *devices: int) -> None:
+    """Deliver what was sent to some devices, and nothing else."""
+    for device in devices:
+        while shell.peers[device].down:
+            shell._deliver_down(shell.peers[device])
+
+
+def test_a_newcomer_takes_some_of_what_is_running() -> None:
+    shell = Shell()
+    (first,) = _joined(shell, 4000, speed=0.5)
+    job = _submit(shell, 8, *((first, row, row + 1) for row in range(8)))
+    _computing(shell, first)
+    (second,) = _joined_quietly(shell, 4000)
+    _settled(shell, but=[first])
+    assert not job.done
+    answered = shell.coordinator.sessions[second].blocks
+    assert 2 <= answered < 8
+    _settled(shell)
+    assert job.done
+    assert shell.coordinator.dispatcher.counters.results == 8
+    assert shell.coordinator.sessions[first].blocks == 8 - answered  # the rest was cancelled
+
+
+def _joined_quietly(shell: Shell, memory: int) -> list[int]:
+    """A device joins; what others have to do stays undone."""
+    device = shell.join(memory, 1.0)
+    shell._deliver_up(shell.peers[device])
+    return [device]
+
+
+def test_what_is_overdue_is_given_to_others_before_a_device_is_lost() -> None:
+    shell = Shell()
+    first, second = _joined(shell, 4000, 4000)
+    job = _submit(shell, 4, (first, 0, 2), (second, 2, 4))
+    _settled(shell, but=[first])
+    assert not job.done
+    shell.pass_time(2 * dispatcher.OVERDUE_S)  # the plan said one second
+    shell.pass_time(0.1)
+    _settled(shell, but=[first])
+    assert job.done
+    assert first in shell.peers
+    assert shell.coordinator.dispatcher.counters.hedged == 1
+    session = shell.coordinator.sessions[first]
+    assert shell.coordinator.state(session) is DeviceState.OVERDUE
+    assert session.reason
+    # It gets nothing new, until it answers again.
+    assert [r.device for r in shell.coordinator.dispatcher.rates] == [second]
+    _settled(shell)
+    assert shell.coordinator.state(session) is DeviceState.READY
+    assert len(shell.coordinator.dispatcher.rates) == 2
+
+
+def test_of_two_answers_the_first_counts() -> None:
+    shell = Shell()
+    first, second = _joined(shell, 4000, 4000)
+    job = _submit(shell, 4, (first, 0, 2), (second, 2, 4))
+    _computing(shell, first)
+    _settled(shell, but=[first])
+    shell.pass_time(2.1)
+    _computing(shell, second)
+    for device in (first, second):  # both have computed it
+        for order in list(shell.peers[device].orders):
+            shell._compute(shell.peers[device], order)
+        shell.peers[device].orders.clear()
+    _settled(shell)
+    assert job.done
+    assert shell.coordinator.dispatcher.counters.results == 2
+    assert shell.coordinator.dispatcher.counters.late == 1
+
+
+def test_the_only_device_is_waited_for() -> None:
+    shell = Shell()
+    (only,) = _joined(shell, 4000)
+    job = _submit(shell, 4, (only, 0, 4))
+    shell.pass_time(5.0)
+    assert [r.device for r in shell.coordinator.dispatcher.rates] == [only]
+    _settled(shell)
+    assert job.done

@@ -20,6 +20,7 @@ from cleave.planner.plan import (
 )
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits
+from tests.planner.checks import check_right, paper_rates
 
 FP32 = ElementBytes(4, 4)
 elements = st.sampled_from([FP32, ElementBytes(2, 2), ElementBytes(2, 4)])
@@ -289,3 +290,15 @@ def test_plans_from_what_is_held_fit_their_devices() -> None:
         block = max(c.size for c in strips.m_cuts) * max(c.size for c in strips.n_cuts) * 4
         pair = sum(max(c.size for c in cuts) * 16 * 4 for cuts in (strips.m_cuts, strips.n_cuts))
         assert pair + block <= device.memory_bytes
+
+
+@pytest.mark.parametrize("devices", [1, 5, 200])
+@pytest.mark.parametrize("gemm", [Gemm(7, 5, 3), Gemm(640, 320, 5120), Gemm(500, 500, 90000)])
+def test_a_part_is_planned_quickly_and_whole(gemm: Gemm, devices: int) -> None:
+    fleet = paper_rates(devices)
+    element = ElementBytes(2, 4)
+    planner = TilePlanner()
+    part = planner.plan_part(gemm, element, fleet)
+    check_right(part, fleet)
+    thorough = planner.plan(gemm, element, fleet)
+    assert part.makespan_s <= 1.5 * thorough.makespan_s + 1e-3 * devices

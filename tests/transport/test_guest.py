@@ -16,10 +16,18 @@ from cleave.device.policy import ALLOWED, Cause, Verdict
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet, Side
+from cleave.protocol import messages
+from cleave.protocol.messages import ErrorCode
 from cleave.transport import guest as g
 from cleave.transport.connection import memory_link
 from cleave.transport.guest import Guest, Notice, Session, State, read_url
-from cleave.transport.join import DeviceSession, DeviceStatus, ExecutorComputer, device_hello
+from cleave.transport.join import (
+    DeviceSession,
+    DeviceStatus,
+    ExecutorComputer,
+    RefusedError,
+    device_hello,
+)
 from cleave.transport.live import LiveShell
 
 BACK = Verdict(Cause.OWNER, "the owner is back")
@@ -173,6 +181,17 @@ def test_a_refusal_at_first_is_an_error_and_later_it_is_tried_again() -> None:
     states = [state for state, _ in scene.run()]
     assert states[:4] == [State.READY, State.LEFT, State.WAITING, State.LEFT]
     assert states[-1] is State.LEFT
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.CREDENTIAL, ErrorCode.DUPLICATE, ErrorCode.QUARANTINED, ErrorCode.VERSION]
+)
+def test_a_refusal_that_lasts_is_an_error_whenever_it_comes(code: ErrorCode) -> None:
+    refused = {"ends": RefusedError(messages.Error(code, "revoked"))}
+    scene = Scene([ALLOWED] * 9, [{"ends": "bye"}, refused, {}])
+    with pytest.raises(RefusedError, match="revoked"):
+        scene.run()
+    assert len(scene.opened) == 2
 
 
 def test_the_owner_does_not_wait_long_for_a_drain() -> None:

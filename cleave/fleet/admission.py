@@ -1,0 +1,170 @@
+"""Who may come in: what the coordinator asks of whoever keeps the door, and a door with one key."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Final, Protocol, TypeAlias
+
+from cleave.protocol.messages import ErrorCode, Hello
+
+MAX_NAME: Final = 60
+"""Characters of a device's name that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """This device may come in.
+
+    Attributes:
+        identity: which device it is, whatever its session; None for one that nobody keeps track of.
+        name: under which it is known; empty for the name in its `hello`.
+        credential: a new one, that the device is to keep; empty if it has one.
+        faults: wrong results that still count against it.
+    """
+
+    identity: int | None = None
+    name: str = ""
+    credential: str = ""
+    faults: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """This peer may not come in; the reason says what is wrong and what to do."""
+
+    code: ErrorCode
+    reason: str
+
+
+Verdict: TypeAlias = Admission | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a device did.
+
+    Attributes:
+        blocks: results that were asked for and came.
+        flops: of these.
+        downlink_bytes, uplink_bytes: encoded messages, to the device and from it.
+        compute_s: as the device states it.
+        energy_j: as its telemetry states it (`energy_j`); 0 where it does not.
+    """
+
+    blocks: int = 0
+    flops: float = 0.0
+    downlink_bytes: int = 0
+    uplink_bytes: int = 0
+    compute_s: float = 0.0
+    energy_j: float = 0.0
+
+    def __add__(self, other: Contribution) -> Contribution:
+        return Contribution(*(getattr(self, n) + getattr(other, n) for n in CONTRIBUTION_FIELDS))
+
+    def __sub__(self, other: Contribution) -> Contribution:
+        return Contribution(*(getattr(self, n) - getattr(other, n) for n in CONTRIBUTION_FIELDS))
+
+
+CONTRIBUTION_FIELDS: Final = tuple(field.name for field in fields(Contribution))
+
+
+class Doorkeeper(Protocol):
+    """Knows who may come in, and keeps what is learnt of devices. Called in the server's loop.
+
+    Attributes:
+        server: the server's id, which devices are told; empty for one that nobody comes back to.
+    """
+
+    server: str
+
+    def admit(self, hello: Hello, address: str) -> Verdict:
+        """Let a device in, or say why not. A join code may be used up by it.
+
+        Args:
+            hello: its first message; everything else in it is in order.
+            address: where it connects from; empty where there is no network.
+        """
+        ...
+
+    def admit_operator(self, credential: str, address: str) -> Refusal | None:
+        """Let an operator in (None), or say why not."""
+        ...
+
+    def departed(self, identity: int, reason: str, *, lost: bool) -> None:
+        """A device's session ended: because it wanted to, or because it was lost."""
+        ...
+
+    def contributed(self, identity: int, done: Contribution) -> None:
+        """A device did this, since the last call."""
+        ...
+
+    def faulted(self, identity: int, fault: str) -> None:
+        """A device sent a wrong result."""
+        ...
+
+    def quarantined(self, identity: int, reason: str) -> None:
+        """A device gets no work any more, until an operator releases it."""
+        ...
+
+
+class OneKey:
+    """A door with one credential for all devices, who have no identity, and one for operators.
+
+    It is what a program's own fleet has. The credentials are random and long, so that guessing
+    needs no limit.
+
+    Args:
+        credential: what `hello` must carry; empty for none.
+        operator_credential: likewise for operators.
+    """
+
+    server = ""
+
+    def __init__(self, credential: str = "", operator_credential: str = "") -> None:
+        self._credential = credential
+        self._operator_credential = operator_credential
+
+    def admit(self, hello: Hello, address: str) -> Verdict:
+        """See `Doorkeeper.admit`."""
+        # A device may send a credential of another server, kept for this address, and ours as code.
+        keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
+        if one_is(keys, self._credential):
+            return Admission()
+        reason = "the credential is not valid; use the join URL that the server printed"
+        return Refusal(ErrorCode.CREDENTIAL, reason)
+
+    def admit_operator(self, credential: str, address: str) -> Refusal | None:
+        """See `Doorkeeper.admit_operator`."""
+        if same_secret(credential, self._operator_credential):
+            return None
+        reason = "the credential is not valid; use the operator's URL that the server printed"
+        return Refusal(ErrorCode.CREDENTIAL, reason)
+
+    def departed(self, identity: int, reason: str, *, lost: bool) -> None:
+        """Nothing is kept."""
+
+    def contributed(self, identity: int, done: Contribution) -> None:
+        """Nothing is kept."""
+
+    def faulted(self, identity: int, fault: str) -> None:
+        """Nothing is kept."""
+
+    def quarantined(self, identity: int, reason: str) -> None:
+        """Nothing is kept."""
+
+
+def one_is(keys: Iterable[str], secret: str) -> bool:
+    """Whether one of some keys is the secret; every one is compared."""
+    return sum([same_secret(key, secret) for key in keys]) > 0
+
+
+def clean_name(name: str) -> str:
+    """A device's name as it can be shown anywhere: printable, on one line, not too long."""
+    return "".join(c for c in name if c.isprintable())[:MAX_NAME].strip()
+
+
+def same_secret(one: str, other: str) -> bool:
+    """Whether two secrets are equal, in a time that does not tell where they differ."""
+    return hmac.compare_digest(one.encode(), other.encode())

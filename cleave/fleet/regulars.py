@@ -1,0 +1,107 @@
+"""Devices with an identity, beyond one session: what they did, and the link they had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from cleave.fleet.admission import Contribution, Doorkeeper
+from cleave.planner.plan import DeviceRates
+
+if TYPE_CHECKING:
+    from cleave.fleet.coordinator import Session
+
+CREDIT_S: Final = 15.0
+"""How often the doorkeeper is told what devices did."""
+
+GRACE_S: Final = 60.0
+"""A device that comes back within this time goes on with the link that was measured before."""
+
+MAX_CREDIT: Final = 1e12
+"""The most seconds or joules that are believed of a session, so that sums stay numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Departure:
+    at_s: float
+    address: str
+    rates: DeviceRates
+
+
+class Regulars:
+    """Tells the doorkeeper of devices that it knows; sessions without an identity pass unnoticed.
+
+    Args:
+        door: who is told.
+    """
+
+    def __init__(self, door: Doorkeeper) -> None:
+        self._door = door
+        self._credited_s = 0.0
+        self._departed: dict[int, _Departure] = {}
+
+    def tick(self, sessions: Iterable[Session], now_s: float) -> None:
+        """Time passed: say what these sessions did, unless that was a moment ago."""
+        if now_s - self._credited_s < CREDIT_S:
+            return
+        self.credit(sessions, now_s)
+        long_gone = [who for who, left in self._departed.items() if now_s - left.at_s > GRACE_S]
+        for who in long_gone:
+            del self._departed[who]
+
+    def credit(self, sessions: Iterable[Session], now_s: float) -> None:
+        """Say what these sessions did since it was said last."""
+        self._credited_s = now_s
+        for session in sessions:
+            self._credit(session)
+
+    def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
+        """A session is over.
+
+        Args:
+            session: in the state that it had until now.
+            reason: why it is over.
+            now_s: the time.
+            lost: whether nobody meant it to be.
+        """
+        if session.identity is None:
+            return
+        self._credit(session)
+        if session.rates is not None and session.probe is None:  # its link is known
+            self._departed[session.identity] = _Departure(now_s, session.address, session.rates)
+        self._door.departed(session.identity, reason, lost=lost)
+
+    def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
+        """The session's rates with the link as it was measured, if it was here a moment ago."""
+        if session.identity is None or session.rates is None:
+            return None
+        left = self._departed.pop(session.identity, None)
+        if left is None or left.address != session.address or now_s - left.at_s > GRACE_S:
+            return None
+        return replace(
+            session.rates,
+            downlink_bytes_per_s=left.rates.downlink_bytes_per_s,
+            uplink_bytes_per_s=left.rates.uplink_bytes_per_s,
+            latency_s=left.rates.latency_s,
+        )
+
+    def _credit(self, session: Session) -> None:
+        if session.identity is None:
+            return
+        done = _contribution(session)
+        if done != session.credited:
+            self._door.contributed(session.identity, done - session.credited)
+            session.credited = done
+
+
+def _contribution(session: Session) -> Contribution:
+    energy_j = session.telemetry.get("energy_j", 0.0)
+    return Contribution(
+        session.blocks,
+        session.flops,
+        session.downlink_bytes,
+        session.uplink_bytes,
+        min(MAX_CREDIT, session.compute_s),
+        min(MAX_CREDIT, max(0.0, energy_j)),
+    )

@@ -1,0 +1,81 @@
+"""Failed attempts to come in, limited per address."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+BURST: Final = 10
+"""Failed attempts that an address has at once."""
+
+REFILL_S: Final = 6.0
+"""Seconds after which it has one more."""
+
+MAX_ADDRESSES: Final = 10_000
+"""Addresses that are remembered; the ones that have failed longest ago go first."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at_s: float
+
+
+class Attempts:
+    """A bucket of tokens for each address: a failed attempt takes one, time brings them back.
+
+    Args:
+        clock: seconds that never go back.
+        burst: tokens of a full bucket.
+        refill_s: seconds a token.
+        max_addresses: how many are remembered.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        burst: int = BURST,
+        refill_s: float = REFILL_S,
+        max_addresses: int = MAX_ADDRESSES,
+    ) -> None:
+        self._clock = clock
+        self._burst = burst
+        self._refill_s = refill_s
+        self._max_addresses = max_addresses
+        self._buckets: dict[str, _Bucket] = {}  # oldest failure first
+
+    def wait_s(self, address: str) -> float:
+        """Seconds until this address may try again; 0 if it may now."""
+        bucket = self._buckets.get(_who(address))
+        if bucket is None:
+            return 0.0
+        return max(0.0, (1.0 - self._tokens(bucket)) * self._refill_s)
+
+    def failed(self, address: str) -> None:
+        """An attempt from this address failed."""
+        who = _who(address)
+        now_s = self._clock()
+        bucket = self._buckets.pop(who, None)
+        tokens = self._tokens(bucket) if bucket is not None else float(self._burst)
+        self._buckets[who] = _Bucket(max(0.0, tokens - 1.0), now_s)
+        if len(self._buckets) > self._max_addresses:
+            del self._buckets[next(iter(self._buckets))]
+
+    def _tokens(self, bucket: _Bucket) -> float:
+        back = (self._clock() - bucket.at_s) / self._refill_s
+        return min(float(self._burst), bucket.tokens + back)
+
+
+def _who(address: str) -> str:
+    """Whom an address stands for: with IPv6, whoever has one has 2^64, the rest of its network."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.version == 4:
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.ip_network((int(ip), 64), strict=False))

@@ -1,0 +1,184 @@
+"""The operator's desk: which devices there are and what they may do, join codes, past jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from cleave.errors import CleaveError, UsageError
+from cleave.protocol.messages import ErrorCode
+from cleave.server.access import Access
+from cleave.server.codes import CODE_LIFE_S
+from cleave.server.store import DeviceRecord, JobRecord, Standing
+
+Answer = dict[str, Any]
+
+
+class Sessions(Protocol):
+    """The sessions of a running server, as `ServedFleet` has them."""
+
+    def describe_devices(self) -> list[dict[str, object]]:
+        """The connected devices, as plain values."""
+        ...
+
+    def join_url(self, credential: str) -> str:
+        """What a device needs to join."""
+        ...
+
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """End the sessions of a device."""
+        ...
+
+    def credit(self) -> None:
+        """Have it written what devices did up to now."""
+        ...
+
+
+class Desk:
+    """Answers what operators ask about devices; in the server's loop, or where no server runs.
+
+    Args:
+        access: who may come in.
+        jobs: the jobs that are remembered.
+        clock: Unix time, in seconds.
+
+    Attributes:
+        sessions: of the running server; None where there is none.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        jobs: Callable[[], list[JobRecord]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.sessions: Sessions | None = None
+        self._access = access
+        self._store = access.store
+        self._jobs = jobs
+        self._clock = clock
+
+    def knows(self, action: str) -> bool:
+        """Whether this is asked here."""
+        return action in ("pair", "devices", "revoke", "release", "history")
+
+    def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
+        """Do what is asked.
+
+        Raises:
+            CleaveError: when it cannot be done.
+        """
+        match action:
+            case "pair":
+                return self._pair(arguments)
+            case "devices":
+                return self._devices()
+            case "revoke":
+                device = self._find(arguments)
+                return self._revoke(device, clean_text(arguments.get("reason", "")))
+            case "release":
+                return self._release(self._find(arguments))
+            case "history":
+                return {"jobs": [_job(job) for job in self._jobs()]}
+            case _:
+                raise UsageError(f"unknown request {action!r}")
+
+    def _pair(self, arguments: Mapping[str, Any]) -> Answer:
+        if self.sessions is None:
+            raise CleaveError("no server runs here; start one with `cleave serve`")
+        uses, life_s = arguments.get("uses", 1), arguments.get("life_s", CODE_LIFE_S)
+        if type(uses) is not int or type(life_s) not in (int, float):
+            raise UsageError("`uses` is a count and `life_s` a number of seconds")
+        code = self._access.pair(uses, life_s)
+        return {
+            "code": code.text,
+            "url": self.sessions.join_url(code.text),
+            "uses": code.record.uses,
+            "expires_s": code.record.expires_s,
+        }
+
+    def _devices(self) -> Answer:
+        here = self._here()
+        devices = [self._describe(device, here) for device in self._store.devices()]
+        # Those that came with the fleet's credential: nothing is kept of them.
+        strangers = [
+            {**session, "id": None}
+            for session in (self.sessions.describe_devices() if self.sessions else [])
+            if session["identity"] is None
+        ]
+        return {"devices": devices + strangers}
+
+    def _here(self) -> dict[object, dict[str, object]]:
+        """The sessions of known devices, by identity."""
+        if self.sessions is None:
+            return {}
+        self.sessions.credit()
+        self._access.ledger.flush()
+        return {s["identity"]: s for s in self.sessions.describe_devices()}
+
+    def _describe(
+        self, device: DeviceRecord, here: Mapping[object, Mapping[str, object]]
+    ) -> Answer:
+        session = here.get(device.id)
+        if session is not None:
+            state, reason = session["state"], session["reason"]
+        elif device.standing is not Standing.ADMITTED:
+            state, reason = device.standing.value, device.reason
+        else:
+            state, reason = device.absence.value, device.absence_reason
+        return {
+            "id": device.id,
+            "name": device.name,
+            "state": state,
+            "reason": reason,
+            "session": session["device"] if session is not None else None,
+            "paired_s": device.paired_s,
+            "seen_s": self._clock() if session is not None else device.seen_s,
+            "sessions": device.sessions,
+            "losses": device.losses,
+            "wrong_results": device.faults,
+            **asdict(device.done),
+        }
+
+    def _find(self, arguments: Mapping[str, Any]) -> DeviceRecord:
+        wanted = str(arguments.get("device", ""))
+        device = self._store.find_device(wanted)
+        if device is None:
+            known = ", ".join(d.name for d in self._store.devices()[:20]) or "none yet"
+            raise UsageError(f"this server knows no device {wanted!r}; it knows {known}")
+        return device
+
+    def _revoke(self, device: DeviceRecord, reason: str) -> Answer:
+        self._store.stand(device.id, Standing.REVOKED, reason, self._clock())
+        if self.sessions is not None:
+            why = f": {reason}" if reason else ""
+            text = f"the operator revoked this device's credential{why}; it needs a new join code"
+            self.sessions.end_identity(device.id, ErrorCode.CREDENTIAL, text)
+        return self._now(device)
+
+    def _release(self, device: DeviceRecord) -> Answer:
+        if device.standing is Standing.REVOKED:
+            raise UsageError(
+                f"{device.name} is revoked, which lasts; to let it join again, give it a join code "
+                f"(`cleave pair`)"
+            )
+        if device.standing is not Standing.QUARANTINED:
+            raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
+        self._store.stand(device.id, Standing.ADMITTED, "", self._clock())
+        return self._now(device)
+
+    def _now(self, device: DeviceRecord) -> Answer:
+        found = self._store.device(device.id)
+        assert found is not None
+        return {"device": self._describe(found, self._here())}
+
+
+def clean_text(text: object) -> str:
+    """A reason as it can be shown anywhere."""
+    return "".join(c for c in str(text) if c.isprintable())[:200].strip()
+
+
+def _job(job: JobRecord) -> Answer:
+    values = {name: getattr(job, name) for name in JobRecord.__slots__}
+    return {"job": f"job-{values.pop('number')}", **values}

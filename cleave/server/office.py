@@ -1,0 +1,77 @@
+"""What a server is besides its fleet: the folder, the store, who may come in, the operators."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cleave.server.access import Access
+from cleave.server.codes import CREDENTIAL_BYTES
+from cleave.server.data_folder import DataFolder, default_folder
+from cleave.server.desk import Desk
+from cleave.server.history import JobHistory
+from cleave.server.operator import OperatorSessions
+from cleave.server.store import Store
+from cleave.transport.serve import ServedFleet
+
+KEEP_NOTHING: Final = "none"
+"""Instead of a folder: everything is forgotten when the server ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """See the module's text. Made by `open_office`."""
+
+    access: Access
+    history: JobHistory
+    desk: Desk
+    operators: OperatorSessions
+    operator_token: str
+    folder: DataFolder | None
+
+    @property
+    def url_file(self) -> Path | None:
+        """Where the operator's URL is kept while the server runs; None for nowhere."""
+        return self.folder.url_path if self.folder is not None else None
+
+    def open(self, fleet: ServedFleet) -> None:
+        """The fleet listens: operators can be served, and find the server."""
+        self.desk.sessions = fleet
+        if self.folder is not None:
+            self.folder.write_url(fleet.operator_url)
+
+
+@contextmanager
+def open_office(
+    data: str, operator_token: str, fleet_credential: str, log: Callable[[str], None]
+) -> Iterator[Office]:
+    """All of it, as long as the block lasts; leave the fleet's own block first.
+
+    Args:
+        data: the server's folder; empty for the default one, `none` for nothing that lasts.
+        operator_token: what operators must show; empty for the one in the folder.
+        fleet_credential: see `Access`.
+        log: takes a line for the server's own output.
+
+    Raises:
+        CleaveError: when the folder cannot be used.
+    """
+    with ExitStack() as stack:
+        folder = None
+        if data != KEEP_NOTHING:
+            folder = stack.enter_context(DataFolder(Path(data) if data else default_folder()))
+            stack.callback(folder.remove_url)
+        store = Store(folder.store_path if folder is not None else None)
+        stack.callback(store.close)
+        kept = folder.operator_token() if folder is not None else ""
+        token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
+        access = Access(store, token, fleet_credential=fleet_credential, complain=log)
+        stack.callback(access.close)
+        history = JobHistory(store, access.ledger, time.time)
+        desk = Desk(access, history.all, time.time)
+        yield Office(access, history, desk, OperatorSessions(desk), token, folder)

@@ -1,0 +1,67 @@
+"""The tables of the store, as the steps that led to them."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+Migration: TypeAlias = tuple[str, ...]
+"""SQL statements, carried out together or not at all."""
+
+MIGRATIONS: Final[tuple[Migration, ...]] = (
+    (
+        """CREATE TABLE facts (
+            name TEXT PRIMARY KEY,
+            value TEXT NOT NULL
+        ) STRICT""",
+        """CREATE TABLE devices (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL UNIQUE,
+            standing TEXT NOT NULL,
+            reason TEXT NOT NULL DEFAULT '',
+            paired_s REAL NOT NULL,
+            seen_s REAL NOT NULL,
+            released_s REAL NOT NULL DEFAULT 0,
+            absence TEXT NOT NULL DEFAULT 'away',
+            absence_reason TEXT NOT NULL DEFAULT '',
+            sessions INTEGER NOT NULL DEFAULT 0,
+            losses INTEGER NOT NULL DEFAULT 0,
+            blocks INTEGER NOT NULL DEFAULT 0,
+            flops REAL NOT NULL DEFAULT 0,
+            downlink_bytes INTEGER NOT NULL DEFAULT 0,
+            uplink_bytes INTEGER NOT NULL DEFAULT 0,
+            compute_s REAL NOT NULL DEFAULT 0,
+            energy_j REAL NOT NULL DEFAULT 0
+        ) STRICT""",
+        """CREATE TABLE credentials (
+            hash BLOB PRIMARY KEY,
+            device INTEGER NOT NULL REFERENCES devices (id) ON DELETE CASCADE
+        ) STRICT, WITHOUT ROWID""",
+        """CREATE TABLE codes (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            hash BLOB NOT NULL UNIQUE,
+            expires_s REAL NOT NULL,
+            uses INTEGER NOT NULL,
+            used INTEGER NOT NULL DEFAULT 0
+        ) STRICT""",
+        """CREATE TABLE faults (
+            id INTEGER PRIMARY KEY,
+            device INTEGER NOT NULL REFERENCES devices (id) ON DELETE CASCADE,
+            at_s REAL NOT NULL,
+            fault TEXT NOT NULL
+        ) STRICT""",
+        "CREATE INDEX faults_of_a_device ON faults (device, at_s)",
+        """CREATE TABLE jobs (
+            number INTEGER PRIMARY KEY,
+            model TEXT NOT NULL,
+            state TEXT NOT NULL,
+            reason TEXT NOT NULL DEFAULT '',
+            submitted_s REAL NOT NULL,
+            started_s REAL,
+            ended_s REAL,
+            steps INTEGER NOT NULL DEFAULT 0,
+            loss REAL,
+            run_folder TEXT NOT NULL DEFAULT ''
+        ) STRICT""",
+    ),
+)
+"""Step N leads from version N - 1 to version N. Steps are never changed; new ones follow."""

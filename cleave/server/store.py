@@ -1,0 +1,364 @@
+"""What the server knows for good: devices, credentials, join codes, faults, jobs; in SQLite.
+
+Writes are short transactions that are there after the process was killed (WAL; after a power
+failure the last ones may be missing, but the file is whole).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from cleave.errors import CleaveError
+from cleave.fleet.admission import CONTRIBUTION_FIELDS, Contribution
+from cleave.server.schema import MIGRATIONS, Migration
+
+BUSY_S: Final = 10.0
+"""How long a write waits for another process's."""
+
+CODES_KEPT_S: Final = 30 * 86400.0
+"""How long an old join code is known, so that whoever tries it is told what became of it."""
+
+
+class Standing(Enum):
+    """What a device may do; the values are what users read."""
+
+    ADMITTED = "admitted"
+    QUARANTINED = "quarantined"
+    REVOKED = "revoked"
+
+
+class Absence(Enum):
+    """Why a device is not here; the values are what users read."""
+
+    AWAY = "away"
+    LOST = "lost"
+
+
+class StoreError(CleaveError):
+    """The store's file cannot be read or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """A device, whatever its sessions.
+
+    Attributes:
+        id: its identity.
+        name: for people; no other device has it.
+        standing, reason: what it may do, and why no more than that.
+        paired_s, seen_s: when it used its join code, and when it was last heard of (Unix time).
+        absence, absence_reason: how its last session ended.
+        sessions, losses: how often it came, and was lost.
+        faults: wrong results, ever.
+        done: what it contributed.
+    """
+
+    id: int
+    name: str
+    standing: Standing
+    reason: str
+    paired_s: float
+    seen_s: float
+    absence: Absence
+    absence_reason: str
+    sessions: int
+    losses: int
+    faults: int
+    done: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRecord:
+    """A join code, without the code itself.
+
+    Attributes:
+        expires_s: Unix time.
+        uses: for how many devices it is.
+        used: by how many it was used.
+    """
+
+    id: int
+    expires_s: float
+    uses: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job, as it is remembered.
+
+    Attributes:
+        state: as in `cleave.server.jobs.JobState`.
+        reason: why it failed.
+        submitted_s, started_s, ended_s: Unix time.
+        steps: done so far, of a resumed job also those before.
+        loss: of the last step.
+        run_folder: where its results are, if known.
+    """
+
+    number: int
+    model: str
+    state: str
+    reason: str
+    submitted_s: float
+    started_s: float | None
+    ended_s: float | None
+    steps: int
+    loss: float | None
+    run_folder: str
+
+
+class Store:
+    """The store. Any thread may call it; calls wait for one another.
+
+    Args:
+        path: of the database; None to keep everything in memory.
+        migrations: the steps to the present tables.
+
+    Raises:
+        StoreError: by every method, when the file cannot be used; at first also when it is of a
+            newer version of Cleave.
+    """
+
+    def __init__(self, path: Path | None, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            if path is not None:  # made here, so that it is readable to its owner alone
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(
+                ":memory:" if path is None else path,
+                timeout=BUSY_S,
+                isolation_level=None,  # transactions are begun below, in the open
+                check_same_thread=False,  # the lock sees to that
+            )
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # A kill loses nothing, a power failure perhaps the last moments: a device whose
+            # credential is among them asks for another code.
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._migrate(migrations)
+        except (OSError, sqlite3.Error) as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"the server's store {self._path or 'in memory'} cannot be used ({error}); "
+            f"mend it, or choose another folder with --data"
+        )
+
+    def close(self) -> None:
+        """Write everything to the file and close it."""
+        with self._lock:
+            self._db.close()
+
+    def _migrate(self, migrations: Sequence[Migration]) -> None:
+        with self._writing() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > len(migrations):
+                raise StoreError(
+                    f"the server's store {self._path} has version {version}, and this Cleave knows "
+                    f"versions up to {len(migrations)}; install the newer Cleave that wrote it, or "
+                    f"choose another folder with --data"
+                )
+            for migration in migrations[version:]:
+                for statement in migration:
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {len(migrations)}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it, or nothing."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise self._failed(error) from None
+
+    def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._db.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise self._failed(error) from None
+
+    # --- facts ---
+
+    def fact(self, name: str, otherwise: str) -> str:
+        """A value that is kept under a name; `otherwise` is kept if there is none yet."""
+        with self._writing() as db:
+            db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, otherwise))
+            (value,) = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return str(value)
+
+    # --- devices ---
+
+    def devices(self) -> list[DeviceRecord]:
+        """Every device, in the order of pairing."""
+        return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
+
+    def device(self, id: int) -> DeviceRecord | None:
+        """A device by its id."""
+        found = self._rows(f"{_DEVICE} WHERE id = ?", id)
+        return _device(found[0]) if found else None
+
+    def find_device(self, name: str) -> DeviceRecord | None:
+        """A device by its name, or by its id as text."""
+        found = self._rows(f"{_DEVICE} WHERE name = ?1 OR id = ?1 ORDER BY name != ?1", name)
+        return _device(found[0]) if found else None
+
+    def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
+        """The device whose credential has this hash."""
+        found = self._rows(
+            f"{_DEVICE} WHERE id = (SELECT device FROM credentials WHERE hash = ?)", credential_hash
+        )
+        return _device(found[0]) if found else None
+
+    def arrived(self, device: int, now_s: float) -> None:
+        """A device began a session."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?",
+                (now_s, device),
+            )
+
+    def departed(self, device: int, absence: Absence, reason: str, now_s: float) -> None:
+        """A device's session ended."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
+                "losses = losses + ? WHERE id = ?",
+                (absence.value, reason, now_s, absence is Absence.LOST, device),
+            )
+
+    def stand(self, device: int, standing: Standing, reason: str, now_s: float) -> None:
+        """Change what a device may do. What it did wrong before an admission counts no more."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
+                (standing.value, reason, now_s if standing is Standing.ADMITTED else 0.0, device),
+            )
+
+    def credit(self, done: Mapping[int, Contribution], now_s: float) -> None:
+        """Add what devices did, by their ids, in one transaction."""
+        sets = ", ".join(f"{name} = {name} + ?" for name in CONTRIBUTION_FIELDS)
+        with self._writing() as db:
+            db.executemany(
+                f"UPDATE devices SET {sets}, seen_s = MAX(seen_s, ?) WHERE id = ?",
+                [
+                    (*(getattr(part, name) for name in CONTRIBUTION_FIELDS), now_s, device)
+                    for device, part in done.items()
+                ],
+            )
+
+    def fault(self, device: int, fault: str, now_s: float) -> None:
+        """A device sent a wrong result."""
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO faults (device, at_s, fault) VALUES (?, ?, ?)", (device, now_s, fault)
+            )
+
+    def faults_since(self, device: int, since_s: float) -> int:
+        """Wrong results of a device since then, and since it was released."""
+        ((found,),) = self._rows(
+            "SELECT COUNT(*) FROM faults JOIN devices ON devices.id = device "
+            "WHERE device = ? AND at_s >= ? AND at_s > released_s",
+            device, since_s,
+        )  # fmt: skip
+        return int(found)
+
+    # --- join codes ---
+
+    def add_code(self, hash: bytes, uses: int, expires_s: float, now_s: float) -> CodeRecord:
+        """Keep a new join code; those that expired long ago are forgotten."""
+        with self._writing() as db:
+            db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
+            added = db.execute(
+                "INSERT INTO codes (hash, expires_s, uses) VALUES (?, ?, ?)",
+                (hash, expires_s, uses),
+            )
+            return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0)
+
+    def code(self, hash: bytes) -> CodeRecord | None:
+        """The join code with this hash."""
+        found = self._rows("SELECT id, expires_s, uses, used FROM codes WHERE hash = ?", hash)
+        return CodeRecord(*found[0]) if found else None
+
+    def redeem(
+        self, code: int, name: str, credential_hash: bytes, now_s: float
+    ) -> DeviceRecord | None:
+        """Use a join code: a new device with this credential. None if it is used up or expired."""
+        with self._writing() as db:
+            taken = db.execute(
+                "UPDATE codes SET used = used + 1 WHERE id = ? AND used < uses AND expires_s > ?",
+                (code, now_s),
+            )
+            if taken.rowcount == 0:
+                return None
+            added = db.execute(
+                "INSERT INTO devices (name, standing, paired_s, seen_s) VALUES (?, ?, ?, ?)",
+                (_free_name(db, name), Standing.ADMITTED.value, now_s, now_s),
+            )
+            device = int(added.lastrowid or 0)
+            db.execute("INSERT INTO credentials VALUES (?, ?)", (credential_hash, device))
+        return self.device(device)
+
+    # --- jobs ---
+
+    def jobs(self) -> list[JobRecord]:
+        """Every job, oldest first."""
+        found = self._rows(f"SELECT {_JOB} FROM jobs ORDER BY number")
+        return [JobRecord(*row) for row in found]
+
+    def save_job(self, job: JobRecord) -> None:
+        """Keep a job as it is now."""
+        marks = ", ".join("?" * len(JobRecord.__slots__))
+        values = [getattr(job, name) for name in JobRecord.__slots__]
+        with self._writing() as db:
+            db.execute(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)
+
+
+_DEVICE: Final = (
+    "SELECT id, name, standing, reason, paired_s, seen_s, absence, absence_reason, sessions, "
+    "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), "
+    f"{', '.join(CONTRIBUTION_FIELDS)} FROM devices"
+)
+_BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 1
+_JOB: Final = ", ".join(JobRecord.__slots__)
+
+
+def _device(row: Sequence[Any]) -> DeviceRecord:
+    values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
+    values["standing"] = Standing(values["standing"])
+    values["absence"] = Absence(values["absence"])
+    return DeviceRecord(**values, done=Contribution(*row[_BEFORE_DONE:]))
+
+
+def _free_name(db: sqlite3.Connection, wanted: str) -> str:
+    """This name, or, where another device has it, this name with a number."""
+    # A name of digits alone would be taken for an id.
+    base = wanted if wanted and not wanted.isdigit() else f"device {wanted}".strip()
+    # Those with numbers are between `base` and `base.`; counting them saves trying each.
+    (number,) = db.execute(
+        "SELECT COUNT(*) FROM devices WHERE name >= ?1 AND name < ?1 || '.'", (base,)
+    ).fetchone()
+    name = base
+    while db.execute("SELECT 1 FROM devices WHERE name = ?", (name,)).fetchone():
+        number += 1
+        name = f"{base}-{number}"
+    return name

@@ -1,0 +1,87 @@
+"""How commands reach the server as its operator: by its URL, or by the folder that it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cleave.errors import CleaveError
+
+Server = Annotated[
+    str,
+    typer.Option(help="Operator's URL, or @FILE that holds it; else the server of --data."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="CLEAVE_DATA",
+        help="Folder of the server on this machine; its default one unless given.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
+    """Ask a server for something; where none runs, its folder is asked.
+
+    Args:
+        action, arguments: of the request.
+        server: the operator's URL; empty for the server that uses the folder `data`.
+        data: that folder; None for the default one.
+
+    Raises:
+        CleaveError: when it cannot be done.
+    """
+    from cleave.server import data_folder
+
+    if server:
+        return asyncio.run(_ask_server(server, action, arguments))
+    path = data or data_folder.default_folder()
+    if not path.is_dir():
+        raise CleaveError(
+            f"no server has kept anything in {path}; start one with `cleave serve`, or say where "
+            f"it is with --server URL"
+        )
+    try:
+        folder = data_folder.DataFolder(path)
+    except data_folder.FolderInUseError:
+        url = data_folder.read_operator_url(path)
+        if not url:
+            raise CleaveError(f"the server that uses {path} is still starting; try again") from None
+        return asyncio.run(_ask_server(url, action, arguments))
+    with folder:
+        return _ask_store(folder.store_path, action, arguments)
+
+
+async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    from cleave.server.client import OperatorClient
+
+    client = await OperatorClient.connect(url)
+    try:
+        return await client.request(action, arguments)
+    finally:
+        await client.close()
+
+
+def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Do it without a server."""
+    from cleave.server.access import Access
+    from cleave.server.desk import Desk
+    from cleave.server.store import Store
+
+    with contextlib.ExitStack() as stack:
+        store = Store(path)
+        stack.callback(store.close)
+        access = Access(store, operator_token="")
+        stack.callback(access.close)
+        return Desk(access, store.jobs, time.time).answer(action, arguments)
+
+
+def when(unix_s: float | None) -> str:
+    """A time, as people read it."""
+    return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))

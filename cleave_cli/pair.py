@@ -1,0 +1,40 @@
+"""`cleave pair`: a new join code."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from cleave_cli.operator_link import Data, Json, Server, ask, when
+from cleave_cli.qr import qr_code
+
+
+def pair(
+    uses: Annotated[int, typer.Option(help="For how many devices.")] = 1,
+    minutes: Annotated[float, typer.Option(help="How long it is valid.")] = 10,
+    qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
+    server: Server = "",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Get a join code from a running server: a device that joins with it is known from then on.
+
+    Examples:
+
+      cleave pair
+
+      cleave pair --uses 1000 --minutes 60
+
+      cleave pair --server @operator.url --json
+    """
+    answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes}, server, data)
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    many = f"{uses} devices join" if uses > 1 else "one device joins"
+    typer.echo(f"until {when(answer['expires_s'])}, {many} with\n", err=True)
+    typer.echo(f"  cleave join '{answer['url']}'\n")
+    if qr:
+        typer.echo(qr_code(answer["url"]), err=True)

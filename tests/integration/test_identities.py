@@ -1,0 +1,412 @@
+"""Real servers on a folder, real devices: codes, credentials, restarts, quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cleave.arrays import Buffer, DType, empty
+from cleave.device.core import Compute
+from cleave.device.executors import NumpyExecutor
+from cleave.fleet.fleet import Fleet, Side
+from cleave.protocol import messages
+from cleave.protocol.messages import ErrorCode
+from cleave.server.office import Office, open_office
+from cleave.transport.join import (
+    Computer,
+    DeviceSession,
+    ExecutorComputer,
+    Outcome,
+    RefusedError,
+    device_hello,
+    open_connection,
+    parse_join_url,
+)
+from cleave.transport.serve import ServedFleet, serve
+from tests.integration.processes import (
+    CLEAVE,
+    PATIENCE_S,
+    records,
+    run,
+    started,
+    wait_for_event,
+)
+from tests.integration.test_emulate import DEVICE as DEVICE_PROFILE
+from tests.integration.test_emulate import emulation, until
+
+Lines = Iterator[dict[str, Any]]
+DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+
+
+class Device:
+    """A `cleave join` process."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self.process = process
+        self._errors = errors
+
+    def ready(self) -> None:
+        """Wait until it has joined."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if json.loads(line)["event"] == "ready":
+                return
+        raise AssertionError(f"it did not join: {self._errors.read_text()}")
+
+    def end(self) -> str:
+        """Wait until it ends by itself, refused; what it said."""
+        assert self.process.wait(PATIENCE_S) == 1
+        said = self._errors.read_text()
+        assert "Traceback" not in said
+        return said
+
+
+class Place:
+    """A server's folder, and the machines of its devices."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "data"
+        self._count = 0
+
+    @contextmanager
+    def server(self, port: str = "0") -> Iterator[tuple[subprocess.Popen[str], Lines, str]]:
+        """A server on the folder: process, what it prints, its first join URL."""
+        command = ("serve", "--port", port, "--data", str(self.data), "--json")
+        with started(*command, cwd=self.root) as (process, lines):
+            yield process, lines, wait_for_event(lines, "listening")["url"]
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        """A command for the server's operator."""
+        done = run(*words, "--data", str(self.data), "--json")
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def states(self) -> dict[str, str]:
+        """Of every device that the server knows."""
+        return {d["name"]: d["state"] for d in self.ask("devices")["devices"]}
+
+    @contextmanager
+    def device(self, url: str, name: str, machine: str = "") -> Iterator[Device]:
+        """A device, on a machine of its own unless one is named."""
+        self._count += 1
+        errors = self.root / f"errors-{self._count}"
+        environment = {
+            **os.environ,
+            "CLEAVE_STATE": str(self.root / (machine or name)),
+            "OMP_NUM_THREADS": "1",
+        }
+        with errors.open("w") as file:
+            process = subprocess.Popen(
+                [*CLEAVE, "join", url, *DEVICE, "--name", name],
+                stdout=subprocess.PIPE, stderr=file, text=True, env=environment,
+            )  # fmt: skip
+        try:
+            yield Device(process, errors)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_code_is_for_one_device_which_is_known_from_then_on(place: Place) -> None:
+    with place.server() as (server, lines, url):
+        with place.device(url, "anna") as anna:
+            anna.ready()
+            next_url = wait_for_event(lines, "join_code")["url"]
+            assert next_url != url
+            with place.device(url, "ben") as ben:
+                assert "used already" in ben.end()
+            with place.device(next_url, "ben") as ben:
+                ben.ready()
+                assert place.states() == {"anna": "ready", "ben": "ready"}
+            anna.process.send_signal(signal.SIGTERM)
+            assert anna.process.wait(PATIENCE_S) == 0
+        with place.device(url, "anna") as anna:  # its code is used up, its credential is not
+            anna.ready()
+            place.ask("devices", "revoke", "anna", "--reason", "sold")
+            assert "revoked this device's credential: sold" in anna.end()
+        with place.device(url, "anna") as anna:
+            assert "credential was revoked: sold" in anna.end()
+        assert place.states()["anna"] == "revoked"
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
+
+
+def test_expired_unknown_and_missing_codes(place: Place) -> None:
+    with place.server() as (_, _, url):
+        expired = place.ask("pair", "--minutes", "0.00001")
+        with place.device(expired["url"], "late") as late:
+            assert "expired" in late.end()
+        bare = url.split("#")[0]
+        for target, words in ((f"{bare}#c=0000-0000-0000", "no such join code"), (bare, "neither")):
+            with place.device(target, "stranger") as stranger:
+                assert words in stranger.end()
+        assert place.states() == {}
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_started_again_knows_devices_and_jobs(
+    place: Place, corpus_file: Path, end: signal.Signals
+) -> None:
+    with place.server() as (server, _, url), place.device(url, "anna") as anna:
+        anna.ready()
+        trained = run(
+            "train", "--server", f"@{place.data / 'operator.url'}", "--model", "opt-nano",
+            "--data", str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
+            "--checkpoint-every", "0", "--json",
+        )  # fmt: skip
+        assert trained.returncode == 0, trained.stderr
+        steps = [r for r in records(trained.stdout) if r["event"] == "step"]
+        (before,) = place.ask("devices")["devices"]
+        server.send_signal(end)
+        server.wait(PATIENCE_S)
+    assert before["blocks"] > 0
+    assert before["downlink_bytes"] >= sum(step["downlink_bytes"] for step in steps) > 0
+    (away,) = place.ask("devices")["devices"]  # no server runs: the folder is asked
+    assert away["state"] in ("away", "lost")
+    assert away["blocks"] == before["blocks"]
+    port = re.search(r":(\d+)/", url)
+    assert port is not None
+    with place.server(port[1]) as (server, _, _), place.device(url, "anna") as anna:
+        anna.ready()
+        (again,) = place.ask("devices")["devices"]
+        assert (again["id"], again["name"], again["sessions"]) == (before["id"], "anna", 2)
+        (job,) = place.ask("jobs")["jobs"]
+        assert (job["job"], job["model"], job["state"]) == ("job-1", "opt-nano", "done")
+        assert (job["steps"], job["loss"]) == (2, steps[-1]["loss"])
+        late = run("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
+        assert late.returncode == 2
+        assert "ended (done) before" in late.stderr
+
+
+def test_the_same_device_twice(place: Place) -> None:
+    with place.server() as (_, _, url), place.device(url, "anna") as first:
+        first.ready()
+        with place.device(url, "anna") as second:
+            second.ready()
+            assert "joined a second time" in first.end()
+            assert place.states() == {"anna": "ready"}
+        code = place.ask("pair")
+        with place.device(code["url"], "another name", machine="anna") as other:
+            other.ready()  # two devices on one machine
+
+
+def test_many_emulated_devices_with_one_code(place: Place) -> None:
+    with place.server():
+        code = place.ask("pair", "--uses", "3", "--minutes", "60")
+        done = run(
+            "emulate", "--devices", "3", "--server", code["url"], "--duration", "0.5", "--json"
+        )
+        assert done.returncode == 0, done.stderr
+        assert records(done.stdout)[-1]["joined"] == 3
+        assert len(place.states()) == 3
+        shown = run("devices", "--data", str(place.data))
+        assert len(shown.stdout.splitlines()) == 4
+        assert "lost (the connection was closed)" in shown.stdout
+        shown = run("pair", "--data", str(place.data))
+        assert "cleave join 'ws://" in shown.stdout
+        assert "▀" in shown.stderr
+        assert "no jobs yet" in run("jobs", "--data", str(place.data)).stderr
+
+
+def test_one_server_a_folder(place: Place) -> None:
+    with place.server():
+        second = run("serve", "--port", "0", "--data", str(place.data))
+        assert second.returncode == 1
+        assert "another server uses" in second.stderr
+
+
+def test_operators_without_the_token_are_refused(place: Place) -> None:
+    with place.server() as (_, _, url):
+        wrong = run("devices", "--server", f"{url.split('#')[0]}#c=guess")
+        assert wrong.returncode == 1
+        assert "operator's token is not valid" in wrong.stderr
+        wrong = run("devices", "revoke", "x", "--server", url)  # a device's code is no token
+        assert wrong.returncode == 1
+        nobody = run("devices", "revoke", "nobody", "--data", str(place.data))
+        assert nobody.returncode == 2
+        assert "nobody" in nobody.stderr
+
+
+def test_the_operators_token_is_not_printed(place: Place) -> None:
+    process = subprocess.Popen(
+        [*CLEAVE, "serve", "--port", "0", "--data", str(place.data)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if "cleave train" in line:
+            break
+    process.terminate()
+    said += process.communicate()[1]
+    token = (place.data / "operator.token").read_text().strip()
+    assert len(token) >= 43
+    assert token not in said
+    assert "operator.url" in said
+    for path in place.data.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# --- in this process ---
+
+
+class Liar(ExecutorComputer):
+    """Answers with wrong numbers."""
+
+    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+        def lie(order: Compute, outcome: Outcome) -> None:
+            if not isinstance(outcome, str):
+                array = np.frombuffer(bytes(outcome[0]), np.uint8).copy()
+                array[:] = 64
+                outcome = (array.tobytes(), outcome[1])
+            done(order, outcome)
+
+        super().start(order, lie)
+
+
+class KnownDevice:
+    """A device of this process that remembers its credential."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.credential = ""
+
+    async def serve(self, url: str, computer: Computer, ready: Callable[[int], None]) -> str:
+        """One session; why it ended."""
+        target = parse_join_url(url)
+        hello = device_hello(
+            credential=self.credential or target.credential,
+            name=self.name,
+            memory_bytes=10**9,
+            flops_per_s=1e10,
+            downlink_bytes_per_s=1e9,
+            uplink_bytes_per_s=1e9,
+        )
+
+        def keep(welcome: messages.Welcome) -> None:
+            self.credential = welcome.credential or self.credential
+
+        connection = await open_connection(target.address)
+        return await DeviceSession(connection, computer, hello, ready, on_welcome=keep).run()
+
+
+@contextmanager
+def served(data: Path) -> Iterator[tuple[ServedFleet, Office]]:
+    """What `cleave serve` does, in this process."""
+    with open_office(str(data), "", "", lambda text: None) as office:
+        fleet = serve(
+            operator_credential=office.operator_token,
+            operator=office.operators.serve,
+            door=office.access,
+        )
+        with fleet:
+            office.open(fleet)
+            yield fleet, office
+
+
+def multiply(fleet: Fleet) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((200, 200), np.float32) for _ in range(2))
+    left, right = (Side(fleet.operand(Buffer(x, DType.FP32))) for x in (a, b))
+    product = fleet.submit(left, right, empty(200, 200, DType.FP32)).result()
+    np.testing.assert_allclose(product.array, a @ b, rtol=1e-4, atol=1e-3)
+
+
+def multiply_often(fleet: Fleet) -> None:
+    for _ in range(8):
+        multiply(fleet)
+
+
+def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> None:
+    liar, honest = KnownDevice("liar"), KnownDevice("honest")
+
+    async def lies(fleet: ServedFleet, office: Office) -> str:
+        code = office.access.pair(uses=2)
+        url = fleet.join_url(code.text)
+        loop = asyncio.get_running_loop()
+        here, both = asyncio.Event(), asyncio.Event()
+        lying = asyncio.create_task(liar.serve(url, Liar(NumpyExecutor()), lambda _: here.set()))
+        await here.wait()
+        work = loop.run_in_executor(None, multiply_often, fleet)
+        computer = ExecutorComputer(NumpyExecutor())
+        helping = asyncio.create_task(honest.serve(url, computer, lambda _: both.set()))
+        await both.wait()
+        await work
+        with pytest.raises(RefusedError) as refusal:
+            await lying
+        assert refusal.value.code is ErrorCode.QUARANTINED
+        helping.cancel()
+        return str(refusal.value)
+
+    with served(tmp_path) as (fleet, office):
+        said = asyncio.run(lies(fleet, office))
+        devices = {d["name"]: d for d in run_desk(office)}
+        assert devices["liar"]["state"] == "quarantined"
+        assert devices["liar"]["wrong_results"] >= 3
+        assert devices["liar"]["reason"] in said
+
+    async def again(fleet: ServedFleet) -> None:
+        def never(device: int) -> None:
+            raise AssertionError("it was let in")
+
+        with pytest.raises(RefusedError, match="in quarantine: quarantined after") as refusal:
+            await liar.serve(fleet.address, ExecutorComputer(NumpyExecutor()), never)
+        assert refusal.value.for_good
+
+    async def released(fleet: ServedFleet) -> None:
+        here = asyncio.Event()
+        computer = ExecutorComputer(NumpyExecutor())
+        serving = asyncio.create_task(liar.serve(fleet.address, computer, lambda _: here.set()))
+        await here.wait()
+        serving.cancel()
+
+    with served(tmp_path) as (fleet, office):
+        asyncio.run(again(fleet))
+        office.desk.answer("release", {"device": "liar"})
+        asyncio.run(released(fleet))
+
+
+def test_emulated_devices_that_are_revoked_do_not_come_back(tmp_path: Path) -> None:
+    with served(tmp_path) as (fleet, office):
+        url = fleet.join_url(office.access.pair(uses=2).text)
+        with emulation(url, [DEVICE_PROFILE] * 2) as running:
+            until(lambda: fleet.device_count == 2)
+            names = [device["name"] for device in run_desk(office)]
+            assert fleet._live.loop is not None
+            for name in names:
+                fleet._live.loop.call_soon_threadsafe(
+                    office.desk.answer, "revoke", {"device": name}
+                )
+            running.wait()
+        assert running.error is None
+        assert running.fleet.counters().joined == 2
+        assert any("revoked" in note for note in running.fleet.notes)
+
+
+def run_desk(office: Office) -> list[dict[str, Any]]:
+    """The devices as they are kept: of sessions, the loop alone may ask."""
+    office.access.ledger.flush()
+    sessions, office.desk.sessions = office.desk.sessions, None
+    devices: list[dict[str, Any]] = office.desk.answer("devices", {})["devices"]
+    office.desk.sessions = sessions
+    return devices

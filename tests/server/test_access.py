@@ -1,0 +1,265 @@
+"""Who may come in, and what the others are told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.errors import UsageError
+from cleave.fleet.admission import MAX_NAME, Admission, Contribution, Refusal, clean_name
+from cleave.protocol.messages import ErrorCode, Hello, Role
+from cleave.server.access import MAX_USES, Access
+from cleave.server.attempts import BURST, REFILL_S
+from cleave.server.codes import ALPHABET, CODE_LENGTH, hash_secret, new_code, read_code
+from cleave.server.store import Absence, Standing, Store
+from tests.server.clocks import Clock
+
+HELLO = Hello(Role.DEVICE, name="phone")
+HERE = "192.0.2.1"
+TOKEN = "operator's token"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def access(clock: Clock) -> Iterator[Access]:
+    access = Access(Store(None), TOKEN, clocks=clock.clocks)
+    yield access
+    access.close()
+    access.store.close()
+
+
+def come(access: Access, credential: str = "", code: str = "", **changes: object) -> Admission:
+    """A device that is let in."""
+    verdict = access.admit(replace(HELLO, credential=credential, join_code=code, **changes), HERE)  # type: ignore[arg-type]
+    assert isinstance(verdict, Admission), verdict
+    return verdict
+
+
+def refused(access: Access, credential: str = "", code: str = "", address: str = HERE) -> Refusal:
+    """A device that is not."""
+    verdict = access.admit(replace(HELLO, credential=credential, join_code=code), address)
+    assert isinstance(verdict, Refusal), verdict
+    return verdict
+
+
+# --- codes ---
+
+
+@given(st.integers())
+def test_codes_are_read_as_they_are_meant(seed: int) -> None:
+    code = new_code(random.Random(seed).choice)
+    plain = code.replace("-", "")
+    assert len(plain) == CODE_LENGTH
+    assert len(ALPHABET) ** CODE_LENGTH >= 2**50
+    typed = [code, plain, code.lower(), f" {code.replace('-', ' ')}\t", plain.replace("0", "o")]
+    typed += [plain.replace("1", "l"), plain.replace("1", "I").replace("0", "O")]
+    assert {read_code(text) for text in typed} == {plain}
+
+
+@given(st.text())
+def test_anything_may_be_typed(text: str) -> None:
+    read = read_code(text)
+    assert read == "" or (len(read) == CODE_LENGTH and set(read) <= set(ALPHABET))
+
+
+def test_codes_use_the_whole_alphabet_and_nothing_twice() -> None:
+    codes = {new_code(random.Random(seed).choice) for seed in range(500)}
+    assert len(codes) == 500
+    assert set("".join(codes)) == {*ALPHABET, "-"}
+
+
+# --- devices ---
+
+
+def test_a_code_is_exchanged_for_a_credential_that_lasts(access: Access) -> None:
+    code = access.pair()
+    first = come(access, code.text)
+    assert first.identity is not None
+    assert first.name == "phone"
+    assert len(first.credential) >= 43
+    again = come(access, first.credential)
+    assert (again.identity, again.name, again.credential) == (first.identity, "phone", "")
+    reserve = come(access, first.credential, code.text)  # as `cleave join URL` comes again
+    assert reserve.identity == first.identity
+
+
+def test_secrets_are_not_stored(access: Access) -> None:
+    code = access.pair()
+    admission = come(access, code.text)
+    dump = "\n".join(access.store._db.iterdump())
+    assert admission.credential not in dump
+    assert code.text not in dump
+    assert read_code(code.text) not in dump
+    assert hash_secret(admission.credential).hex() in dump.lower()
+
+
+def test_a_code_typed_by_hand_is_good(access: Access) -> None:
+    code = access.pair()
+    assert come(access, code.text.lower().replace("-", " ")).identity is not None
+
+
+def test_a_used_code_is_refused_to_another_device(access: Access) -> None:
+    code = access.pair()
+    come(access, code.text)
+    refusal = refused(access, code.text)
+    assert refusal.code is ErrorCode.CREDENTIAL
+    assert "used already" in refusal.reason
+    assert "cleave pair" in refusal.reason
+
+
+def test_an_expired_code_is_refused(access: Access, clock: Clock) -> None:
+    code = access.pair(life_s=600)
+    clock.now_s += 599.9
+    other = access.pair(uses=2, life_s=0.1)
+    come(access, code.text)
+    clock.now_s += 0.1
+    assert "expired" in refused(access, other.text).reason
+
+
+def test_a_code_for_many(access: Access) -> None:
+    code = access.pair(uses=3)
+    found = {come(access, code.text).identity for _ in range(3)}
+    assert len(found) == 3
+    assert "used already" in refused(access, code.text).reason
+
+
+@pytest.mark.parametrize(("uses", "life_s"), [(0, 1), (MAX_USES + 1, 1), (1, 0), (1, 1e9)])
+def test_codes_that_make_no_sense(access: Access, uses: int, life_s: float) -> None:
+    with pytest.raises(UsageError, match="join code"):
+        access.pair(uses, life_s)
+
+
+def test_strangers_are_told_what_is_wrong(access: Access) -> None:
+    assert "got neither" in refused(access).reason
+    assert "no such join code" in refused(access, "0000-0000-0000").reason
+    assert "does not know this credential" in refused(access, "x" * 43).reason
+    assert not access.store.devices()
+
+
+def test_a_revoked_device_is_refused_until_it_has_a_new_code(access: Access, clock: Clock) -> None:
+    device = come(access, access.pair().text)
+    assert device.identity is not None
+    access.store.stand(device.identity, Standing.REVOKED, "sold", clock())
+    refusal = refused(access, device.credential, access.pair(life_s=1e-9).text)
+    assert refusal.code is ErrorCode.CREDENTIAL
+    assert "revoked: sold" in refusal.reason
+    new = come(access, device.credential, access.pair().text)
+    assert new.identity != device.identity
+    assert new.name == "phone-2"
+
+
+def test_quarantine_lasts_and_can_be_lifted(access: Access, clock: Clock) -> None:
+    device = come(access, access.pair().text)
+    assert device.identity is not None
+    access.quarantined(device.identity, "3 wrong results")
+    refusal = refused(access, device.credential, access.pair().text)
+    assert refusal.code is ErrorCode.QUARANTINED
+    assert "3 wrong results" in refusal.reason
+    access.store.stand(device.identity, Standing.ADMITTED, "", clock())
+    assert come(access, device.credential).identity == device.identity
+
+
+def test_wrong_results_count_for_a_day(access: Access, clock: Clock) -> None:
+    device = come(access, access.pair().text)
+    assert device.identity is not None
+    access.faulted(device.identity, "wrong")
+    clock.now_s += 80000
+    access.faulted(device.identity, "wrong")
+    assert come(access, device.credential).faults == 2
+    clock.now_s += 10000
+    assert come(access, device.credential).faults == 1
+
+
+def test_measuring_uses_no_code_up_and_is_nobody(access: Access) -> None:
+    code = access.pair()
+    assert come(access, code.text, measure=True) == Admission()
+    device = come(access, code.text)
+    assert come(access, device.credential, measure=True) == Admission()
+
+
+def test_a_fleet_with_one_credential_is_not_kept() -> None:
+    access = Access(Store(None), TOKEN, fleet_credential="shared")
+    assert come(access, "shared") == come(access, "another server's", "shared") == Admission()
+    assert not access.store.devices()
+    assert come(access, access.pair().text).identity is not None
+    access.close()
+
+
+@pytest.mark.parametrize("name", ["", "\n", "a\x1b[31mb\nc", "x" * 4096, "\u202e", "ключ 📱"])
+def test_names_can_be_shown(access: Access, name: str) -> None:
+    shown = come(access, access.pair().text, name=name).name
+    assert shown == clean_name(name) or shown == "device"
+    assert 0 < len(shown) <= MAX_NAME
+    assert shown.isprintable()
+
+
+# --- attempts ---
+
+
+def test_guessing_is_limited_per_address(access: Access, clock: Clock) -> None:
+    code, known = access.pair(), come(access, access.pair().text)
+    for _ in range(BURST):
+        assert refused(access, "0000-0000-0000").code is ErrorCode.CREDENTIAL
+    refusal = refused(access, code.text)  # even the right one
+    assert refusal.code is ErrorCode.LIMIT
+    assert HERE in refusal.reason
+    assert come(access, known.credential).identity == known.identity  # it may share the address
+    assert refused(access, "0000-0000-0000", address="192.0.2.2").code is ErrorCode.CREDENTIAL
+    clock.now_s += REFILL_S
+    come(access, code.text)
+
+
+def test_operators_show_a_token(access: Access) -> None:
+    assert access.admit_operator(TOKEN, HERE) is None
+    for _ in range(BURST):
+        refusal = access.admit_operator("guess", HERE)
+        assert refusal is not None
+        assert refusal.code is ErrorCode.CREDENTIAL
+    limited = access.admit_operator("guess", HERE)
+    assert limited is not None
+    assert limited.code is ErrorCode.LIMIT
+    assert access.admit_operator(TOKEN, HERE) is None
+
+
+# --- what is written ---
+
+
+def test_what_devices_did_is_written_in_batches(access: Access, clock: Clock) -> None:
+    device = come(access, access.pair().text)
+    id = device.identity
+    assert id is not None
+    for _ in range(1000):
+        access.contributed(id, Contribution(1, 2.0, 3, 4, 0.5, 0.25))
+    clock.now_s += 5
+    access.departed(id, "the connection broke", lost=True)
+    access.ledger.flush()
+    found = access.store.device(id)
+    assert found is not None
+    assert found.done == Contribution(1000, 2000.0, 3000, 4000, 500.0, 250.0)
+    assert (found.sessions, found.losses, found.absence) == (1, 1, Absence.LOST)
+    assert (found.absence_reason, found.seen_s) == ("the connection broke", clock())
+
+
+def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
+    said: list[str] = []
+    access = Access(Store(None), TOKEN, clocks=clock.clocks, complain=said.append)
+    device = come(access, access.pair().text)
+    assert device.identity is not None
+    access.ledger.flush()
+    access.store.close()
+    assert refused(access, device.credential).code is ErrorCode.LIMIT
+    access.quarantined(device.identity, "lies")
+    access.faulted(device.identity, "wrong")
+    access.contributed(device.identity, Contribution(blocks=1))
+    access.close()
+    assert len(said) == 4
+    assert all("cannot be used" in text for text in said)

@@ -1,0 +1,233 @@
+"""The server's store: what is kept is there again, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cleave.fleet.admission import Contribution
+from cleave.server.schema import MIGRATIONS
+from cleave.server.store import (
+    CODES_KEPT_S,
+    Absence,
+    DeviceRecord,
+    JobRecord,
+    Standing,
+    Store,
+    StoreError,
+)
+
+NOW_S = 1e9
+JOB = JobRecord(3, "opt-nano", "running", "", NOW_S, NOW_S + 1, None, 5, 2.5, "runs/x")
+
+
+def add_device(store: Store, name: str = "phone", credential: bytes = b"c") -> DeviceRecord:
+    code = store.add_code(b"code of " + credential, 1, NOW_S + 600, NOW_S)
+    device = store.redeem(code.id, name, credential, NOW_S)
+    assert device is not None
+    return device
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def test_everything_is_there_again(path: Path) -> None:
+    store = Store(path)
+    device = add_device(store)
+    store.arrived(device.id, NOW_S + 1)
+    store.credit({device.id: Contribution(2, 1e9, 30, 40, 0.5, 6.0)}, NOW_S + 2)
+    store.fault(device.id, "column 3", NOW_S + 3)
+    store.stand(device.id, Standing.QUARANTINED, "lies", NOW_S + 4)
+    store.departed(device.id, Absence.LOST, "gone", NOW_S + 5)
+    store.save_job(JOB)
+    server = store.fact("server", "A")
+    store.close()
+    again = Store(path)
+    assert again.fact("server", "B") == server == "A"
+    assert again.jobs() == [JOB]
+    found = again.device_of(b"c")
+    assert found == DeviceRecord(
+        device.id, "phone", Standing.QUARANTINED, "lies", NOW_S, NOW_S + 5, Absence.LOST, "gone",
+        1, 1, 1, Contribution(2, 1e9, 30, 40, 0.5, 6.0),
+    )  # fmt: skip
+    assert again.devices() == [found]
+    assert again.device_of(b"other") is None
+    again.close()
+
+
+def test_only_its_owner_can_read_it(path: Path) -> None:
+    store = Store(path)
+    add_device(store)
+    for file in path.parent.glob("store.db*"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    store.close()
+
+
+def test_names_are_unique_and_found(path: Path) -> None:
+    store = Store(path)
+    devices = [add_device(store, n, bytes([i])) for i, n in enumerate(["a", "a", "7", "", "a"])]
+    assert [d.name for d in devices] == ["a", "a-2", "device 7", "device", "a-3"]
+    for device in devices:
+        assert store.find_device(device.name) == store.find_device(str(device.id)) == device
+    assert store.find_device("nobody") is None
+    store.close()
+
+
+def test_a_code_is_used_as_often_as_it_is_for(path: Path) -> None:
+    store = Store(path)
+    code = store.add_code(b"x", 2, NOW_S + 600, NOW_S)
+    names = [store.redeem(code.id, "d", bytes([i]), NOW_S + 1) for i in range(3)]
+    assert [d is not None for d in names] == [True, True, False]
+    found = store.code(b"x")
+    assert found is not None
+    assert (found.uses, found.used) == (2, 2)
+    late = store.add_code(b"y", 1, NOW_S + 600, NOW_S)
+    assert store.redeem(late.id, "d", b"z", NOW_S + 600) is None
+    store.add_code(b"later", 1, NOW_S + CODES_KEPT_S + 1000, NOW_S + CODES_KEPT_S + 601)
+    assert store.code(b"y") is None
+    store.close()
+
+
+def test_faults_before_a_release_count_no_more() -> None:
+    store = Store(None)
+    device = add_device(store)
+    for at_s in (1.0, 2.0, 3.0):
+        store.fault(device.id, "wrong", NOW_S + at_s)
+    assert store.faults_since(device.id, NOW_S + 2) == 2
+    store.stand(device.id, Standing.ADMITTED, "", NOW_S + 3)
+    assert store.faults_since(device.id, NOW_S) == 0
+    store.fault(device.id, "wrong", NOW_S + 4)
+    assert store.faults_since(device.id, NOW_S) == 1
+    found = store.device(device.id)
+    assert found is not None
+    assert found.faults == 4
+    store.close()
+
+
+# --- versions ---
+
+
+def test_a_store_is_brought_up_to_date(path: Path) -> None:
+    old = Store(path)
+    add_device(old)
+    old.close()
+    newer = (*MIGRATIONS, ("ALTER TABLE devices ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'",))
+    store = Store(path, newer)
+    assert store.devices()[0].name == "phone"
+    store.close()
+    Store(path, newer).close()  # nothing left to do
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT colour FROM devices").fetchall() == [("red",)]
+        assert db.execute("PRAGMA user_version").fetchone() == (len(newer),)
+
+
+def test_a_step_that_fails_changes_nothing(path: Path) -> None:
+    Store(path).close()
+    broken = (*MIGRATIONS, ("ALTER TABLE devices ADD COLUMN x TEXT", "ALTER TABLE nowhere"))
+    with pytest.raises(StoreError, match="cannot be used"):
+        Store(path, broken)
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+        columns = [row[1] for row in db.execute("PRAGMA table_info(devices)")]
+    assert "x" not in columns
+
+
+def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:
+    Store(path, (*MIGRATIONS, ("CREATE TABLE later (x INTEGER)",))).close()
+    with pytest.raises(StoreError, match=rf"version {len(MIGRATIONS) + 1}.*newer Cleave"):
+        Store(path)
+
+
+def test_what_is_no_database_is_said(path: Path) -> None:
+    path.write_bytes(b"not a database" * 100)
+    with pytest.raises(StoreError, match=r"store\.db cannot be used"):
+        Store(path)
+    with pytest.raises(StoreError, match="cannot be used"):
+        Store(path.parent / "no such folder" / "x.db")
+
+
+# --- several at once, and ends in the middle ---
+
+
+def test_two_connections_and_many_threads(path: Path) -> None:
+    first, second = Store(path), Store(path)
+    device = add_device(first)
+
+    def work(store: Store) -> None:
+        for _ in range(25):
+            store.credit({device.id: Contribution(blocks=1)}, NOW_S)
+            store.fault(device.id, "wrong", NOW_S)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in (first, second, first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = second.device(device.id)
+    assert found is not None
+    assert (found.done.blocks, found.faults) == (100, 100)
+    first.close()
+    second.close()
+
+
+def test_a_code_goes_to_one_of_many_at_once(path: Path) -> None:
+    stores = [Store(path) for _ in range(4)]
+    code = stores[0].add_code(b"x", 1, NOW_S + 1, NOW_S)
+    got: list[DeviceRecord | None] = []
+
+    def take(number: int) -> None:
+        got.append(stores[number].redeem(code.id, "d", bytes([number]), NOW_S))
+
+    threads = [threading.Thread(target=take, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(device is not None for device in got) == 1
+    assert len(stores[0].devices()) == 1
+    for store in stores:
+        store.close()
+
+
+_WRITES_FOR_EVER = """
+import sys
+from pathlib import Path
+from itertools import count
+from cleave.server.store import Store
+store = Store(Path(sys.argv[1]))
+for number in count(1):
+    store.fault(1, "wrong", float(number))
+    print(number, flush=True)
+"""
+
+
+def test_being_killed_loses_nothing_that_was_written(path: Path) -> None:
+    store = Store(path)
+    device = add_device(store)
+    store.close()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WRITES_FOR_EVER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(50):
+        written = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    written += sum(1 for _ in process.stdout)
+    process.stdout.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    store = Store(path)
+    found = store.device(device.id)
+    assert found is not None
+    assert found.faults in (written, written + 1)  # one may have been written and not yet said
+    store.close()
