@@ -149,12 +149,14 @@ class GemmCheck:
         """Norms of A's rows, and A (B r) for every column that these rows meet."""
         key = (block.m, block.k)
         row = self._rows.get(key)
-        if row is None:
+        if row is None or block.n not in row[1]:
             a = self._a.region(*key).float32()
-            columns = self._together[key]
+            columns = self._together[key] if row is None else []
+            if block.n not in columns:  # it was cut anew after a device was lost
+                columns = [*columns, block.n]
             k = slice(block.k.start, block.k.stop)
             products = a @ np.concatenate([self._column(n)[k] for n in columns], axis=1)
             norms = np.sqrt(np.einsum("ij,ij->i", a, a, dtype=np.float64))
-            split = np.split(products, len(columns), axis=1)
-            row = self._rows[key] = (norms, dict(zip(columns, split, strict=True)))
+            split = dict(zip(columns, np.split(products, len(columns), axis=1), strict=True))
+            row = self._rows[key] = (norms, split if row is None else row[1] | split)
         return row

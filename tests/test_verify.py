@@ -176,3 +176,28 @@ def test_blocks_of_many_tiles_and_depths_share_their_vectors() -> None:
         assert check.fault(block, Buffer(part, DType.FP32)) == ""
         part[0, 0] += 1
         assert check.fault(block, Buffer(part, DType.FP32))
+
+
+def test_blocks_that_no_plan_named_are_checked_too() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((32, 32), np.float32) for _ in range(2))
+    whole = Span(0, 32)
+    check = GemmCheck(
+        Buffer(a, DType.FP32),
+        Buffer(b, DType.FP32),
+        [Block(whole, Span(0, 16), (whole,)), Block(whole, Span(16, 32), (whole,))],
+        np.random.default_rng(1),
+    )
+    # As they are after a device was lost: other rows, other columns of known rows, other depths.
+    for m, n, k in (
+        (whole, Span(0, 16), whole),
+        (Span(4, 8), Span(0, 16), whole),
+        (Span(4, 8), Span(3, 7), whole),
+        (whole, Span(3, 7), whole),
+        (whole, Span(0, 16), Span(8, 24)),
+    ):
+        product = a[m.start : m.stop, k.start : k.stop] @ b[k.start : k.stop, n.start : n.stop]
+        block = Block(m, n, (k,))
+        assert check.fault(block, Buffer(product, DType.FP32)) == ""
+        product[1, 2] += 1
+        assert check.fault(block, Buffer(product, DType.FP32)) != ""

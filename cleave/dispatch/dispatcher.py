@@ -35,6 +35,11 @@ predicted; so is a device of it that did not answer anything for that long."""
 
 OVERDUE_SHARE: Final = 2.0
 
+RETRY_S: Final = 2.0
+"""A device that was overdue, and says that it is there, is asked again: at once the first time, for
+an answer may be lost, after so long the second time in a row, then after twice as long."""
+
+_MOST_DOUBLED: Final = 5
 _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
 
@@ -69,6 +74,8 @@ class _Device:
     rates: DeviceRates
     draining: bool = False
     overdue: bool = False
+    missed: int = 0  # how often it was overdue since it answered last
+    retry_s: float = 0.0  # when it may be asked again, then
     queue: deque[Unit] = field(default_factory=deque)
     running: dict[int, Unit] = field(default_factory=dict)
     held: OrderedDict[int, Stored] = field(default_factory=OrderedDict)  # least recently used first
@@ -141,6 +148,7 @@ class Dispatcher:
             events.LateAnswer: self._late_answer,
             events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
+            events.Alive: self._alive,
             events.Paused: self._paused,
             events.Tick: self._tick,
             events.Withdrawn: self._withdrawn,
@@ -200,9 +208,10 @@ class Dispatcher:
     def holders(self, operand: int) -> Mapping[int, Sequence[Stored]]:
         """See `Holdings.holders`."""
         found: dict[int, list[Stored]] = {}
+        asked = {rates.device for rates in self.rates}
         for array in self._arrays.get(operand, {}).values():
             for device in self._holders.get(array.id, ()):
-                if not self._devices[device].draining:
+                if device in asked:
                     found.setdefault(device, []).append(array)
         return found
 
@@ -444,6 +453,9 @@ class Dispatcher:
                 late[device_id] = math.inf
                 if not device.overdue and device.running:
                     device.overdue = True
+                    device.missed += 1  # ever longer, for what waits for it waits in vain
+                    doubled = 2 ** min(device.missed - 1, _MOST_DOUBLED)
+                    device.retry_s = now_s + RETRY_S * (doubled - 1)
                     self._commands.append(events.Overdue(device_id, True))
         helpers = {
             device_id: device.remaining_s(now_s)
@@ -452,6 +464,15 @@ class Dispatcher:
         }
         if late and helpers:
             self._help(late, helpers)
+
+    def _alive(self, event: events.Alive, now_s: float) -> None:
+        """A device whose units others took over may be asked again: an answer was lost, not it."""
+        device = self._devices.get(event.device)
+        if device is None or not device.overdue or device.running:
+            return
+        if now_s >= device.retry_s:
+            device.overdue = False
+            self._commands.append(events.Overdue(event.device, False))
 
     # --- sending ---
 
@@ -563,6 +584,7 @@ class Dispatcher:
         device = self._devices.get(device_id)
         if device is not None:
             device.heard_s = self._now_s
+            device.missed = 0
             if device.overdue:
                 device.overdue = False
                 self._commands.append(events.Overdue(device_id, False))

@@ -79,6 +79,13 @@ class OperandReleased:
 
 
 @dataclass(slots=True)
+class Alive:
+    """A device that answers nothing said that it is still here."""
+
+    device: int
+
+
+@dataclass(slots=True)
 class Paused:
     """Nothing more is submitted for now: devices are told at once what they may forget."""
 
@@ -105,6 +112,7 @@ Event: TypeAlias = (
     | LateAnswer
     | Assembled
     | OperandReleased
+    | Alive
     | Paused
     | Tick
     | Withdrawn

@@ -375,7 +375,8 @@ class Coordinator:
                     return self._unexpected(session, now_s)
                 return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
             case messages.Heartbeat():
-                return []
+                overdue = self.dispatcher.overdue(session.id)
+                return self._do(events.Alive(session.id), now_s) if overdue else []
             case messages.Telemetry():
                 session.telemetry.update(message.values)
                 if len(session.telemetry) > limits.MAX_TELEMETRY:

@@ -64,6 +64,7 @@ class _Peer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # once it has joined
+    refused: str = ""  # why its session was ended from here
 
 
 class LiveShell:
@@ -146,8 +147,8 @@ class LiveShell:
             sender.cancel()
             await connection.close()
             if peer.name:
-                why = f" ({reason})" if known is not None else ""
-                self._notify(f"{peer.name} left{why}; {self._fleet_size()}")
+                why = peer.refused or (reason if known is not None else "")
+                self._notify(f"{peer.name} left{f' ({why})' if why else ''}; {self._fleet_size()}")
 
     async def _send_all(self, peer: _Peer) -> None:
         try:
@@ -198,6 +199,8 @@ class LiveShell:
                     if peer is not None:
                         peer.outbox.append(message)
                         peer.wake.set()
+                        if isinstance(message, messages.Error):
+                            peer.refused = message.message
                 case Check():
                     self._check(order)
                 case Place(unit, payload):

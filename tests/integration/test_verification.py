@@ -113,6 +113,7 @@ def test_a_liar_changes_nothing_and_is_quarantined(lie: Callable[[Buffer], None]
         assert "quarantined after 3 wrong results" in liar[0]
         assert not honest
     assert any("liar sent a wrong result: row" in note for note in notes)
+    assert any("liar left (quarantined after 3 wrong results" in note for note in notes)
 
 
 def test_with_liars_only_work_waits_for_somebody_honest() -> None:

@@ -1,0 +1,302 @@
+"""Training among faults: every step finishes, every product is right, no bit of a loss changes.
+
+    python -m benchmarks.chaos [--quick] [--executor torch] [--seed 1]
+
+OPT-tiny, 200 steps, 12 device processes behind a proxy that delays, duplicates, truncates,
+corrupts, reorders and drops messages, cuts, silences and slows links; processes are killed and
+stopped; a tenth of the devices is lost in every step. Everything is drawn from the seed
+(`tests/faults`); what happened is written to a log.
+
+With `--executor invariant` products do not depend on how they are cut, and losses must be those of
+an undisturbed run to the last bit. With `torch` or `numpy` every product is held against its
+rounding bound, and the first 20 losses agree with plain PyTorch within 1e-4.
+
+The audit itself costs most of the time that a step takes here: each product is done again in fp64.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+# A dozen processes share the machine: numpy's threads would wait for each other, in circles.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import cleave
+from benchmarks.common import make_trainer, resident_bytes
+from cleave.errors import FleetError
+from cleave.fleet.fleet import Fleet
+from cleave.planner.plan import Planner
+from cleave.planner.planner import TilePlanner
+from cleave.training.job import JobSpec
+from cleave.training.trainer import Trainer
+from cleave.transport.serve import ServedFleet
+from tests.faults.exact import FullDepthPlanner, InvariantExecutor
+from tests.faults.ledger import AuditedShell, Ledger, placements
+from tests.faults.plan import LOSSES, OF_MESSAGES, Fault, RandomFaults, losses
+from tests.faults.processes import Processes
+from tests.faults.proxy import Proxy, Setting
+
+LOST_SHARE: Final = 0.1
+FIRST_LOSSES: Final = 20
+LOSS_LIMIT: Final = 1e-4
+GROWTH_LIMIT: Final = 0.05
+GROWTH_STEPS: Final = 150
+_WINDOW: Final = 10  # steps whose median is the memory at one time
+_LONGEST_STEP_S: Final = 300.0
+
+LOSS_WEIGHTS: Final = {Fault.KILL: 4.0, Fault.CUT: 4.0, Fault.STOP: 1.0, Fault.SILENCE: 1.0}
+"""Killed and cut devices are noticed at once, the others only by their silence."""
+
+CHANCES: Final = {
+    Fault.DELAY: 1e-3,
+    Fault.REORDER: 1e-3,
+    Fault.DUPLICATE: 2e-4,
+    Fault.TRUNCATE: 1e-4,
+    Fault.CORRUPT_PAYLOAD: 4e-4,
+    Fault.CORRUPT_HEADER: 1e-4,
+    Fault.DROP: 1e-4,
+    Fault.SLOW: 5e-5,
+}
+"""Of each fault, for each message: some thousand pass in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for."""
+
+    steps: int
+    devices: int
+    seed: int
+    executor: str
+    without: frozenset[Fault]
+    log: Path
+
+
+@dataclass
+class Outcome:
+    """What a run among faults came to.
+
+    Attributes:
+        losses: of the steps that finished.
+        error: why the run ended early; empty when it did not.
+        ps_bytes: resident memory of the parameter server after each step.
+        faults: how often each happened.
+        blocks: results that the dispatcher accepted.
+        reissued, late: as `FleetCounters` counts them.
+        wall_s, slowest_s: of all steps, and of the slowest.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    error: str = ""
+    ps_bytes: list[int] = field(default_factory=list)
+    faults: Counter[Fault] = field(default_factory=Counter)
+    blocks: int = 0
+    reissued: int = 0
+    late: int = 0
+    wall_s: float = 0.0
+    slowest_s: float = 0.0
+
+
+class Verdicts:
+    """Prints each result with its limit, and remembers whether all were met."""
+
+    def __init__(self) -> None:
+        self.met = True
+
+    def say(self, text: str, met: bool) -> None:
+        self.met &= met
+        print(f"  {text}: {'met' if met else 'NOT met'}", flush=True)
+
+
+def undisturbed(job: JobSpec, options: Options) -> list[float]:
+    """The losses of the same training without a fault."""
+    if options.executor != "invariant":  # plain PyTorch
+        return run_steps(make_trainer(job, None), min(job.steps, FIRST_LOSSES))
+    with cleave.emulated(1, executor=InvariantExecutor()) as fleet:
+        fleet.planner = FullDepthPlanner()
+        return run_steps(make_trainer(job, fleet), job.steps)
+
+
+def run_steps(trainer: Trainer, steps: int) -> list[float]:
+    return [trainer.train_step().loss for _ in range(steps)]
+
+
+def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
+    """Train while everything goes wrong that may."""
+    outcome = Outcome()
+    chances = {fault: p for fault, p in CHANCES.items() if fault not in options.without}
+    weights = {fault: w for fault, w in LOSS_WEIGHTS.items() if fault not in options.without}
+    invariant = options.executor == "invariant"
+    planner: Planner = FullDepthPlanner() if invariant else TilePlanner()
+    with (
+        placements(ledger),
+        options.log.open("w") as log,
+        cleave.serve(notify=lambda line: print(line, file=log)) as served,
+        Proxy(
+            served.url,
+            lambda slot, connection: RandomFaults(options.seed, connection, chances),
+            Setting(options.seed),
+            lambda slot, fault: processes.strike(slot, fault),
+            lambda slot: processes.gone(slot),
+        ) as proxy,
+        Processes(
+            proxy.url, options.devices, ("--executor", options.executor, "--probe")
+        ) as processes,
+    ):
+        audited = AuditedShell(served.shell, ledger, InvariantExecutor() if invariant else None)
+        trainer = make_trainer(job, Fleet(audited, planner))
+        messages = 0  # of a device in a step, about
+        try:
+            for step in range(options.steps):
+                before, logged = proxy.passed.total(), len(proxy.happened)
+                for loss in losses(
+                    options.seed, step, options.devices, LOST_SHARE, weights, messages
+                ):
+                    proxy.arm(loss)
+                with watched(served, step + 1):
+                    record = trainer.train_step()
+                messages = (proxy.passed.total() - before) // options.devices
+                outcome.losses.append(record.loss)
+                outcome.ps_bytes.append(resident_bytes(os.getpid()))
+                outcome.wall_s += record.wall_s
+                outcome.slowest_s = max(outcome.slowest_s, record.wall_s)
+                for happening in proxy.happened[logged:]:
+                    print(f"step {step + 1}: {happening}", file=log)
+                print(
+                    f"step {step + 1}: loss {record.loss!r}, {record.wall_s:.1f} s, "
+                    f"{record.reissued} reissued, {served.device_count} devices, "
+                    f"{outcome.ps_bytes[-1] / 1e6:.0f} MB",
+                    file=log,
+                    flush=True,
+                )
+        except FleetError as error:
+            outcome.error = f"step {step + 1} did not finish: {error}"
+        finally:
+            outcome.faults = proxy.counts()
+            spent = served.counters()
+            outcome.blocks, outcome.reissued, outcome.late = (
+                spent.blocks,
+                spent.reissued,
+                spent.late,
+            )
+    return outcome
+
+
+class watched:  # noqa: N801 - reads as a statement
+    """While active, a fleet that does not finish in time is closed, which ends what waits for it.
+
+    Args:
+        served: the fleet.
+        step: which step it is at, for the message.
+    """
+
+    def __init__(self, served: ServedFleet, step: int) -> None:
+        self._served = served
+        self._timer = threading.Timer(_LONGEST_STEP_S, self._end)
+        self._step = step
+
+    def _end(self) -> None:
+        print(f"step {self._step} took longer than {_LONGEST_STEP_S:.0f} s", flush=True)
+        self._served.close()
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+def growth(ps_bytes: list[int]) -> float:
+    """By which share the parameter server's memory grew over the last `GROWTH_STEPS` steps."""
+    last = ps_bytes[-GROWTH_STEPS:]
+    return statistics.median(last[-_WINDOW:]) / statistics.median(last[:_WINDOW]) - 1
+
+
+def report(options: Options, plain: list[float], outcome: Outcome, ledger: Ledger) -> bool:
+    """Print every result; returns whether all limits were met."""
+    verdicts = Verdicts()
+    done = len(outcome.losses)
+    if outcome.error:
+        print(f"  {outcome.error}")
+    happened = ", ".join(f"{fault.value} {n}" for fault, n in outcome.faults.most_common())
+    lost = sum(n for fault, n in outcome.faults.items() if fault in LOSSES)
+    print(f"  faults: {outcome.faults.total()} ({happened}); {lost} devices lost on purpose")
+    print(
+        f"  {outcome.reissued} units reissued, {outcome.late} late answers; a step took "
+        f"{outcome.wall_s / max(1, done):.1f} s, the slowest {outcome.slowest_s:.1f} s"
+    )
+    verdicts.say(f"{done} of {options.steps} steps finished", done == options.steps)
+    if options.executor == "invariant":
+        same = sum(a == b for a, b in zip(outcome.losses, plain, strict=False))
+        text = f"{same} of {done} losses bit-equal with the undisturbed run"
+        verdicts.say(text, 0 < same == done)
+        text = f"{ledger.different} elements of {ledger.gemms} GEMMs differ from one whole product"
+        verdicts.say(text, ledger.different == 0)
+    else:
+        pairs = list(zip(outcome.losses, plain, strict=False))
+        worst = max((abs(a - b) / abs(b) for a, b in pairs), default=float("inf"))
+        text = f"first {len(pairs)} losses within {worst:.1e} of plain PyTorch"
+        verdicts.say(f"{text} (at most {LOSS_LIMIT:g})", worst <= LOSS_LIMIT)
+    verdicts.say(
+        f"{ledger.beyond} elements of {ledger.gemms} GEMMs beyond their rounding bound; the worst "
+        f"error is {ledger.worst:.2%} of it",
+        ledger.beyond == 0,
+    )
+    verdicts.say(
+        f"{ledger.miscounted} elements lost or counted twice; {ledger.placed} results placed, "
+        f"{outcome.blocks} accepted",
+        ledger.miscounted == 0 and ledger.placed == outcome.blocks,
+    )
+    if done > GROWTH_STEPS:
+        grown = growth(outcome.ps_bytes)
+        text = f"PS memory {grown:+.2%} over the last {GROWTH_STEPS} steps"
+        verdicts.say(f"{text} (below {GROWTH_LIMIT:.0%})", grown < GROWTH_LIMIT)
+    else:
+        print(f"  PS memory: not judged, it needs more than {GROWTH_STEPS} steps")
+    return verdicts.met
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--devices", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--executor", choices=("invariant", "torch", "numpy"), default="invariant")
+    parser.add_argument("--quick", action="store_true", help="12 steps, 6 devices")
+    names = [fault.value for fault in (*OF_MESSAGES, Fault.SLOW, *LOSSES)]
+    parser.add_argument("--without", choices=names, nargs="+", default=[], help="leave faults out")
+    parser.add_argument("--log", type=Path, help="where every fault and step is written")
+    given = parser.parse_args()
+    log = given.log or Path(tempfile.mkdtemp(prefix="cleave-chaos-")) / "log.txt"
+    steps, devices = (12, 6) if given.quick else (given.steps, given.devices)
+    without = frozenset(Fault(name) for name in given.without)
+    options = Options(steps, devices, given.seed, given.executor, without, log)
+
+    job = JobSpec("opt-tiny", steps=steps, batch=1, seq=64, checkpoint_every=0)
+    print(
+        f"opt-tiny, {steps} steps, {devices} device processes, executor {options.executor}, "
+        f"seed {options.seed}; log: {log}",
+        flush=True,
+    )
+    began_s = time.perf_counter()
+    plain = undisturbed(job, options)
+    print(f"  undisturbed: {len(plain)} steps in {time.perf_counter() - began_s:.0f} s", flush=True)
+    ledger = Ledger()
+    outcome = among_faults(job, options, ledger)
+    sys.exit(0 if report(options, plain, outcome, ledger) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A device process for chaos: joins with an executor of choice, and again when its session ends.
+
+    python -m tests.faults.device URL [--executor invariant] [--probe]
+
+The product has no executor for tests, so it is built in here. The process ends when nothing answers
+any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+
+from cleave.device.executors import Executor, NumpyExecutor, TorchExecutor
+from cleave.device.memory import hold_strips_well
+from cleave.errors import CleaveError, ProtocolError
+from cleave.transport.join import (
+    DeviceSession,
+    ExecutorComputer,
+    device_hello,
+    open_connection,
+    parse_join_url,
+)
+from tests.faults.exact import InvariantExecutor
+
+EXECUTORS: dict[str, type[Executor]] = {
+    "invariant": InvariantExecutor,
+    "numpy": NumpyExecutor,
+    "torch": TorchExecutor,
+}
+_FLOPS_PER_S = 5e9
+_BYTES_PER_S = 100e6
+_TRIES = 50
+_PAUSE_S = 0.1
+
+
+async def serve(url: str, executor: Executor, *, probe: bool) -> None:
+    """Serve one session after the other until the server cannot be reached any more."""
+    target = parse_join_url(url)
+    rate = 0.0 if probe else _BYTES_PER_S
+    hello = device_hello(
+        credential=target.credential,
+        name=f"process {os.getpid()}",
+        memory_bytes=10**9,
+        flops_per_s=_FLOPS_PER_S,
+        downlink_bytes_per_s=rate,
+        uplink_bytes_per_s=rate,
+    )
+    give_back = hold_strips_well()
+    failures = 0
+    while failures < _TRIES:
+        try:
+            connection = await open_connection(target)
+            failures = 0
+            computer = ExecutorComputer(executor)
+            await DeviceSession(connection, computer, hello, on_idle=give_back).run()
+        except (CleaveError, ProtocolError):
+            failures += 1
+        await asyncio.sleep(_PAUSE_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--executor", choices=EXECUTORS, default="invariant")
+    parser.add_argument("--probe", action="store_true", help="have the link measured at joining")
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+    executor = EXECUTORS[options.executor]()
+    asyncio.run(serve(options.url, executor, probe=options.probe))
+
+
+if __name__ == "__main__":
+    main()
