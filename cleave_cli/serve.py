@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from cleave.errors import UsageError
 from cleave_cli.options import need_train_extra
 
 STOP_S = 600.0  # how long a running job may take to finish its step and write a checkpoint
@@ -35,7 +34,11 @@ def serve(
         ),
     ] = "",
     verify: Annotated[
-        str, typer.Option(help="Which results to check before use: auto (all), all or off.")
+        str,
+        typer.Option(
+            help="Which results to check before use: auto (what crossed a process boundary), all, "
+            "off, or sample:P: that share of what devices send that were never wrong."
+        ),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
@@ -50,8 +53,9 @@ def serve(
     # Threads that spin while they wait make small operations twenty times slower when anything else
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if verify not in ("auto", "all", "off"):
-        raise UsageError(f"--verify is {verify!r}; use auto, all or off")
+    from cleave.fleet.verification import Verification
+
+    verification = Verification.of(verify)
     need_train_extra("cleave serve")
     from cleave.server.jobs import Jobs
     from cleave.server.operator import OperatorSessions
@@ -75,7 +79,7 @@ def serve(
         operator_credential=operator_credential or None,
         notify=log,
         operator=sessions.serve,
-        verify=verify != "off",
+        verify=verification,
     )
     with fleet:
         jobs = Jobs(fleet, JobRunner(runs), log)

@@ -7,6 +7,7 @@ liveness, the three verbs) so that every shell, live or virtual, runs the same c
 from __future__ import annotations
 
 import hmac
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,12 +19,15 @@ from cleave.dispatch.dispatcher import Dispatcher
 from cleave.dispatch.gemm_work import GemmUnit, GemmWork
 from cleave.dispatch.work import Unit
 from cleave.errors import ProtocolError
-from cleave.fleet.probe import JOINING, THOROUGH, Probe
+from cleave.fleet.probe import JOINING, STATED, THOROUGH, Probe
+from cleave.fleet.reputation import Reputation, Suspects, Wrong
+from cleave.fleet.verification import Verification
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode, Message, Op
+from cleave.verify import Fault
 
 
 class DeviceState(Enum):
@@ -111,7 +115,8 @@ class Session:
     heard_s: float = 0.0
     blocks: int = 0
     compute_s: float = 0.0
-    faults: int = 0
+    reputation: Reputation = field(default_factory=Reputation)
+    suspects: Suspects = field(default_factory=Suspects)
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
@@ -123,23 +128,31 @@ ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
 
 
-MAX_FAULTS: Final = 3
-"""A device that sent so many wrong results is quarantined: bits flip once, not thrice."""
-
-
 class Coordinator:
     """The PS without its sockets, threads and clock.
 
     Args:
         credential: what `hello` must carry; empty for none.
-        verify: have every result checked before it is used.
+        verify: which results to have checked before they are used; as a command line says it, or
+            True for `auto`.
+        crossed: whether results cross a process boundary, which `auto` asks.
+        rng: secret; draws which results are checked, and what devices are probed with.
     """
 
-    def __init__(self, credential: str = "", *, verify: bool = False) -> None:
+    def __init__(
+        self,
+        credential: str = "",
+        *,
+        verify: Verification | str | bool = False,
+        crossed: bool = True,
+        rng: random.Random | None = None,
+    ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
         self.credential = credential
-        self.verify = verify
+        self.verification = Verification.of(verify)
+        self.verify = self.verification.active(crossed)
+        self._rng = rng or random.SystemRandom()
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
 
@@ -238,10 +251,11 @@ class Coordinator:
         )
         welcome: list[Order] = [Send(session.id, messages.Welcome(device=session.id))]
         stated = message.downlink_bytes_per_s and message.uplink_bytes_per_s
-        if stated and not session.measure:
+        if stated and not session.measure and not self.verify:
             return welcome + self._ready(session, now_s)
-        effort = THOROUGH if session.measure else JOINING
-        session.probe = Probe(session.rates.memory_bytes, effort)
+        effort = THOROUGH if session.measure else STATED if stated else JOINING
+        tested = self.verify and not session.measure
+        session.probe = Probe(session.rates, effort, self._rng if tested else None)
         session.state = DeviceState.PROBING
         return welcome + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
@@ -255,6 +269,9 @@ class Coordinator:
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> list[Order]:
         orders: list[Order] = [Send(session.id, m) for m in probe.result(message, now_s)]
+        if probe.fault:
+            reason = f"it failed the test of its arithmetic: {probe.fault}"
+            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
         if probe.rates is not None and session.measure:
             found = probe.rates
             down, up = found.downlink_bytes_per_s, found.uplink_bytes_per_s
@@ -263,16 +280,8 @@ class Coordinator:
             orders += [Send(session.id, m) for m in (answer, messages.Bye("measured"))]
             orders.append(Close(session.id))
         elif probe.rates is not None:
-            assert session.rates is not None
             session.probe = None
-            session.rates = _bounded(
-                replace(
-                    session.rates,
-                    downlink_bytes_per_s=probe.rates.downlink_bytes_per_s,
-                    uplink_bytes_per_s=probe.rates.uplink_bytes_per_s,
-                    latency_s=probe.rates.latency_s,
-                )
-            )
+            session.rates = _bounded(probe.device)
             orders += self._ready(session, now_s)
         return orders
 
@@ -313,47 +322,63 @@ class Coordinator:
 
     def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
         unit = session.expected.pop(message.id, None)
-        if unit is not None:
-            detail: GemmUnit = unit.detail
-            block = detail.block
-            dtype = detail.out
-            shape = (block.m.size, block.n.size, dtype)
-            if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
-                message.payload
-            ) != unit.output_bytes:
-                reason = (
-                    f"the result is {message.rows}x{message.columns} {message.dtype} of "
-                    f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
-                )
-                return self._do(events.RunFailed(session.id, message.id, reason), now_s)
-            session.blocks += 1
-            session.compute_s += message.compute_s
-            if self.verify:
-                return [Check(session.id, message.id, unit, message.payload)]
+        if unit is None:
+            # Nobody waits for it, or the first answer is being checked: this one would pass as it.
+            self.dispatcher.counters.late += 1
+            return []
+        detail: GemmUnit = unit.detail
+        block = detail.block
+        dtype = detail.out
+        shape = (block.m.size, block.n.size, dtype)
+        if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
+            message.payload
+        ) != unit.output_bytes:
+            reason = (
+                f"the result is {message.rows}x{message.columns} {message.dtype} of "
+                f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
+            )
+            session.reputation.was_wrong(Wrong.FORM)
+            orders = self._do(events.RunFailed(session.id, message.id, reason), now_s)
+            return orders + self._judge(session, reason, now_s)
+        session.blocks += 1
+        session.compute_s += message.compute_s
+        if self.verify and self.verification.wants(session.reputation, self._rng):
+            return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
 
-    def checked(
-        self, session_id: int, run: int, payload: Any, fault: str, now_s: float
-    ) -> list[Order]:
+    def checked(self, order: Check, fault: Fault | None, now_s: float) -> list[Order]:
         """A `Check` order is carried out.
 
         Args:
-            session_id, run, payload: of the order.
-            fault: what is wrong with the result; empty when it is right. A wrong one is computed
-                elsewhere, and a device that sends `MAX_FAULTS` of them is quarantined.
+            order: which.
+            fault: what is wrong with the result; None when it is right. A wrong one is computed
+                elsewhere, its inputs are sent to the device again, and a device whose reputation
+                is gone is quarantined.
             now_s: the time.
         """
-        session = self.sessions.get(session_id)
+        session = self.sessions.get(order.session)
         if session is None:  # it went meanwhile; the unit is with another
             return []
-        if not fault:
-            return self._do(events.ResultArrived(session_id, run, payload), now_s)
-        session.faults += 1
-        orders = self._do(events.RunFailed(session_id, run, f"a wrong result: {fault}"), now_s)
-        if session.faults < MAX_FAULTS:
-            return orders
-        reason = f"quarantined after {session.faults} wrong results; the last: {fault}"
-        return orders + self.refuse(session_id, ErrorCode.QUARANTINED, reason, now_s)
+        if fault is None:
+            session.reputation.was_right()
+            arrived = events.ResultArrived(session.id, order.run, order.payload)
+            return self._do(arrived, now_s)
+        inputs = frozenset(array.id for array in order.unit.inputs)
+        if fault.gross or not session.suspects.explains(order.run, inputs):
+            session.reputation.was_wrong(Wrong.GROSS if fault.gross else Wrong.SMALL)
+            session.suspects.begin(inputs, max(session.expected, default=order.run))
+        reason = f"a wrong result: {fault.reason}"
+        failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
+        return self._do(failed, now_s) + self._judge(session, fault.reason, now_s)
+
+    def _judge(self, session: Session, last: str, now_s: float) -> list[Order]:
+        """Quarantine a device whose reputation is gone."""
+        reputation = session.reputation
+        if not reputation.quarantined or session.id not in self.sessions:
+            return []
+        wrong = "result" if reputation.wrong == 1 else "results"
+        reason = f"quarantined after {reputation.wrong} wrong {wrong}; the last: {last}"
+        return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
 
     # --- work ---
 

@@ -16,6 +16,7 @@ from websockets.http11 import Request, Response
 from cleave.errors import ProtocolError, UsageError
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.verification import Verification
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
@@ -53,7 +54,7 @@ class ServedFleet(Fleet):
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
-        verify: bool,
+        verify: Verification | str | bool,
     ) -> None:
         self._live = LiveShell(Coordinator(credential, verify=verify), notify)
         super().__init__(self._live, planner)
@@ -190,7 +191,7 @@ def serve(
     planner: Planner | None = None,
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
-    verify: bool = True,
+    verify: Verification | str | bool = True,
 ) -> ServedFleet:
     """Listen for devices in this process, in a thread of its own.
 
@@ -202,11 +203,13 @@ def serve(
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
-        verify: check every result before it is used (`cleave.verify`); a wrong one is computed
-            elsewhere, and a device that sends several is quarantined.
+        verify: which results to check before they are used (`cleave.verify`), as `cleave serve
+            --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
+            computed elsewhere, and a device that sends several, or one that is wrong as a whole,
+            is quarantined.
 
     Raises:
-        UsageError: when the address cannot be listened on.
+        UsageError: when the address cannot be listened on, or `verify` is none of these.
 
     Example:
         >>> with serve() as fleet:
