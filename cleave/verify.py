@@ -63,13 +63,9 @@ _LARGEST: Final = {
 _MEAN_SQUARE: Final = 7 / 12  # of an entry of a secret vector
 _SCREEN: Final = 0.25  # |B r| is above 4 times what it is on average once in 10^7 at the worst
 
-_CHUNK: Final = 128 * 1024
-"""Elements that are read once and then used from the cache, for both vectors and the norms."""
-
-_FEW_VECTORS: Final = 4  # up to here a pass for each, out of the cache, is sooner than a product
 _ONE_THREAD: Final = 250_000
-"""Multiply-adds up to which OpenBLAS starts no threads: theirs would spin for longer than they
-work, on processors that training wants."""
+"""Multiply-adds of one product. What is read for it stays in the cache for the norms; and OpenBLAS
+starts no threads, which would spin for longer than they work, on processors that training wants."""
 
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
 _AGAIN_DEPTH: Final = 4096
@@ -281,29 +277,26 @@ class GemmCheck:
         Returns:
             Shapes (count, rows), in fp32, and (rows,).
         """
-        rows, count = matrix.shape[0], len(vectors)
+        count = len(vectors)
         self._count_pass(matrix, count + squares)
-        out = np.zeros((count, rows), np.float32)
-        square = np.zeros(rows if squares else 0)
-        few = count <= _FEW_VECTORS
-        for m, k in _chunks(matrix, _CHUNK if few else max(1024, _ONE_THREAD // count), few):
-            part = matrix.region(m, k).float32()
-            target, some = out[:, m.start : m.stop], vectors[:, k.start : k.stop]
-            if few:
-                for sums, vector in zip(target, some, strict=True):
-                    sums += np.einsum("ij,j->i", part, vector)
-            else:
-                target += (part @ some.T).T
+        out = np.zeros((count, matrix.shape[0]), np.float32)
+        square = np.zeros(matrix.shape[0] if squares else 0)
+        exact = matrix.dtype is DType.FP32
+        for m, k in _chunks(matrix, _ONE_THREAD // count):
+            part = (
+                matrix.array[m, k] if exact else Buffer(matrix.array[m, k], matrix.dtype).float32()
+            )
+            out[:, m] += vectors[:, k] @ part.T
             if squares:
-                square[m.start : m.stop] += _squares(part)
+                square[m] += _squares(part)
         return out, square
 
     def _squares(self, matrix: Buffer) -> Doubles:
         """The squared norms of a matrix's rows."""
         self._count_pass(matrix, 1)
         out = np.zeros(matrix.shape[0])
-        for m, k in _chunks(matrix, _CHUNK, by_memory=True):
-            out[m.start : m.stop] += _squares(matrix.region(m, k).float32())
+        for m, k in _chunks(matrix, _ONE_THREAD):
+            out[m] += _squares(Buffer(matrix.array[m, k], matrix.dtype).float32())
         return out
 
     def _count_pass(self, matrix: Buffer, vectors: int) -> None:
@@ -311,20 +304,14 @@ class GemmCheck:
         self.flops += 2 * vectors * matrix.array.size
 
 
-def _chunks(matrix: Buffer, elements: int, by_memory: bool) -> Iterator[tuple[Span, Span]]:
-    """Rows and columns of consecutive parts of a matrix of about so many elements each."""
+def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of parts of about so many elements, not flat however long the rows are."""
     rows, columns = matrix.shape
-    strides = matrix.array.strides
-    if by_memory and abs(strides[0]) < abs(strides[1]):
-        high, wide = rows, max(1, elements // max(1, rows))
-    elif by_memory:
-        high, wide = max(1, elements // max(1, columns)), columns
-    else:  # for a product: not too flat, however long the rows are
-        high = max(16, elements // max(1, columns))
-        wide = max(1, elements // high)
+    high = max(16, elements // max(1, columns))
+    wide = max(1, elements // high)
     for m in range(0, rows, high):
-        for k in range(0, columns, max(1, wide)):
-            yield Span(m, min(rows, m + high)), Span(k, min(columns, k + wide))
+        for k in range(0, columns, wide):
+            yield slice(m, m + high), slice(k, k + wide)
 
 
 def _squares(values: Floats) -> Doubles:
