@@ -61,6 +61,10 @@ _LARGEST: Final = {
     DType.FP16: 65504.0,
 }
 _MEAN_SQUARE: Final = 7 / 12  # of an entry of a secret vector
+LONE: Final = 24.0
+"""A lone error in a row of so many sigma is surely caught: the smallest entry of a secret vector
+halves it, and honest rounding may hide `ROW_LIMIT` / 2 more."""
+
 _SCREEN: Final = 0.25  # |B r| is above 4 times what it is on average once in 10^7 at the worst
 
 _ONE_THREAD: Final = 250_000
@@ -69,6 +73,24 @@ starts no threads, which would spin for longer than they work, on processors tha
 
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
 _AGAIN_DEPTH: Final = 4096
+
+
+def row_sigma(scale: Doubles, lengths: Doubles, depth: int, columns: int, dtype: DType) -> Doubles:
+    """What rounding may do to the rows of a block under a secret vector; see the module's text.
+
+    Args:
+        scale: |a_i| |B|_F of each row.
+        lengths: |c_i|. No row of an honest C is longer than its scale; a longer one does not widen
+            its tolerance.
+        depth, columns: K and n.
+        dtype: of the block.
+    """
+    length = np.minimum(lengths, 1.01 * scale)
+    sums = _UNIT**2 * (depth + columns) / 3
+    variance = np.square(_UNIT * scale) + columns * _LEAST[dtype] ** 2
+    return np.asarray(
+        np.sqrt(variance + (sums + _OUT_UNIT[dtype] ** 2 / 3) * np.square(length)), np.float64
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +193,9 @@ class GemmCheck:
             guess = _SCREEN * np.sqrt(heard / (VECTORS * _MEAN_SQUARE))
             yield np.sqrt(np.square(_UNIT * a_norms * guess) + least)
         scale = a_norms * np.sqrt(self._b_square(block.k, block.n))
-        variance = np.square(_UNIT * scale) + least
         if dtype is DType.FP32:
-            yield np.sqrt(variance)
-        # No row of an honest C is longer than this; a longer one does not widen its tolerance.
-        length = np.minimum(np.sqrt(self._squares(result)), 1.01 * scale)
-        sums = _UNIT**2 * (block.k.size + n) / 3
-        yield np.sqrt(variance + (sums + _OUT_UNIT[dtype] ** 2 / 3) * np.square(length))
+            yield np.sqrt(np.square(_UNIT * scale) + least)
+        yield row_sigma(scale, np.sqrt(self._squares(result)), block.k.size, n, dtype)
 
     def _fault_by_product(self, block: Block, result: Buffer) -> Fault | None:
         """Do it again, in double precision: the run's own overflow, or the device's?"""
