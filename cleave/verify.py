@@ -1,28 +1,40 @@
 """Checking blocks without computing them again: Freivalds' test with a tolerance for rounding.
 
 For a block C = A B that a device returned and a secret vector r, C r must be A (B r): three
-products with a vector instead of one with a matrix (Freivalds 1977). Two independent vectors for
-each GEMM and column of blocks, drawn fresh and used for nothing else; their entries have random
-signs and magnitudes uniform in [0.5, 1], so that no two wrong elements of a row cancel by
-construction (plain signs let a cancelling pair through half of the time) and none is hidden by a
-small entry. B r is shared by all blocks of a column, A (B r) by all columns of a row of blocks.
+products with a vector instead of one with a matrix (Freivalds 1977). Two independent vectors (four
+for operands of 16 bits) for each GEMM and column, drawn fresh and used for nothing else; their
+entries have random signs and magnitudes uniform in [0.5, 1], so that no two wrong elements of a row
+cancel by construction
+(plain signs let a cancelling pair through half of the time) and none is hidden by a small entry.
+B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks; where tiles are
+cut differently, by the parts that all cuts together leave, so that A and B are read once each.
 
 Honest results are rounded. For row i of a block of n columns and depth K, with u = 2^-24,
 
-    sigma_i^2 = u^2 ((|a_i| |B|_F)^2 + (K + n)/3 |c_i|^2) + (u_out |c_i|)^2 / 3
+    sigma_i^2 = u^2 ((|a_i| |B|_F)^2 + (K + n)/3 |c_i|^2) + (u_out |c_i|)^2 / 3 + n f^2
 
 the first term for sums whose partial sums wander about zero, the second for sums of one sign, those
-over columns of the check itself included, the third for the rounding of the result to its dtype
-(u_out = 2^-8 for bf16, 2^-11 for fp16, 0 for fp32). A row is wrong when its residual is above
-`ROW_LIMIT` sigma (honest ones stay below 4); a block is also wrong when the mean square of its
-residuals over sigma is above `SPREAD_LIMIT` (honest ones stay below 1, few rows apart): noise that
-is spread over all rows.
+over columns of the check itself included (errors of independent roundings add like their squares:
+Higham and Mary 2019), the third for the rounding of the result to its dtype (u_out = 2^-8 for bf16,
+2^-11 for fp16, 0 for fp32), the last for numbers so small that their spacing is absolute (f is
+2^-25 for fp16, else the smallest normal number, for devices that flush to zero). The model is that
+of sums taken one after another in fp32; blocked sums err less. A row is wrong when its residual is
+above `ROW_LIMIT` sigma (honest ones stay below 4); a block is also wrong when the mean square of
+its residuals over sigma is above `SPREAD_LIMIT` (honest ones stay below 1, few rows apart): noise
+that is spread over all rows, a chi-square over them.
+
+What is right by a smaller sigma is right by the larger: a block of fp32 is first held against a
+quarter of what B r tells of |B|_F, without the second term, and norms of B and C are taken only
+where that does not settle it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -32,13 +44,72 @@ from cleave.arrays import Buffer, DType
 from cleave.gemm import Block, Span
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
-VECTORS: Final = 2
+VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
+"""Secret vectors by the operands' dtype. A pair of errors that cancel in a row hides where two
+entries of every vector are alike to within the rounding: with that of 16 bits two vectors let some
+tenths of a percent of errors of five root mean squares through, four none in millions."""
+
 ROW_LIMIT: Final = 8.0
 SPREAD_LIMIT: Final = 3.0
+GROSS: Final = 0.1
+"""A block whose errors are this large against its numbers, in most rows, is wrong as a whole."""
+
 _FEW_ROWS: Final = 40.0  # what the mean square of few residuals may be above it, times their number
 _UNIT: Final = 2.0**-24
 _OUT_UNIT: Final = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
+_LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-25}
+_LARGEST: Final = {
+    DType.FP32: 2.0**128 * (1 - 2.0**-24),
+    DType.BF16: 2.0**128 * (1 - 2.0**-8),
+    DType.FP16: 65504.0,
+}
+_MEAN_SQUARE: Final = 7 / 12  # of an entry of a secret vector
+LONE: Final = 24.0
+"""A lone error in a row of so many sigma is surely caught: the smallest entry of a secret vector
+halves it, and honest rounding may hide `ROW_LIMIT` / 2 more."""
+
+_SCREEN: Final = 0.25  # |B r| is above 4 times what it is on average once in 10^7 at the worst
+
+_ONE_THREAD: Final = 250_000
+"""Multiply-adds of one product. What is read for it stays in the cache for the norms; and OpenBLAS
+starts no threads, which would spin for longer than they work, on processors that training wants."""
+
+_SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
+_AGAIN_DEPTH: Final = 4096
+
+
+def row_sigma(scale: Doubles, lengths: Doubles, depth: int, columns: int, dtype: DType) -> Doubles:
+    """What rounding may do to the rows of a block under a secret vector; see the module's text.
+
+    Args:
+        scale: |a_i| |B|_F of each row.
+        lengths: |c_i|. No row of an honest C is longer than its scale; a longer one does not widen
+            its tolerance.
+        depth, columns: K and n.
+        dtype: of the block.
+    """
+    length = np.minimum(lengths, 1.01 * scale)
+    sums = _UNIT**2 * (depth + columns) / 3
+    variance = np.square(_UNIT * scale) + columns * _LEAST[dtype] ** 2
+    return np.asarray(
+        np.sqrt(variance + (sums + _OUT_UNIT[dtype] ** 2 / 3) * np.square(length)), np.float64
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a block.
+
+    Attributes:
+        reason: for people.
+        gross: it is wrong as a whole, which no flipped bit explains: one in a result spoils an
+            element, one in a device's copy of A a row, one in its copy of B a column.
+    """
+
+    reason: str
+    gross: bool = False
 
 
 class GemmCheck:
@@ -48,115 +119,286 @@ class GemmCheck:
         a, b: the operands as they enter the product, shapes (M, K) and (K, N).
         blocks: those of its plan: which columns and depths will be asked for together.
         rng: draws the secret vectors; seed it from the system's randomness.
+
+    Attributes:
+        read_bytes: what was read of A, B and results from memory so far.
+        flops: operations so far, two for a multiply-add; both count what is done, not what it
+            would take at best.
     """
 
     def __init__(
         self, a: Buffer, b: Buffer, blocks: Iterable[Block], rng: np.random.Generator
     ) -> None:
+        self.read_bytes = 0
+        self.flops = 0
         self._a = a
         self._b = b
-        self._rng = rng
-        self._together: dict[tuple[Span, Span], list[Span]] = defaultdict(list)
-        for block in dict.fromkeys(blocks):
-            self._together[block.m, block.k].append(block.n)
-        self._secrets: dict[Span, Floats] = {}
-        self._columns: dict[Span, Floats] = {}  # B r over the whole depth
-        self._column_norms: dict[tuple[Span, Span], float] = {}
-        self._rows: dict[tuple[Span, Span], tuple[Floats, dict[Span, Floats]]] = {}
+        self._vectors = VECTORS[a.dtype]
+        shape = (self._vectors, b.shape[1])
+        signs = rng.integers(0, 2, shape, dtype=np.int8) * 2 - 1
+        self._secret: Floats = rng.uniform(0.5, 1.0, shape).astype(np.float32) * signs
+        self._cuts = _cuts(a.shape, b.shape, blocks := list(dict.fromkeys(blocks)))
+        self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
+        for block in blocks:
+            for m in self._cuts.rows(block.m):
+                for k in self._cuts.depths(block.k):
+                    self._meets[m, k][block.n] = None
+        self._b_parts: dict[tuple[Span, Span], Floats] = {}  # B r
+        self._b_squares: dict[tuple[Span, Span], float] = {}
+        self._a_parts: dict[tuple[Span, Span], tuple[Doubles, dict[Span, Floats]]] = {}
 
-    def fault(self, block: Block, result: Buffer) -> str:
-        """What is wrong with a block, or nothing.
+    def fault(self, block: Block, result: Buffer) -> Fault | None:
+        """What is wrong with a block, or None.
 
         Args:
             block: which one.
             result: shape (m, n), as it came.
 
         Returns:
-            A reason that a user can read; empty when the block is right to within rounding. A block
-            that is not finite is right exactly where the server's own product is not finite.
+            None when it is right to within rounding. A block that is not finite is right where the
+            server's own product is not finite either; where that depends on the order of summing,
+            nobody is blamed.
         """
         with np.errstate(all="ignore"):
-            values = result.float32()
-            norms = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
-            if not np.isfinite(norms).all():
-                return self._fault_not_finite(block, values)
+            secret = self._secret[:, block.n.start : block.n.stop]
+            found, _ = self._project(result, secret)
             a_norms, expected = self._row(block)
-            residual = values @ self._secret(block.n) - expected[block.n]
-            scale = a_norms * self._column_norm(block)
-            depth = block.k.size
-            # No row of an honest C is longer than this; a longer one does not widen its tolerance.
-            length = np.minimum(norms, 1.01 * scale)
-            variance = _UNIT**2 * (scale**2 + (depth + block.n.size) / 3 * length**2)
-            variance += _OUT_UNIT[result.dtype] ** 2 / 3 * length**2
-            sigma = np.sqrt(variance)[:, None] + 1e-37
-            share = np.abs(residual) / sigma
-        if not np.isfinite(share).all():  # the product overflows in fp32: decided by doing it again
-            return self._fault_again(block, values, sigma[:, 0])
-        worst = float(share.max())
-        if worst > ROW_LIMIT:
-            row = block.m.start + int(share.max(1).argmax())
-            return f"row {row} is off by {worst:.3g} times what rounding explains"
-        spread = float(np.square(share).mean())
-        if spread > SPREAD_LIMIT + _FEW_ROWS / share.size:
-            return f"all rows together are off by {spread:.3g} times what rounding explains"
-        return ""
+            off = found - expected
+            if not np.isfinite(off).all():
+                return self._fault_by_product(block, result)
+            for sigma in self._sigmas(block, result, a_norms):
+                share = np.abs(off) / sigma
+                wrong = share.max(0) > ROW_LIMIT
+                spread = float(np.square(share).mean())
+                widest = SPREAD_LIMIT + _FEW_ROWS / share.size
+                if not wrong.any() and spread <= widest:
+                    return None
+            if not np.isfinite(share).all():
+                return self._fault_by_product(block, result)
+            gross = _is_gross(off, expected, sigma, wrong)
+            if gross:  # it has consequences, and the check's own memory may be at fault
+                again = self._fault_by_product(block, result)
+                if again is None:
+                    return None
+                gross = again.gross
+        if wrong.any():
+            row = block.m.start + int(share.max(0).argmax())
+            return Fault(
+                f"row {row} is off by {share.max():.3g} times what rounding explains"
+                f"{', and so is the whole block' if gross else ''}",
+                gross,
+            )
+        return Fault(f"all rows together are off by {spread:.3g} times what rounding explains")
 
-    def _fault_not_finite(self, block: Block, values: Floats) -> str:
-        """The run's own overflow, as in plain PyTorch, or the device's?"""
-        own = self._product(block)
-        if np.array_equal(np.isfinite(own), np.isfinite(values)):
-            return ""
-        return "it is not finite where the server's own product is"
+    def _sigmas(self, block: Block, result: Buffer, a_norms: Doubles) -> Iterator[Doubles]:
+        """Tolerances of the rows, each wider than the one before; the last is the true one."""
+        n, dtype = block.n.size, result.dtype
+        least = n * _LEAST[dtype] ** 2
+        if dtype is DType.FP32:
+            heard = np.square(self._b_part(block.k, block.n), dtype=np.float64).sum()
+            guess = _SCREEN * np.sqrt(heard / (self._vectors * _MEAN_SQUARE))
+            yield np.sqrt(np.square(_UNIT * a_norms * guess) + least)
+        scale = a_norms * np.sqrt(self._b_square(block.k, block.n))
+        if dtype is DType.FP32:
+            yield np.sqrt(np.square(_UNIT * scale) + least)
+        yield row_sigma(scale, np.sqrt(self._squares(result)), block.k.size, n, dtype)
 
-    def _fault_again(self, block: Block, values: Floats, sigma: Any) -> str:
-        own = self._product(block)
-        if np.isfinite(own).all() and (np.abs(own - values) <= ROW_LIMIT * sigma[:, None]).all():
-            return ""
-        return "it differs from the server's own product"
+    def _fault_by_product(self, block: Block, result: Buffer) -> Fault | None:
+        """Do it again, in double precision: the run's own overflow, or the device's?"""
+        values = result.float32().astype(np.float64)
+        own = np.zeros_like(values)
+        reach = np.zeros_like(values)  # the sum of magnitudes: no partial sum is beyond it
+        for start in range(block.k.start, block.k.stop, _AGAIN_DEPTH):
+            k = Span(start, min(block.k.stop, start + _AGAIN_DEPTH))
+            a = self._a.region(block.m, k).float32().astype(np.float64)
+            b = self._b.region(k, block.n).float32().astype(np.float64)
+            own += a @ b
+            reach += np.abs(a) @ np.abs(b)
+        self.flops += 2 * block.flops
+        rounding = ROW_LIMIT * _UNIT * np.sqrt(block.k.size) * reach
+        rounding += _OUT_UNIT[result.dtype] * np.abs(own) + _LEAST[result.dtype] * block.k.size
+        may_overflow = (np.abs(own) + rounding > _LARGEST[result.dtype]) | (
+            reach > _LARGEST[DType.FP32]
+        )
+        there = np.isfinite(values)
+        wrong = np.where(
+            np.isfinite(own),
+            np.where(there, np.abs(values - own) > rounding, ~may_overflow),
+            there,
+        )
+        if not wrong.any():
+            return None
+        several = wrong.any(1).sum() > 1 and wrong.any(0).sum() > 1
+        if not there[wrong].all():
+            return Fault("it is not finite where the server's own product is", bool(several))
+        return Fault("it differs from the server's own product", bool(several))
 
-    def _product(self, block: Block) -> Floats:
-        a = self._a.region(block.m, block.k).float32()
-        product: Floats = a @ self._b.region(block.k, block.n).float32()
-        return product
+    # --- the parts of A and B ---
 
-    def _secret(self, n: Span) -> Floats:
-        secret = self._secrets.get(n)
-        if secret is None:
-            shape = (n.size, VECTORS)
-            sizes = self._rng.uniform(0.5, 1.0, shape)
-            signs = self._rng.integers(0, 2, shape) * 2 - 1
-            secret = self._secrets[n] = (sizes * signs).astype(np.float32)
-        return secret
+    def _row(self, block: Block) -> tuple[Doubles, Floats]:
+        """The norms of A's rows, shape (m,), and A (B r), shape (vectors, m)."""
+        squares, expected = [], []
+        for m in self._cuts.rows(block.m):
+            square: Any = 0.0
+            products: Any = np.float32(0)
+            for k in self._cuts.depths(block.k):
+                part = self._a_part(m, k, block.n)
+                square = square + part[0]
+                products = products + part[1][block.n]
+            squares.append(square)
+            expected.append(products)
+        return np.sqrt(np.concatenate(squares)), np.concatenate(expected, axis=1)
 
-    def _column(self, n: Span) -> Floats:
-        column = self._columns.get(n)
-        if column is None:
-            whole = Span(0, self._b.shape[0])
-            column = self._b.region(whole, n).float32() @ self._secret(n)
-            self._columns[n] = column
-        return column
+    def _a_part(self, m: Span, k: Span, wanted: Span) -> tuple[Doubles, dict[Span, Floats]]:
+        """Squared norms of some rows of A over some depth, and its products with B r by columns."""
+        part = self._a_parts.get((m, k))
+        if part is None or wanted not in part[1]:  # it is there, and not: a block of no plan
+            columns = list(self._meets.get((m, k), ()) if part is None else ())
+            if wanted not in columns:
+                columns.append(wanted)
+            vectors = np.concatenate([self._b_part(k, n) for n in columns])
+            products, squares = self._project(self._a.region(m, k), vectors, squares=True)
+            split = {
+                n: products[self._vectors * i :][: self._vectors] for i, n in enumerate(columns)
+            }
+            part = self._a_parts[m, k] = (squares, split | (part[1] if part else {}))
+        return part
 
-    def _column_norm(self, block: Block) -> float:
-        key = (block.k, block.n)
-        norm = self._column_norms.get(key)
-        if norm is None:
-            values = self._b.region(block.k, block.n).float32()
-            norm = float(np.sqrt(np.einsum("ij,ij->", values, values, dtype=np.float64)))
-            self._column_norms[key] = norm
-        return norm
+    def _b_part(self, k: Span, n: Span) -> Floats:
+        """B r over some depth, for the columns of a block; shape (vectors, k)."""
+        parts = []
+        for depth in self._cuts.depths(k):
+            sums: Any = np.float32(0)
+            for columns in self._cuts.columns(n):
+                part = self._b_parts.get((depth, columns))
+                if part is None:
+                    secret = self._secret[:, columns.start : columns.stop]
+                    part, _ = self._project(self._b.region(depth, columns), secret)
+                    self._b_parts[depth, columns] = part
+                sums = sums + part
+            parts.append(sums)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def _row(self, block: Block) -> tuple[Floats, dict[Span, Floats]]:
-        """Norms of A's rows, and A (B r) for every column that these rows meet."""
-        key = (block.m, block.k)
-        row = self._rows.get(key)
-        if row is None or block.n not in row[1]:
-            a = self._a.region(*key).float32()
-            columns = self._together[key] if row is None else []
-            if block.n not in columns:  # it was cut anew after a device was lost
-                columns = [*columns, block.n]
-            k = slice(block.k.start, block.k.stop)
-            products = a @ np.concatenate([self._column(n)[k] for n in columns], axis=1)
-            norms = np.sqrt(np.einsum("ij,ij->i", a, a, dtype=np.float64))
-            split = dict(zip(columns, np.split(products, len(columns), axis=1), strict=True))
-            row = self._rows[key] = (norms, split if row is None else row[1] | split)
-        return row
+    def _b_square(self, k: Span, n: Span) -> float:
+        """The sum of the squares of B over some depth and columns."""
+        total = 0.0
+        for depth in self._cuts.depths(k):
+            for columns in self._cuts.columns(n):
+                square = self._b_squares.get((depth, columns))
+                if square is None:
+                    square = float(self._squares(self._b.region(depth, columns)).sum())
+                    self._b_squares[depth, columns] = square
+                total += square
+        return total
+
+    # --- one pass over a matrix ---
+
+    def _project(
+        self, matrix: Buffer, vectors: Floats, *, squares: bool = False
+    ) -> tuple[Floats, Doubles]:
+        """A matrix times some vectors, and where asked for the squared norms of its rows.
+
+        Args:
+            matrix: shape (rows, columns), any strides; read from memory once, in chunks.
+            vectors: shape (count, columns).
+
+        Returns:
+            Shapes (count, rows), in fp32, and (rows,).
+        """
+        count = len(vectors)
+        self._count_pass(matrix, count + squares)
+        out = np.zeros((count, matrix.shape[0]), np.float32)
+        square = np.zeros(matrix.shape[0] if squares else 0)
+        exact = matrix.dtype is DType.FP32
+        for m, k in _chunks(matrix, _ONE_THREAD // count):
+            part = (
+                matrix.array[m, k] if exact else Buffer(matrix.array[m, k], matrix.dtype).float32()
+            )
+            out[:, m] += vectors[:, k] @ part.T
+            if squares:
+                square[m] += _squares(part)
+        return out, square
+
+    def _squares(self, matrix: Buffer) -> Doubles:
+        """The squared norms of a matrix's rows."""
+        self._count_pass(matrix, 1)
+        out = np.zeros(matrix.shape[0])
+        for m, k in _chunks(matrix, _ONE_THREAD):
+            out[m] += _squares(Buffer(matrix.array[m, k], matrix.dtype).float32())
+        return out
+
+    def _count_pass(self, matrix: Buffer, vectors: int) -> None:
+        self.read_bytes += matrix.nbytes
+        self.flops += 2 * vectors * matrix.array.size
+
+
+def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of parts of about so many elements, not flat however long the rows are."""
+    rows, columns = matrix.shape
+    high = max(16, elements // max(1, columns))
+    wide = max(1, elements // high)
+    for m in range(0, rows, high):
+        for k in range(0, columns, wide):
+            yield slice(m, m + high), slice(k, k + wide)
+
+
+def _squares(values: Floats) -> Doubles:
+    """Squared norms of rows, in fp32 but for those that would vanish or overflow there."""
+    squares: Doubles = np.einsum("ij,ij->i", values, values).astype(np.float64)
+    strange = ~((squares > 1e-26) & (squares < 1e36))
+    if strange.any():
+        some = values[strange]
+        squares[strange] = np.einsum("ij,ij->i", some, some, dtype=np.float64)
+    return squares
+
+
+def _is_gross(off: Floats, expected: Floats, sigma: Doubles, wrong: npt.NDArray[np.bool_]) -> bool:
+    """Whether a block is wrong as a whole: in most rows, by much, and in more than one column.
+
+    With one wrong column j, the residuals of every row are its error times the same (r_j, r'_j).
+    """
+    if wrong.sum() < max(2, wrong.size / 2):
+        return False
+    if np.linalg.norm(off) < GROSS * np.linalg.norm(expected):
+        return False
+    first, second = off[:2].astype(np.float64)
+    lengths = np.hypot(first, second)
+    top = int(lengths.argmax())
+    across = np.abs(first * second[top] - second * first[top]) / lengths[top]
+    return bool((across > 2 * ROW_LIMIT * sigma + 1e-3 * lengths).sum() > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Where the parts of A and B that are read at once begin; None: those of the blocks."""
+
+    m: list[int] | None = None
+    n: list[int] | None = None
+    k: list[int] | None = None
+
+    def rows(self, m: Span) -> list[Span]:
+        return _split(m, self.m)
+
+    def columns(self, n: Span) -> list[Span]:
+        return _split(n, self.n)
+
+    def depths(self, k: Span) -> list[Span]:
+        return _split(k, self.k)
+
+
+def _split(span: Span, cuts: list[int] | None) -> list[Span]:
+    if cuts is None:
+        return [span]
+    inside = cuts[bisect_right(cuts, span.start) : bisect_left(cuts, span.stop)]
+    return [Span(*pair) for pair in pairwise((span.start, *inside, span.stop))]
+
+
+def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: list[Block]) -> _Cuts:
+    """The blocks' own cuts, or where tiles are cut so differently that this reads A and B several
+    times, all cuts together."""
+    read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
+    read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})
+    if read_a + read_b <= _SHARED_PASSES * (a[0] * a[1] + b[0] * b[1]):
+        return _Cuts()
+    bounds = ({bound for x in blocks for bound in getattr(x, side)} for side in "mnk")
+    return _Cuts(*(sorted(side) for side in bounds))

@@ -53,7 +53,11 @@ def serve(
         ),
     ] = "",
     verify: Annotated[
-        str, typer.Option(help="Which results to check before use: auto (all), all or off.")
+        str,
+        typer.Option(
+            help="Which results to check before use: auto (what crossed a process boundary), all, "
+            "off, or sample:P: that share of what devices send that were never wrong."
+        ),
     ] = "auto",
     tls: Annotated[
         str,
@@ -95,8 +99,9 @@ def serve(
     # Threads that spin while they wait make small operations twenty times slower when anything else
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if verify not in ("auto", "all", "off"):
-        raise UsageError(f"--verify is {verify!r}; use auto, all or off")
+    from cleave.fleet.verification import Verification
+
+    verification = Verification.of(verify)
     if tls not in ("", "auto", "off"):
         raise UsageError(f"--tls is {tls!r}; use auto or off")
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
@@ -130,7 +135,7 @@ def serve(
             operator_credential=office.operator_token,
             notify=log,
             operator=sessions.serve,
-            verify=verify != "off",
+            verify=verification,
             door=office.access,
             security=Security(
                 tls=TlsMode(tls) if tls else None,

@@ -21,12 +21,16 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from cleave.arrays import DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import Executor
 from cleave.errors import FleetError, UsageError
+from cleave.fleet.checks import Checks
 from cleave.fleet.coordinator import (
     ASSUMED_FLOPS_PER_S,
+    Check,
     Close,
     Coordinator,
     DeviceState,
@@ -39,11 +43,12 @@ from cleave.fleet.coordinator import (
 )
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
+from cleave.fleet.verification import Verification
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
-from cleave.protocol.messages import Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
@@ -93,6 +98,7 @@ class VirtualShell:
         ps: what the PS's card and loop can do; None for a PS that takes no time.
         seed: of everything that is drawn; the same seed gives the same events.
         start_hour: the hour of the day at time zero, for devices that keep hours.
+        verify: which results are checked; `auto` checks none, for they never leave the process.
 
     Attributes:
         now_s: the virtual clock.
@@ -110,6 +116,7 @@ class VirtualShell:
         ps: PsRates | None = None,
         seed: int = 0,
         start_hour: float = 0.0,
+        verify: Verification | str | bool = True,
     ) -> None:
         self.profiles = profiles
         self.executor = executor
@@ -117,7 +124,16 @@ class VirtualShell:
         self.now_s = 0.0
         self.events = 0
         self.observers: list[Callable[[Activity], None]] = []
-        self.coordinator = Coordinator()
+        self.coordinator = Coordinator(
+            verify=verify, crossed=False, rng=random.Random(f"{seed} checks")
+        )
+        if self.coordinator.verify and arithmetic is not Arithmetic.BLOCKS:
+            raise UsageError(
+                f"results of arithmetic {arithmetic.value!r} cannot be checked one by one; "
+                f"use whole_tiles=False, or no verify"
+            )
+        secrets = random.Random(f"{seed} secrets")
+        self._checks = Checks(lambda: np.random.default_rng(secrets.getrandbits(128)))
         self.devices: dict[int, _VirtualDevice] = {}
         self.seed = seed
         self._start_hour = start_hour
@@ -136,6 +152,7 @@ class VirtualShell:
         self._counters = FleetCounters()
         self._obeys: dict[type[Any], Callable[[Any, deque[Order]], None]] = {
             Send: self._send,
+            Check: self._check,
             Place: self._place,
             Done: self._done,
             Failure: self._failed,
@@ -163,7 +180,7 @@ class VirtualShell:
     def _joining(self, device: _VirtualDevice) -> bool:
         """Whether it waits to be welcomed, or refused; some leave before that."""
         session = self.coordinator.sessions.get(device.id)
-        waits = session is None or session.state is DeviceState.JOINING
+        waits = session is None or session.state in (DeviceState.JOINING, DeviceState.PROBING)
         return waits and device.alive and not device.core.draining
 
     def _expect(
@@ -364,17 +381,28 @@ class VirtualShell:
         if device is not None:
             self._send_down(device, order.message)
 
+    def _check(self, order: Check, waiting: deque[Order]) -> None:
+        future = self._futures.get(order.unit.work)
+        fault = None
+        if future is not None:  # else nobody waits for it any more
+            began_s = time.thread_time()
+            fault = self._checks.fault(future, order.unit, order.payload)
+            self._counters.verify_s += time.thread_time() - began_s
+        waiting.extend(self.coordinator.checked(order, fault, self.now_s))
+
     def _place(self, order: Place, waiting: deque[Order]) -> None:
         unit = order.unit
         self._outputs[unit.work].place(unit.detail, order.payload)
         waiting.extend(self.coordinator.placed(unit, self.now_s))
 
     def _done(self, order: Done, _: deque[Order]) -> None:
+        self._checks.forget(order.work)
         self._outputs.pop(order.work).finish()
         self._counters.tiles += _tiles(self._futures[order.work])
         self._futures.pop(order.work).done = True
 
     def _failed(self, order: Failure, _: deque[Order]) -> None:
+        self._checks.forget(order.work)
         self._outputs.pop(order.work)
         future = self._futures.pop(order.work)
         future.error, future.done = order.reason, True
@@ -449,6 +477,8 @@ class VirtualShell:
         if not device.alive:
             return
         if isinstance(message, messages.Error):
+            if message.code is ErrorCode.QUARANTINED:
+                return
             raise UsageError(f"emulated device {device.profile.name!r}: {message.message}")
         if isinstance(message, messages.Bye):
             return
@@ -467,11 +497,11 @@ class VirtualShell:
     def _computed(self, device: _VirtualDevice, order: Compute, duration_s: float) -> None:
         if not device.alive:
             return
-        for action in device.core.computed(order.run, self._product(order), duration_s):
+        for action in device.core.computed(order.run, self._product(device, order), duration_s):
             assert not isinstance(action, Compute)
             self._send_up(device, action)
 
-    def _product(self, order: Compute) -> Any:
+    def _product(self, device: _VirtualDevice, order: Compute) -> Any:
         if self.executor is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
         product = DeferredProduct(order, self.executor)
@@ -547,6 +577,7 @@ def emulated(
     ps: PsRates | None = None,
     seed: int = 0,
     start_hour: float = 0.0,
+    verify: Verification | str | bool = True,
 ) -> Fleet:
     """A fleet of emulated devices in this process, in virtual time.
 
@@ -559,6 +590,8 @@ def emulated(
         ps: the server's card and what its loop takes for a block; None leaves its work out.
         seed: of jitter, drift and presence.
         start_hour: the hour of the day at time zero, for devices that keep hours.
+        verify: which results are checked, as `cleave serve --verify` takes it; `auto` checks none,
+            for they never leave the process, and `all` needs `whole_tiles=False`.
 
     Example:
         >>> fleet = emulated(8)
@@ -570,5 +603,5 @@ def emulated(
     if not compute:
         arithmetic = Arithmetic.NONE
     chosen = None if not compute else executor or default_executor()
-    shell = VirtualShell(profiles, chosen, arithmetic, ps, seed, start_hour)
+    shell = VirtualShell(profiles, chosen, arithmetic, ps, seed, start_hour, verify)
     return Fleet(shell, TilePlanner(ps) if ps else TilePlanner())

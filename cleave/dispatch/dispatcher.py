@@ -618,6 +618,10 @@ class Dispatcher:
         if taken is None:
             return
         device, unit = taken
+        if event.spoiled:
+            for array in dict.fromkeys(unit.inputs):
+                if array.id in device.held:
+                    self._drop(event.device, device, array)
         if unit.work in self._works and not self._copied(event.device, unit):
             unit.failed_on.add(event.device)
             unit.failures += 1

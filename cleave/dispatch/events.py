@@ -50,11 +50,15 @@ class ResultArrived:
 
 @dataclass(slots=True)
 class RunFailed:
-    """A device could not do a run, or its answer was not valid."""
+    """A device could not do a run, or its answer was not valid.
+
+    With `spoiled`, its copies of the inputs may be at fault: they are sent again when needed.
+    """
 
     device: int
     run: int
     reason: str
+    spoiled: bool = False
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ liveness, the three verbs) so that every shell, live or virtual, runs the same c
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -25,13 +26,16 @@ from cleave.fleet.admission import (
     Refusal,
     clean_name,
 )
-from cleave.fleet.probe import JOINING, THOROUGH, Probe
+from cleave.fleet.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.fleet.regulars import Regulars
+from cleave.fleet.reputation import Reputation, Suspects, Wrong
+from cleave.fleet.verification import Verification
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode, Message, Op
+from cleave.verify import Fault
 
 
 class DeviceState(Enum):
@@ -133,7 +137,8 @@ class Session:
     downlink_bytes: int = 0  # counted by the shell
     uplink_bytes: int = 0
     credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
-    faults: int = 0
+    reputation: Reputation = field(default_factory=Reputation)
+    suspects: Suspects = field(default_factory=Suspects)
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
@@ -145,16 +150,15 @@ ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
 
 
-MAX_FAULTS: Final = 3
-"""A device that sent so many wrong results is quarantined: bits flip once, not thrice."""
-
-
 class Coordinator:
     """The PS without its sockets, threads and clock.
 
     Args:
         credential: what `hello` must carry; empty for none.
-        verify: have every result checked before it is used.
+        verify: which results to have checked before they are used; as a command line says it, or
+            True for `auto`.
+        crossed: whether results cross a process boundary, which `auto` asks.
+        rng: secret; draws which results are checked, and what devices are probed with.
         door: who decides which devices may come in; `credential` is not used then.
         max_devices: how many it takes at once; any number unless given.
     """
@@ -163,14 +167,18 @@ class Coordinator:
         self,
         credential: str = "",
         *,
-        verify: bool = False,
+        verify: Verification | str | bool = False,
+        crossed: bool = True,
+        rng: random.Random | None = None,
         door: Doorkeeper | None = None,
         max_devices: int | None = None,
     ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
         self.door = door if door is not None else OneKey(credential)
-        self.verify = verify
+        self.verification = Verification.of(verify)
+        self.verify = self.verification.active(crossed)
+        self._rng = rng or random.SystemRandom()
         self.max_devices = max_devices
         self.regulars = Regulars(self.door)
         self.epoch = 0
@@ -287,7 +295,8 @@ class Coordinator:
         orders = self._take_over(admission, now_s)
         session.name = admission.name or clean_name(message.name)
         session.profile = message.profile
-        session.identity, session.faults = admission.identity, admission.faults
+        session.identity = admission.identity
+        session.reputation = Reputation(wrong=admission.faults, penalty=float(admission.faults))
         session.measure = message.measure
         session.rates = _bounded(
             DeviceRates(
@@ -307,10 +316,11 @@ class Coordinator:
         stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
         if not stated and (before := self.regulars.rates_before(session, now_s)) is not None:
             session.rates, stated = before, True
-        if stated and not session.measure:
+        if stated and not session.measure and not self.verify:
             return orders + self._ready(session, now_s)
-        effort = THOROUGH if session.measure else JOINING
-        session.probe = Probe(session.rates.memory_bytes, effort)
+        effort = THOROUGH if session.measure else STATED if stated else JOINING
+        tested = self.verify and not session.measure
+        session.probe = Probe(session.rates, effort, self._rng if tested else None)
         session.state = DeviceState.PROBING
         return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
@@ -341,6 +351,9 @@ class Coordinator:
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> list[Order]:
         orders: list[Order] = [Send(session.id, m) for m in probe.result(message, now_s)]
+        if probe.fault:
+            reason = f"it failed the test of its arithmetic: {probe.fault}"
+            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
         if probe.rates is not None and session.measure:
             found = probe.rates
             down, up = found.downlink_bytes_per_s, found.uplink_bytes_per_s
@@ -349,16 +362,8 @@ class Coordinator:
             orders += [Send(session.id, m) for m in (answer, messages.Bye("measured"))]
             orders.append(Close(session.id))
         elif probe.rates is not None:
-            assert session.rates is not None
             session.probe = None
-            session.rates = _bounded(
-                replace(
-                    session.rates,
-                    downlink_bytes_per_s=probe.rates.downlink_bytes_per_s,
-                    uplink_bytes_per_s=probe.rates.uplink_bytes_per_s,
-                    latency_s=probe.rates.latency_s,
-                )
-            )
+            session.rates = _bounded(probe.device)
             orders += self._ready(session, now_s)
         return orders
 
@@ -417,11 +422,13 @@ class Coordinator:
                 f"the result is {message.rows}x{message.columns} {message.dtype} of "
                 f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
             )
-            return self._do(events.RunFailed(session.id, message.id, reason), now_s)
+            session.reputation.was_wrong(Wrong.FORM)
+            orders = self._do(events.RunFailed(session.id, message.id, reason), now_s)
+            return orders + self._judge(session, reason, now_s)
         session.blocks += 1
         session.flops += unit.flops
         session.compute_s += min(message.compute_s, now_s - session.opened_s)
-        if self.verify:
+        if self.verify and self.verification.wants(session.reputation, self._rng):
             return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
 
@@ -433,30 +440,41 @@ class Coordinator:
         """
         return self._do(events.LateAnswer(session.id), now_s)
 
-    def checked(
-        self, session_id: int, run: int, payload: Any, fault: str, now_s: float
-    ) -> list[Order]:
+    def checked(self, order: Check, fault: Fault | None, now_s: float) -> list[Order]:
         """A `Check` order is carried out.
 
         Args:
-            session_id, run, payload: of the order.
-            fault: what is wrong with the result; empty when it is right. A wrong one is computed
-                elsewhere, and a device that sends `MAX_FAULTS` of them is quarantined.
+            order: which.
+            fault: what is wrong with the result; None when it is right. A wrong one is computed
+                elsewhere, its inputs are sent to the device again, and a device whose reputation
+                is gone is quarantined.
             now_s: the time.
         """
-        session = self.sessions.get(session_id)
+        session = self.sessions.get(order.session)
         if session is None:  # it went meanwhile; the unit is with another
             return []
-        if not fault:
-            return self._do(events.ResultArrived(session_id, run, payload), now_s)
-        session.faults += 1
-        if session.identity is not None:
-            self.door.faulted(session.identity, fault)
-        orders = self._do(events.RunFailed(session_id, run, f"a wrong result: {fault}"), now_s)
-        if session.faults < MAX_FAULTS:
-            return orders
-        reason = f"quarantined after {session.faults} wrong results; the last: {fault}"
-        return orders + self.refuse(session_id, ErrorCode.QUARANTINED, reason, now_s)
+        if fault is None:
+            session.reputation.was_right()
+            arrived = events.ResultArrived(session.id, order.run, order.payload)
+            return self._do(arrived, now_s)
+        inputs = frozenset(array.id for array in order.unit.inputs)
+        if fault.gross or not session.suspects.explains(order.run, inputs):
+            session.reputation.was_wrong(Wrong.GROSS if fault.gross else Wrong.SMALL)
+            if session.identity is not None:
+                self.door.faulted(session.identity, fault.reason)
+            session.suspects.begin(inputs, max(session.expected, default=order.run))
+        reason = f"a wrong result: {fault.reason}"
+        failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
+        return self._do(failed, now_s) + self._judge(session, fault.reason, now_s)
+
+    def _judge(self, session: Session, last: str, now_s: float) -> list[Order]:
+        """Quarantine a device whose reputation is gone."""
+        reputation = session.reputation
+        if not reputation.quarantined or session.id not in self.sessions:
+            return []
+        wrong = "result" if reputation.wrong == 1 else "results"
+        reason = f"quarantined after {reputation.wrong} wrong {wrong}; the last: {last}"
+        return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
 
     # --- work ---
 

@@ -1,24 +1,36 @@
-"""Measuring the link of a device: ordinary `put` and `run`, timed at the PS, one way each.
+"""Probing a device before it gets work: ordinary `put` and `run`, timed and checked at the PS.
 
-A row times a column is all download (one number comes back), a column times a row all upload, and
-a 1 x 1 product is a round trip. Each direction goes on to larger arrays until one takes a while;
-what a round trip and the device's own arithmetic took is subtracted.
+Link: a row times a column is all download (one number comes back), a column times a row all upload,
+and a 1 x 1 product is a round trip. Each direction goes on to larger arrays until one takes a
+while; what a round trip and the device's own arithmetic took is subtracted.
+
+Arithmetic: one product of secret numbers in every dtype that the device claims, as that dtype and
+in fp32, as they lie and transposed, checked like any result (`cleave.verify`). They are deep and of
+one sign, so that sums kept in 16 bits, or fp32 inputs cut to fewer bits, show.
+
+Speed: one product of two arrays, added up as often as it takes to tell its time from the link's. A
+device that shows less than a tenth of what it claims is planned with what it shows. Only where the
+link is measured, too: without its rates, times at the PS say nothing of a device's arithmetic.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
 import numpy as np
 
-from cleave.arrays import Buffer, DType
+from cleave.arrays import Buffer, DType, narrow, unpack
 from cleave.errors import ProtocolError
+from cleave.gemm import Block, Span
+from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Message, Op
+from cleave.verify import GemmCheck
 
 FIRST_ID: Final = 2**52
 """Probes name their arrays and runs from here on, so that they never meet the dispatcher's; still
@@ -27,6 +39,19 @@ a whole number in JavaScript."""
 _FIRST_BYTES: Final = 8 * 1024  # over within 12 s on the slowest link that a device may have
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
+
+_TEST_SIDES: Final = (4, 192, 5)
+"""Rows, depth, columns of the arithmetic's tests: all dtypes together are 14 kB, and sums are deep
+enough for 16 bits to be lost in them."""
+
+CLAIM: Final = 10.0
+"""How much faster than it shows a device may claim to be: a probe is no benchmark."""
+
+_SPEED_ROWS: Final = 128
+_SPEED_SIDES: Final = (128, 512)  # least and most; what a slow link takes no smaller one tells
+_SPEED_BYTES_S: Final = 0.5  # of download
+_SPEED_ENOUGH_S: Final = 0.05
+_SPEED_PAIRS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +68,9 @@ class Effort:
     largest_bytes: int
     enough_s: float
 
+
+STATED: Final = Effort(0, 0, 0.0)
+"""A device that states its link's rates: nothing is measured."""
 
 JOINING: Final = Effort(2, 2 * 2**20, 0.1)
 """A device wants to work soon."""
@@ -65,33 +93,67 @@ class LinkRates:
     latency_s: float
 
 
-_Step = tuple[int, int, int]  # rows, depth, columns
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One product that is timed: how often a (rows, depth) array times a (depth, columns) one."""
+
+    rows: int
+    depth: int
+    columns: int
+    pairs: int = 1
+    random: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """One product whose numbers are checked."""
+
+    a: Buffer
+    b: Buffer
+    out: DType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.a.shape[0], self.b.shape[1]
 
 
 class Probe:
-    """The probe of one device. Feed it results until `rates` is there.
+    """The probe of one device. Feed it results until `rates` is there, or `fault` is.
 
     Args:
-        memory_bytes: what the device offers.
-        effort: how thorough it is.
+        device: what it says of itself.
+        effort: how thoroughly its link is measured.
+        rng: draws the numbers of tests, secret; None for measuring the link alone.
+
+    Attributes:
+        rates: what its link was found to be; as stated where it is not measured.
+        device: how to plan with it, once `rates` is there.
+        fault: what is wrong with its arithmetic.
     """
 
-    def __init__(self, memory_bytes: int, effort: Effort = JOINING) -> None:
+    def __init__(
+        self, device: DeviceRates, effort: Effort = JOINING, rng: random.Random | None = None
+    ) -> None:
         self.rates: LinkRates | None = None
+        self.device = device
+        self.fault = ""
         self._effort = effort
-        self._largest = min(effort.largest_bytes, memory_bytes // 4)
+        self._rng = np.random.default_rng(rng.getrandbits(128)) if rng else None
+        self._largest = min(effort.largest_bytes, device.memory_bytes // 4)
         self._ids = count(FIRST_ID)
         self._plan = self._steps()
-        self._step: _Step = (1, 1, 1)
+        self._step = _Step(1, 1, 1)
         self._run = 0
-        self._arrays: tuple[int, int] = (0, 0)
+        self._arrays: tuple[int, ...] = ()
         self._sent_s = 0.0
         self._took_s = 0.0  # the step before
+        self._tests: dict[int, _Test] = {}
 
     def begin(self, now_s: float) -> list[Message]:
         """The first messages to send."""
-        self._step = next(self._plan)
-        return self._send(now_s)
+        if self._rng is not None:
+            return self._send_tests(self._rng)
+        return self._go_on(now_s)
 
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
         """Take an answer; returns what to send next.
@@ -99,33 +161,94 @@ class Probe:
         Raises:
             ProtocolError: when it is not the answer that is awaited.
         """
-        rows, _, columns = self._step
-        nbytes = rows * columns * DType.FP32.itemsize
-        answer = (message.id, message.rows, message.columns, payload_bytes(message.payload))
-        if answer != (self._run, rows, columns, nbytes):
-            raise ProtocolError(f"result {message.id} is not the answer to the probe {self._run}")
-        self._took_s = max(_LEAST_S, now_s - self._sent_s - message.compute_s)
-        drop: Message = messages.Drop(self._arrays)
+        test = self._tests.pop(message.id, None)
+        if test is not None:
+            self._expect(message, test.shape, test.out)
+            self.fault = self._checked(test, message)
+            return [] if self._tests or self.fault else self._go_on(now_s)
+        step = self._step
+        if message.id != self._run:
+            raise _not_awaited(message)
+        self._expect(message, (step.rows, step.columns), DType.FP32)
+        self._took_s = max(_LEAST_S, now_s - self._sent_s)
+        if not step.random:  # of a link's probe the arithmetic is no part
+            self._took_s = max(_LEAST_S, self._took_s - message.compute_s)
+        return self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> list[Message]:
+        drop: list[Message] = [messages.Drop(self._arrays)] if self._arrays else []
+        self._arrays = ()
         step = next(self._plan, None)
         if step is None:
-            return [drop]
+            self._run = -1  # nothing more is awaited
+            return drop
         self._step = step
-        return [drop, *self._send(now_s)]
+        return [*drop, *self._send(step, now_s)]
+
+    @staticmethod
+    def _expect(message: messages.Result, shape: tuple[int, int], dtype: DType) -> None:
+        answer = (message.rows, message.columns, message.dtype, payload_bytes(message.payload))
+        if answer != (*shape, dtype.value, shape[0] * shape[1] * dtype.itemsize):
+            raise _not_awaited(message)
+
+    # --- arithmetic ---
+
+    def _send_tests(self, rng: np.random.Generator) -> list[Message]:
+        sent: list[Message] = []
+        rows, depth, columns = _TEST_SIDES
+        for dtype in (d for d in DType if d.value in self.device.dtypes):
+            a, b = (
+                Buffer(narrow(1 + rng.standard_normal(shape, np.float32), dtype), dtype)
+                for shape in ((rows, depth), (depth, columns))
+            )
+            left, right = next(self._ids), next(self._ids)
+            self._arrays += (left, right)
+            sent += [_put(left, a), _put(right, b)]
+            plain, turned = next(self._ids), next(self._ids)
+            # As it lies; and (A B)' = B' A', twice, added up.
+            sent.append(_run(plain, (left, right), dtype))
+            sent.append(_run(turned, (right, left) * 2, DType.FP32, transposed=True))
+            self._tests[plain] = _Test(a, b, dtype)
+            doubled = (np.concatenate([side.array] * 2, axis=1) for side in (b.T, a))
+            twice = [Buffer(array, dtype) for array in doubled]
+            self._tests[turned] = _Test(twice[0], twice[1].T, DType.FP32)
+        return sent
+
+    def _checked(self, test: _Test, message: messages.Result) -> str:
+        assert self._rng is not None
+        (rows, columns), depth = test.shape, test.a.shape[1]
+        block = Block(Span(0, rows), Span(0, columns), (Span(0, depth),))
+        payload = message.payload
+        if not isinstance(payload, Buffer):
+            payload = unpack(payload, rows, columns, test.out)
+        fault = GemmCheck(test.a, test.b, [block], self._rng).fault(block, payload)
+        if fault is None:
+            return ""
+        kind = test.a.dtype.value
+        return f"a product of {kind} numbers, as {test.out.value}, is wrong: {fault.reason}"
+
+    # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
         """What to multiply, one after the other; `_took_s` is known when it is resumed."""
+        stated = self.device
+        if self._effort is STATED:
+            self.rates = LinkRates(
+                stated.downlink_bytes_per_s, stated.uplink_bytes_per_s, stated.latency_s
+            )
+            return
         round_trip_s = float("inf")
         for _ in range(self._effort.round_trips):
-            yield (1, 1, 1)
+            yield _Step(1, 1, 1)
             round_trip_s = min(round_trip_s, self._took_s)
         rates = []
         for download in (True, False):
             size, last, before = _FIRST_BYTES, False, 0.0
             while True:
                 side = int((size // 4) ** 0.5)
-                step = (1, size // 8, 1) if download else (side, 1, side)
+                step = _Step(1, size // 8, 1) if download else _Step(side, 1, side)
                 yield step
-                sent = 8 * step[1] if download else 4 * side * side
+                sent = 8 * step.depth if download else 4 * side * side
                 rate = sent / max(_LEAST_S, self._took_s - round_trip_s)
                 if last:  # the better of two: whatever disturbs a measurement makes it slower
                     rates.append(max(rate, before))
@@ -133,20 +256,65 @@ class Probe:
                 last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
                 before = rate
                 size = size if last else size * _GROWTH
-        self.rates = LinkRates(rates[0], rates[1], round_trip_s / 2)
+        found = LinkRates(rates[0], rates[1], round_trip_s / 2)
+        if self._rng is not None:
+            yield from self._speed(found)
+        self.device = replace(
+            self.device,
+            downlink_bytes_per_s=found.downlink_bytes_per_s,
+            uplink_bytes_per_s=found.uplink_bytes_per_s,
+            latency_s=found.latency_s,
+        )
+        self.rates = found
 
-    def _send(self, now_s: float) -> list[Message]:
-        rows, depth, columns = self._step
+    def _speed(self, link: LinkRates) -> Iterator[_Step]:
+        """Products until the device has shown a tenth of what it claims, or what it can do."""
+        least, most = _SPEED_SIDES
+        nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
+        side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))
+        if side < least:
+            return
+        claimed, shown, pairs, last = self.device.flops_per_s, 0.0, 1, False
+        down = (_SPEED_ROWS + side) * side * DType.FP32.itemsize / link.downlink_bytes_per_s
+        up = _SPEED_ROWS * side * DType.FP32.itemsize / link.uplink_bytes_per_s
+        while CLAIM * shown < claimed:
+            yield _Step(_SPEED_ROWS, side, side, pairs, random=True)
+            took_s = max(_LEAST_S, self._took_s - 2 * link.latency_s - down - up)
+            shown = max(shown, 2 * _SPEED_ROWS * side * side * pairs / took_s)
+            if last:
+                break
+            last = took_s >= _SPEED_ENOUGH_S or pairs * _GROWTH > _SPEED_PAIRS
+            pairs = pairs if last else pairs * _GROWTH
+        if CLAIM * shown < claimed:
+            self.device = replace(self.device, flops_per_s=shown)
+
+    def _send(self, step: _Step, now_s: float) -> list[Message]:
         left, right, self._run = next(self._ids), next(self._ids), next(self._ids)
         self._arrays = (left, right)
         self._sent_s = now_s
         return [
-            _zeros(left, rows, depth),
-            _zeros(right, depth, columns),
-            messages.Run(self._run, Op.MATMUL.value, self._arrays, False, False, DType.FP32.value),
+            _put(left, self._array(step, step.rows, step.depth)),
+            _put(right, self._array(step, step.depth, step.columns)),
+            _run(self._run, self._arrays * step.pairs, DType.FP32),
         ]
 
+    def _array(self, step: _Step, rows: int, columns: int) -> Buffer:
+        if step.random:
+            assert self._rng is not None
+            return Buffer(self._rng.random((rows, columns), np.float32), DType.FP32)
+        return Buffer(np.zeros((rows, columns), np.float32), DType.FP32)
 
-def _zeros(id: int, rows: int, columns: int) -> messages.Put:
-    array = Buffer(np.zeros((rows, columns), np.float32), DType.FP32)
-    return messages.Put(id, rows, columns, DType.FP32.value, array)
+
+def _not_awaited(message: messages.Result) -> ProtocolError:
+    return ProtocolError(
+        f"result {message.id}, {message.rows}x{message.columns} {message.dtype}, "
+        f"is not the answer to the probe"
+    )
+
+
+def _put(id: int, array: Buffer) -> messages.Put:
+    return messages.Put(id, *array.shape, array.dtype.value, array)
+
+
+def _run(id: int, inputs: tuple[int, ...], out: DType, *, transposed: bool = False) -> messages.Run:
+    return messages.Run(id, Op.MATMUL.value, inputs, transposed, transposed, out.value)

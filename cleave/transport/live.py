@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from cleave.arrays import DType, unpack
 from cleave.errors import FleetError, ProtocolError
+from cleave.fleet.checks import Checks
 from cleave.fleet.coordinator import (
     Check,
     Close,
@@ -36,13 +36,12 @@ from cleave.fleet.coordinator import (
 )
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
-from cleave.gemm import wavefront
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.transport.connection import Connection, ConnectionLostError
-from cleave.verify import GemmCheck
+from cleave.verify import Fault
 
 CHECK_INLINE_FLOPS = 4e6
 """Results of smaller computations are checked in the loop, sooner than a thread would wake."""
@@ -87,7 +86,7 @@ class LiveShell:
         self._ids = count(1)
         self._futures: dict[int, GemmFuture] = {}
         self._outputs: dict[int, Output] = {}
-        self._checks: dict[int, GemmCheck] = {}
+        self._checks = Checks(lambda: np.random.default_rng(secrets.randbits(128)))
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
         self._checking = 0  # in the checker's thread
         self._finished: dict[int, threading.Event] = {}
@@ -229,7 +228,7 @@ class LiveShell:
         """
         future = self._futures.get(order.unit.work)
         if future is None or self.loop is None:  # nobody waits for it any more
-            self._checked(order, "", 0.0)
+            self._checked(order, None, 0.0)
         elif order.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
             try:
                 found = self._fault(order, future)
@@ -241,7 +240,7 @@ class LiveShell:
             loop = self.loop
             self._checking += 1
 
-            def finished(fault: str, took_s: float) -> None:
+            def finished(fault: Fault | None, took_s: float) -> None:
                 self._checking -= 1
                 self._checked(order, fault, took_s)
 
@@ -263,42 +262,26 @@ class LiveShell:
         """The work ends with the reason; to the coordinator the run is done, so that it goes on."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
         self._conclude(order.unit.work, reason)
-        self._obey(
-            self.coordinator.checked(order.session, order.run, order.payload, "", self._now())
-        )
+        self._obey(self.coordinator.checked(order, None, self._now()))
 
-    def _fault(self, order: Check, future: GemmFuture) -> tuple[str, float]:
-        """What is wrong with a result, and how long it took to see."""
-        began_s = time.perf_counter()
-        work, unit = future.work, order.unit.detail
-        check = self._checks.get(work.id)
-        if check is None:
-            assert work.plan is not None
-            blocks = (block for tile in work.plan.tiles for block in wavefront(tile.cut))
-            a, b = (
-                side.operand.buffer.T if side.transposed else side.operand.buffer
-                for side in (future.a, future.b)
-            )
-            rng = np.random.default_rng(secrets.randbits(128))
-            check = self._checks[work.id] = GemmCheck(a, b, blocks, rng)
-        block = unit.block
-        payload = unpack(order.payload, block.m.size, block.n.size, DType(unit.out))
-        return check.fault(block, payload), time.perf_counter() - began_s
+    def _fault(self, order: Check, future: GemmFuture) -> tuple[Fault | None, float]:
+        """What is wrong with a result, and the processor time that it took to see."""
+        began_s = time.thread_time()
+        fault = self._checks.fault(future, order.unit, order.payload)
+        return fault, time.thread_time() - began_s
 
-    def _checked(self, order: Check, fault: str, took_s: float) -> None:
+    def _checked(self, order: Check, fault: Fault | None, took_s: float) -> None:
         self._counters.verify_s += took_s
         if order.unit.work not in self._futures:  # it was done meanwhile
-            self._checks.pop(order.unit.work, None)
-        if fault:
+            self._checks.forget(order.unit.work)
+        if fault is not None:
             record = self.coordinator.sessions.get(order.session)
             name = record.name if record else f"device {order.session}"
-            self._notify(f"{name} sent a wrong result: {fault}; it is computed elsewhere")
-        self._obey(
-            self.coordinator.checked(order.session, order.run, order.payload, fault, self._now())
-        )
+            self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
+        self._obey(self.coordinator.checked(order, fault, self._now()))
 
     def _conclude(self, work: int, error: str) -> None:
-        self._checks.pop(work, None)
+        self._checks.forget(work)
         future = self._futures.get(work)
         if future is None or self._finished[work].is_set():  # it has ended already
             return

@@ -20,6 +20,7 @@ from cleave.errors import ProtocolError, UsageError
 from cleave.fleet.admission import Doorkeeper, OneKey
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.verification import Verification
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
@@ -74,7 +75,7 @@ class ServedFleet(Fleet):
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
-        verify: bool,
+        verify: Verification | str | bool,
         door: Doorkeeper | None,
         exposure: Exposure,
         allow_origins: tuple[str, ...],
@@ -322,7 +323,7 @@ def serve(
     planner: Planner | None = None,
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
-    verify: bool = True,
+    verify: Verification | str | bool = True,
     door: Doorkeeper | None = None,
     security: Security | None = None,
     allowed: ConnectionLimits | None = None,
@@ -337,8 +338,10 @@ def serve(
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
-        verify: check every result before it is used (`cleave.verify`); a wrong one is computed
-            elsewhere, and a device that sends several is quarantined.
+        verify: which results to check before they are used (`cleave.verify`), as `cleave serve
+            --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
+            computed elsewhere, and a device that sends several, or one that is wrong as a whole,
+            is quarantined.
         door: who decides which devices and operators may come in, where that is more than to know
             the credentials; these are then only what the URLs hold.
         security: TLS, and from which web pages browsers may connect. By default plain on
@@ -346,7 +349,8 @@ def serve(
         allowed: how many may connect, and how long they may take.
 
     Raises:
-        UsageError: when the address cannot be listened on, or TLS lacks something.
+        UsageError: when the address cannot be listened on, or TLS lacks something, or
+            `verify` is none of these.
 
     Example:
         >>> with serve() as fleet:

@@ -11,7 +11,6 @@ from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.fleet.admission import MAX_NAME, Admission, Contribution, OneKey, Refusal, Verdict
 from cleave.fleet.coordinator import (
-    MAX_FAULTS,
     Check,
     Close,
     Coordinator,
@@ -22,11 +21,14 @@ from cleave.fleet.coordinator import (
     Send,
 )
 from cleave.fleet.regulars import CREDIT_S, GRACE_S, MAX_CREDIT
+from cleave.fleet.reputation import QUARANTINE
+from cleave.fleet.verification import Verification
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
+from cleave.verify import Fault
 
 HELLO = Hello(
     Role.DEVICE,
@@ -111,7 +113,7 @@ def door() -> Door:
 
 @pytest.fixture
 def coordinator(door: Door) -> Coordinator:
-    return Coordinator(door=door, verify=True)
+    return Coordinator(door=door)
 
 
 def test_a_device_is_told_its_credential_and_has_its_known_name(coordinator: Coordinator) -> None:
@@ -252,7 +254,8 @@ def test_an_operator_can_end_the_sessions_of_a_device(coordinator: Coordinator) 
 
 
 def one_result(coordinator: Coordinator, session: int) -> Check:
-    """A GEMM of one block, answered."""
+    """A GEMM of one block, answered by a device that passed the probe."""
+    coordinator.verification, coordinator.verify = Verification.of(True), True
     orders = submit(coordinator)
     (run,) = [m for m in sent(orders, session) if isinstance(m, messages.Run)]
     payload = bytes(4 * 4 * 4)
@@ -306,10 +309,10 @@ def test_names_can_be_shown(name: str) -> None:
 
 
 def test_quarantine_is_of_the_identity(coordinator: Coordinator, door: Door) -> None:
-    door.faults_before = MAX_FAULTS - 1  # in sessions before
+    door.faults_before = int(QUARANTINE) - 1  # in sessions before
     come(coordinator, 1)
     check = one_result(coordinator, 1)
-    orders = coordinator.checked(1, check.run, check.payload, "row 3 is wrong", 3.0)
+    orders = coordinator.checked(check, Fault("row 3 is wrong"), 3.0)
     (error,) = [m for m in sent(orders, 1) if isinstance(m, messages.Error)]
     assert error.code is ErrorCode.QUARANTINED
     assert door.faults == {7: ["row 3 is wrong"]}

@@ -14,7 +14,6 @@ from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.fleet.coordinator import (
-    MAX_FAULTS,
     Check,
     Close,
     Coordinator,
@@ -26,11 +25,14 @@ from cleave.fleet.coordinator import (
     Send,
     gemm_of,
 )
+from cleave.fleet.reputation import QUARANTINE
+from cleave.fleet.verification import Verification
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
+from cleave.verify import Fault
 
 HELLO = Hello(
     Role.DEVICE,
@@ -267,9 +269,15 @@ def test_states_are_named() -> None:
 # --- results ---
 
 
+def _checking(coordinator: Coordinator) -> None:
+    coordinator.verification, coordinator.verify = Verification.of(True), True
+
+
 def _work_on_one(*, verify: bool = False) -> tuple[Coordinator, messages.Run]:
-    coordinator = Coordinator(verify=verify)
+    coordinator = Coordinator()
     _ready(coordinator)
+    if verify:  # from now on: the device passed the probe
+        _checking(coordinator)
     (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
     return coordinator, run
 
@@ -331,7 +339,7 @@ def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
     assert isinstance(check, Check)
     assert coordinator.received(1, _result(run, **changes), 2.0) == []
     assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
-    (place,) = coordinator.checked(1, check.run, check.payload, "", 3.0)
+    (place,) = coordinator.checked(check, None, 3.0)
     assert isinstance(place, Place)
     assert place.payload is check.payload
 
@@ -339,11 +347,11 @@ def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
 def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None:
     """Its last answer lets it go; that it would be quarantined, too, comes too late."""
     coordinator, run = _work_on_one(verify=True)
-    coordinator.sessions[1].faults = MAX_FAULTS - 1
+    coordinator.sessions[1].reputation.penalty = QUARANTINE - 1
     coordinator.received(1, messages.Drain(), 1.0)
     (check,) = coordinator.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
-    orders = coordinator.checked(1, check.run, check.payload, "it is off", 3.0)
+    orders = coordinator.checked(check, Fault("it is off"), 3.0)
     assert orders == [Send(1, messages.Bye("drained")), Close(1)]
 
 
@@ -534,15 +542,16 @@ def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
 
 @pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
 def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes) -> None:
-    coordinator = Coordinator(verify=True)
+    coordinator = Coordinator()
     _ready(coordinator)
+    _checking(coordinator)
     (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
     answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
     (check,) = coordinator.received(1, answer, 2.0)
     assert isinstance(check, Check)
     assert coordinator.received(1, replace(answer, payload=second), 2.0) == []
     assert coordinator.dispatcher.counters.late == 1
-    (place,) = coordinator.checked(1, check.run, check.payload, "", 3.0)
+    (place,) = coordinator.checked(check, None, 3.0)
     assert place == Place(check.unit, answer.payload)
     assert coordinator.placed(check.unit, 3.0) == [Done(1)]
 

@@ -1,0 +1,544 @@
+"""Checking results: what it costs, whom it blames, what it misses.
+
+    python -m benchmarks.verification [--quick] [--batch 4] [--seq 128]
+
+1. Cost in training: OPT-125M, fp32, a server and one device process over loopback. Processor time
+   of the checks (clock of the thread that does them; they start no other threads) against that of
+   the whole server process in the same steps (at most 10 %); and, as a control, whole-process time
+   per step with checking on and off, in turns, medians.
+2. Cost in counts: operations against the GEMM's (at most 3 %) and bytes read against A, B and C
+   once (at most 3), counted by the code itself, blocks of 512 x 512 at several depths, and plans of
+   fleets that cut tiles differently.
+3. Honest blocks, 10^5 in each of fp32, bf16, bf16 returned as fp32 partial sums, and fp16: numbers
+   as they occur in training and nasty ones; summed by numpy, by torch, and one product after the
+   other. No device is to be quarantined. Blocks are 16 x 16, so that there are many in little time.
+4. Liars: a fifth of an emulated fleet lies in one of nine ways, through the real coordinator and
+   dispatcher, every placed block compared with the exact product. GEMMs of 320 x 320, depth 128,
+   are cut evenly: the planner would search a new plan for every liar that comes. One that is
+   quarantined comes back under a new name before the next GEMM. Wrong by more than the stated
+   tolerance: an element is off by more than `cleave.verify.LONE` sigma of its row. None of those
+   is to reach the model; the table counts what is below, too.
+5. Per dtype the smallest lone error that is surely caught, in units of the block's root mean
+   square, and how much of smaller ones passes.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+import cleave
+from benchmarks.common import joined, make_trainer, wait_for_devices
+from cleave import arrays
+from cleave.arrays import Array, Buffer, DType
+from cleave.device.core import Compute
+from cleave.device.executors import NumpyExecutor, TorchExecutor, execute
+from cleave.fleet.coordinator import Close, Order, Place
+from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.probe import FIRST_ID
+from cleave.fleet.reputation import Reputation, Wrong
+from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
+from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile, Residency
+from cleave.planner.planner import TilePlanner
+from cleave.training.job import JobSpec
+from cleave.verify import LONE, GemmCheck, row_sigma
+from emulator.virtual import Arithmetic, VirtualShell, _VirtualDevice
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import paper_fleet
+
+MODES = (
+    (DType.FP32, DType.FP32),
+    (DType.BF16, DType.BF16),
+    (DType.BF16, DType.FP32),
+    (DType.FP16, DType.FP16),
+)
+SIDE = 16
+
+
+def said(what: str, value: float, limit: float, shown: str) -> None:
+    """A figure with its limit."""
+    met = "met" if value <= limit else "NOT met"
+    print(f"{what}: {shown} (at most {limit:g}): {met}", flush=True)
+
+
+def name(dtype: DType, out: DType) -> str:
+    """`bf16`, or `bf16>fp32` for partial sums."""
+    return dtype.value if dtype is out else f"{dtype.value}>{out.value}"
+
+
+# --- 1 ---
+
+
+def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
+    """Part one."""
+    job = JobSpec(model="opt-125m", batch=batch, seq=seq, steps=10_000, checkpoint_every=0)
+    shares: list[float] = []
+    per_step: dict[bool, list[float]] = {True: [], False: []}
+    with ExitStack() as stack:
+        trainers = {}
+        for checking in (True, False):
+            fleet = stack.enter_context(cleave.serve(verify=checking))
+            options = ("--executor", "numpy", "--threads", "1")
+            stack.enter_context(joined(fleet.url, 1, *options))
+            wait_for_devices(fleet, 1)
+            trainers[checking] = fleet, make_trainer(job, fleet)
+            trainers[checking][1].train_step()
+        for _ in range(rounds):
+            for checking, (fleet, trainer) in trainers.items():
+                before, began_s = fleet.counters(), time.process_time()
+                for _ in range(steps):
+                    trainer.train_step()
+                spent_s = time.process_time() - began_s
+                per_step[checking].append(spent_s / steps)
+                if checking:
+                    shares.append((fleet.counters() - before).verify_s / spent_s)
+    on, off = (statistics.median(per_step[checking]) for checking in (True, False))
+    share = statistics.median(shares)
+    what = f"checks, share of the server's processor time, batch {batch} x {seq}"
+    said(what, share, 0.10, f"{share:.1%} ({min(shares):.1%} to {max(shares):.1%})")
+    print(f"  control: {on:.2f} s a step with checks, {off:.2f} without: {1 - off / on:.1%} of it")
+
+
+# --- 2 ---
+
+
+def counted(gemm: Gemm, blocks: list[Block]) -> tuple[float, float]:
+    """Share of operations, and passes over A, B and C."""
+    rng = np.random.default_rng(0)
+    a, b = (
+        Buffer(rng.standard_normal(shape, np.float32), DType.FP32)
+        for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n))
+    )
+    check = GemmCheck(a, b, blocks, rng)
+    partial = 0
+    for block in blocks:
+        part = a.region(block.m, block.k).array @ b.region(block.k, block.n).array
+        partial += part.nbytes
+        assert check.fault(block, Buffer(part, DType.FP32)) is None
+    return check.flops / gemm.flops, check.read_bytes / (a.nbytes + b.nbytes + partial)
+
+
+def counts(quick: bool) -> None:
+    """Part two."""
+    flops, passes = 0.0, 0.0
+    for depth in (512, 2048) if quick else (512, 1024, 4096, 16384):
+        sides = Gemm(1024, 1024, depth)
+        whole = Tile(Span(0, sides.m), Span(0, sides.n), Span(0, depth))
+        found = counted(sides, list(wavefront(cut_tile(whole, 2, 2))))
+        flops, passes = max(flops, found[0]), max(passes, found[1])
+    said("operations, blocks of 512 x 512, depth 512 and more", flops, 0.03, f"{flops:.2%}")
+    said("bytes read, likewise, against A, B and C once", passes, 3, f"{passes:.2f}")
+    worst = 0.0
+    for devices in (2, 8) if quick else (2, 8, 64):
+        rates = [
+            DeviceRates(
+                i, d.downlink_bytes_per_s, d.uplink_bytes_per_s, d.flops_per_s, 0.0, d.memory_bytes
+            )
+            for i, d in enumerate(paper_fleet(devices))
+        ]
+        for gemm in (Gemm(512, 768, 768), Gemm(768, 768, 4096), Gemm(4096, 768, 768)):
+            plan = TilePlanner().plan(gemm, ElementBytes(4, 4), rates)
+            blocks = [block for tile in plan.tiles for block in wavefront(tile.cut)]
+            worst = max(worst, counted(gemm, blocks)[1])
+    said("bytes read, plans of 2 to 64 devices", worst, 3, f"{worst:.2f}")
+
+
+# --- 3 ---
+
+
+def activations(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """A few columns are far larger than the rest, as in transformers."""
+    values = rng.standard_normal(shape)
+    values[:, rng.integers(0, shape[1], 1 + shape[1] // 100)] *= 60
+    return values
+
+
+def gradients(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Tiny, of scales that differ from row to row, some rows zero."""
+    values = rng.standard_normal(shape) * np.exp(2 * rng.standard_normal((shape[0], 1))) * 1e-4
+    values[rng.random(shape[0]) < 0.2] = 0
+    return values
+
+
+def positive(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Of one sign: sums grow with the depth."""
+    return np.abs(rng.standard_normal(shape)) + 1
+
+
+def cancelling(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Large numbers whose sums along rows and columns nearly vanish."""
+    values = rng.standard_normal(shape)
+    values[:, 1::2] = -values[:, : 2 * (shape[1] // 2) : 2]
+    values[1::2] = -values[: 2 * (shape[0] // 2) : 2]
+    return values * 100 + rng.standard_normal(shape) * 1e-3
+
+
+def heavy(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Log-normal magnitudes."""
+    return rng.standard_normal(shape) * np.exp(rng.standard_normal(shape))
+
+
+def sparse(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """As after a ReLU."""
+    return np.maximum(rng.standard_normal(shape) - 1, 0)
+
+
+KINDS = (activations, gradients, positive, cancelling, heavy, sparse)
+
+
+def one_after_another(a: Buffer, b: Buffer, out: Buffer) -> None:
+    """A device without any blocking: one product after the other, in fp32."""
+    left, right = a.float32(), b.float32()
+    total = np.zeros(out.shape, np.float32)
+    for k in range(left.shape[1]):
+        total += left[:, k : k + 1] * right[k]
+    out.array[...] = arrays.narrow(total, out.dtype)
+
+
+def honest(blocks_wanted: int) -> None:
+    """Part three."""
+    devices: list[Callable[[Buffer, Buffer, Buffer], None]] = [
+        NumpyExecutor().matmul,
+        TorchExecutor().matmul,
+        one_after_another,
+    ]
+    for dtype, out in MODES:
+        rng = np.random.default_rng(1)
+        blocks, alarms, quarantined, gemms = 0, 0, 0, 0
+        reputations = [Reputation() for _ in devices]
+        while blocks < blocks_wanted:
+            depth = int(rng.choice((5, 64, 200, 512, 768)))
+            m, n = int(rng.integers(4, 12)) * SIDE, int(rng.integers(4, 12)) * SIDE
+            kinds = rng.choice(len(KINDS), 2)
+            shapes = (m, depth), (depth, n)
+            a, b = (
+                Buffer(arrays.narrow(KINDS[k](rng, s).astype(np.float32), dtype), dtype)
+                for k, s in zip(kinds, shapes, strict=True)
+            )
+            whole = Tile(Span(0, m), Span(0, n), Span(0, depth))
+            cut = list(wavefront(cut_tile(whole, m // SIDE, n // SIDE)))
+            check = GemmCheck(a, b, cut, rng)
+            number = gemms % len(devices)
+            for block in cut:
+                result = arrays.empty(block.m.size, block.n.size, out)
+                parts = a.region(block.m, block.k), b.region(block.k, block.n)
+                with np.errstate(all="ignore"):
+                    devices[number](*parts, result)
+                fault = check.fault(block, result)
+                if fault is None:
+                    reputations[number].was_right()
+                    continue
+                alarms += 1
+                reputations[number].was_wrong(Wrong.GROSS if fault.gross else Wrong.SMALL)
+                if reputations[number].quarantined:
+                    quarantined += 1
+                    reputations[number] = Reputation()
+            gemms += 1
+            blocks += len(cut)
+        what = f"honest devices quarantined in {blocks:,} blocks of {gemms} GEMMs, "
+        said(what + name(dtype, out), quarantined, 0, f"{quarantined}, {alarms} false alarms")
+
+
+# --- 4 ---
+
+
+Lie = Callable[["Liar", Array, Compute], None]
+
+
+class Liar:
+    """What a lying device remembers."""
+
+    def __init__(self, lie: Lie, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.answers = 0
+        self.before: Array | None = None
+        self._lie = lie
+
+    def change(self, block: Array, order: Compute) -> None:
+        """Make a right block wrong, or let it be."""
+        self.answers += 1
+        self._lie(self, block, order)
+
+
+def zeros(_: Liar, block: Array, order: Compute) -> None:
+    block[...] = 0
+
+
+def stale(liar: Liar, block: Array, order: Compute) -> None:
+    """The block before, where it has the shape; its own first one is right."""
+    before, liar.before = liar.before, block.copy()
+    if before is not None and before.shape == block.shape:
+        block[...] = before
+
+
+def one_element(liar: Liar, block: Array, order: Compute) -> None:
+    block[liar.rng.integers(block.shape[0]), liar.rng.integers(block.shape[1])] += 3 * block.std()
+
+
+def scaled(_: Liar, block: Array, order: Compute) -> None:
+    block *= 1.05
+
+
+def exponent_bit(liar: Liar, block: Array, order: Compute) -> None:
+    """One of the eight bits, of any element; of a small one the rounding of others may hide it."""
+    bits = block.view(np.uint32)
+    place = liar.rng.integers(block.shape[0]), liar.rng.integers(block.shape[1])
+    bits[place] ^= np.uint32(1) << np.uint32(23 + liar.rng.integers(8))
+
+
+def spread_noise(liar: Liar, block: Array, order: Compute) -> None:
+    """Ten times the rounding error that an honest device may make (`row_sigma`), everywhere."""
+    noise = liar.rng.standard_normal(block.shape).astype(np.float32)
+    block += noise * (10 * sigmas(order, block)[:, None] / np.sqrt(block.shape[1])).astype(
+        np.float32
+    )
+
+
+def half_depth(_: Liar, block: Array, order: Compute) -> None:
+    """The sum over the first half only."""
+    a, b = operands(order)
+    middle = a.shape[1] // 2
+    block[...] = a[:, :middle] @ b[:middle]
+
+
+def right_until_trusted(liar: Liar, block: Array, order: Compute) -> None:
+    """Right a hundred times."""
+    if liar.answers > 100:
+        one_element(liar, block, order)
+
+
+def cancelling_pairs(liar: Liar, block: Array, order: Compute) -> None:
+    """In two rows and two columns; sums along either stay what they are."""
+    rows = liar.rng.choice(block.shape[0], 2, replace=False)
+    columns = liar.rng.choice(block.shape[1], 2, replace=False)
+    error = 5 * block.std()
+    block[np.ix_(rows, columns)] += np.array([[error, -error], [-error, error]])
+
+
+LIES: tuple[Lie, ...] = (
+    zeros,
+    stale,
+    one_element,
+    scaled,
+    exponent_bit,
+    spread_noise,
+    half_depth,
+    right_until_trusted,
+    cancelling_pairs,
+)
+
+
+def operands(order: Compute) -> tuple[Array, Array]:
+    """A and B of a block, in fp32."""
+    sides = [(a.payload.float32(), b.payload.float32()) for a, b in order.pairs]
+    left = np.concatenate([a.T if order.transpose_a else a for a, _ in sides], axis=1)
+    right = np.concatenate([b.T if order.transpose_b else b for _, b in sides], axis=0)
+    return left, right
+
+
+def sigmas(order: Compute, block: Array) -> Array:
+    """Of a block's rows."""
+    a, b = operands(order)
+    scale = np.linalg.norm(a, axis=1) * np.linalg.norm(b)
+    lengths = np.linalg.norm(block, axis=1)
+    return row_sigma(scale, lengths, a.shape[1], block.shape[1], order.out)
+
+
+class LyingShell(VirtualShell):
+    """An emulated fleet with liars in it, which come back when they are thrown out.
+
+    Attributes:
+        placed: blocks that reached the output.
+        lied: answers that were changed.
+        above, below: wrong blocks that were placed, by the stated tolerance.
+    """
+
+    def __init__(self, members: list[FleetDevice], lie: Lie, seed: int) -> None:
+        self.liars: dict[int, Liar] = {}
+        self.lie = lie
+        self.placed = self.lied = self.above = self.below = 0
+        self.quarantined: Counter[bool] = Counter()
+        self.exact: tuple[Array, Array] | None = None
+        self.gone: list[FleetDevice] = []
+        super().__init__(members, NumpyExecutor(), Arithmetic.BLOCKS, seed=seed, verify="all")
+
+    def _product(self, device: _VirtualDevice, order: Compute) -> Buffer:
+        block = execute(NumpyExecutor(), order)
+        if not device.profile.name.startswith("liar") or order.run >= FIRST_ID:
+            return block
+        liar = self.liars.setdefault(device.id, Liar(self.lie, device.id))
+        values = block.float32().copy()
+        with np.errstate(all="ignore"):
+            liar.change(values, order)
+        changed = Buffer(arrays.narrow(values, order.out), order.out)
+        self.lied += not np.array_equal(changed.array, block.array)
+        return changed
+
+    def _place(self, order: Place, waiting: deque[Order]) -> None:
+        assert self.exact is not None
+        block, dtype = order.unit.detail.block, DType(order.unit.detail.out)
+        a = self.exact[0][block.m.start : block.m.stop, block.k.start : block.k.stop]
+        b = self.exact[1][block.k.start : block.k.stop, block.n.start : block.n.stop]
+        exact = a @ b
+        scale = np.linalg.norm(a, axis=1) * np.linalg.norm(b)
+        sigma = row_sigma(scale, np.linalg.norm(exact, axis=1), block.k.size, block.n.size, dtype)
+        off = np.abs(order.payload.float32() - exact)
+        self.placed += 1
+        if not (off <= LONE * sigma[:, None]).all():
+            self.above += 1
+        elif (off > 4 * sigma[:, None]).any():
+            self.below += 1
+        super()._place(order, waiting)
+
+    def _close_session(self, order: Close, waiting: deque[Order]) -> None:
+        device = self.devices.get(order.session)
+        super()._close_session(order, waiting)
+        if device is not None:
+            lying = device.profile.name.startswith("liar")
+            self.quarantined[lying] += 1
+            if lying:
+                self.gone.append(device.profile)
+
+    def come_again(self) -> None:
+        """Liars that were thrown out join under new names."""
+        while self.gone:
+            self.join(self.gone.pop())
+        while any(self._joining(device) for device in self.devices.values()):
+            self._step()
+
+
+class Evenly:
+    """Every device gets as many rows, all columns, in 16 blocks."""
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        rows = even_cuts(Span(0, gemm.m), len(devices))
+        tiles = [
+            PlannedTile(d.device, EvenCut(Tile(m, Span(0, gemm.n), Span(0, gemm.k)), 2, 8), 0, 0, 0)
+            for d, m in zip(devices, rows, strict=True)
+        ]
+        return Plan(gemm, tuple(tiles), 0.0)
+
+
+def liars(blocks_wanted: int) -> None:
+    """Part four."""
+    table = []
+    for dtype, out in ((DType.FP32, DType.FP32), (DType.BF16, DType.BF16)):
+        placed = above = blamed = 0
+        for number, lie in enumerate(LIES):
+            members = [
+                FleetDevice("honest" if i % 5 else "liar", 1e9, 1e8, 1e8, 0.0, 10**8)
+                for i in range(20)
+            ]
+            shell = LyingShell(members, lie, number)
+            fleet = Fleet(shell, Evenly())
+            rng = np.random.default_rng(number)
+            while shell.placed < blocks_wanted / len(LIES):
+                a, b = (
+                    Buffer(arrays.narrow(rng.standard_normal(shape, np.float32), dtype), dtype)
+                    for shape in ((320, 128), (128, 320))
+                )
+                shell.come_again()
+                shell.exact = a.float32().astype(np.float64), b.float32().astype(np.float64)
+                left, right = (Side(fleet.operand(x)) for x in (a, b))
+                fleet.submit(left, right, arrays.empty(320, 320, out)).result()
+            placed += shell.placed
+            above += shell.above
+            blamed += shell.quarantined[False]
+            table.append(
+                f"  {name(dtype, out):5} {lie.__name__:20} {shell.placed:7,} {shell.lied:6,} "
+                f"{shell.quarantined[True]:6,} {shell.above:6} {shell.below:6}"
+            )
+        what = f"wrong blocks above the tolerance that reached the model, of {placed:,}, "
+        said(what + name(dtype, out), above, 0, str(above))
+        said(f"honest devices among them quarantined, {name(dtype, out)}", blamed, 0, str(blamed))
+    print(f"  {'':5} {'lie':20} {'placed':>7} {'lies':>6} {'quar.':>6} {'above':>6} {'below':>6}")
+    print("\n".join(table), flush=True)
+
+
+# --- 5 ---
+
+
+def smallest(trials: int) -> None:
+    """Part five."""
+    print("lone errors, blocks of 64 x 64, depth 512; error over the block's root mean square")
+    for dtype, out in MODES:
+        rng = np.random.default_rng(2)
+        a, b = (
+            Buffer(arrays.narrow(rng.standard_normal(s, np.float32), dtype), dtype)
+            for s in ((64, 512), (512, 64))
+        )
+        block = Block(Span(0, 64), Span(0, 64), (Span(0, 512),))
+        result = arrays.empty(64, 64, out)
+        NumpyExecutor().matmul(a, b, result)
+        values = result.float32()
+        rms = float(np.sqrt(np.square(values).mean()))
+        scale = np.linalg.norm(a.float32(), axis=1) * np.linalg.norm(b.float32())
+        lengths = np.linalg.norm(values, axis=1).astype(np.float64)
+        sure = LONE * float(row_sigma(scale.astype(np.float64), lengths, 512, 64, out).max())
+        rates = []
+        for share in (1.0, 0.5, 0.25, 0.1):
+            passed = 0
+            for _ in range(trials):
+                wrong = values.copy()
+                wrong[rng.integers(64), rng.integers(64)] += share * sure
+                changed = Buffer(arrays.narrow(wrong, out), out)
+                passed += GemmCheck(a, b, [block], rng).fault(block, changed) is None
+            rates.append(f"{share:g} x: {passed / trials:.1%}")
+        print(
+            f"  {name(dtype, out):9} surely caught from {sure / rms:.2g} rms; "
+            f"passes at {', '.join(rates)}",
+            flush=True,
+        )
+
+
+def parts(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    """What to run."""
+    quick = options.quick
+    wanted = 3000 if quick else 100_000
+    yield lambda: training_cost(options.batch, options.seq, 1 if quick else 5, 1 if quick else 3)
+    yield lambda: counts(quick)
+    yield lambda: honest(wanted)
+    yield lambda: liars(wanted)
+    yield lambda: smallest(100 if quick else 2000)
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer blocks and steps")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--part", type=int, choices=range(1, 6), help="only this one")
+    options = parser.parse_args()
+    for number, part in enumerate(parts(options), 1):
+        if options.part == number:
+            part()
+        elif options.part is None:
+            # Each in a process of its own. Small products of many emulated devices are computed
+            # by one thread; in training, numpy is left as it is.
+            alone = {} if number == 1 else {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-m", "benchmarks.verification", "--part", str(number)]
+            subprocess.run(command + sys.argv[1:], env=os.environ | alone, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What is known of a device's honesty, and what follows from it.
+
+Pure numbers: a store may keep them for an identity (`dataclasses.asdict`) and seed a session with
+them (`Reputation(**values)`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+QUARANTINE: Final = 3.0
+"""Penalty at which a device gets no more work: bits flip once, not thrice."""
+
+FORGIVEN_BY: Final = 10_000
+"""Right results, all of them checked, that make up for one penalty point: memory without error
+correction flips a bit now and then, on honest devices too."""
+
+KNOWN_AFTER: Final = 16
+"""Right results after which a new device is no stranger: strangers are always checked."""
+
+
+class Wrong(Enum):
+    """How a result was wrong; the values are penalties."""
+
+    SMALL = 1.0
+    """An element, a row, a column, or all a little: a flipped bit may do that, once."""
+
+    FORM = 1.5
+    """Another shape or dtype than was asked for: a broken program, or a strange one."""
+
+    GROSS = 3.0
+    """The whole block, by much: nothing that happens to an honest device."""
+
+
+@dataclass(slots=True)
+class Reputation:
+    """One device's record.
+
+    Attributes:
+        right: results that were checked and right.
+        wrong: results that were checked and wrong.
+        penalty: what the wrong ones add up to, less what was forgiven since.
+    """
+
+    right: int = 0
+    wrong: int = 0
+    penalty: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether it was right often enough, and never wrong, so that a sample will do."""
+        return not self.wrong and self.right >= KNOWN_AFTER
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it should get no more work."""
+        return self.penalty >= QUARANTINE
+
+    def was_right(self) -> None:
+        """A result was checked and is right."""
+        self.right += 1
+        self.penalty = max(0.0, self.penalty - 1 / FORGIVEN_BY)
+
+    def was_wrong(self, how: Wrong) -> None:
+        """A result was checked and is wrong."""
+        self.wrong += 1
+        self.penalty += how.value
+
+
+@dataclass(slots=True)
+class Suspects:
+    """Which arrays in a device's memory may be spoiled, so that one flipped bit is one fault.
+
+    A flipped bit in a device's copy of a strip spoils every result of that strip. The first of them
+    counts, and the PS sends the strip again; what was under way meanwhile is excused as long as one
+    and the same array explains everything. Who answers everything wrong soon has two strips that
+    explain nothing of each other.
+    """
+
+    common: frozenset[int] = frozenset()
+    excused_runs: int = 0  # runs up to this one were sent before the array was sent again
+
+    def explains(self, run: int, inputs: frozenset[int]) -> bool:
+        """Whether a wrong result is of the same flipped bit as the one before."""
+        shared = self.common & inputs
+        if run > self.excused_runs or not shared:
+            return False
+        self.common = shared
+        return True
+
+    def begin(self, inputs: frozenset[int], last_run: int) -> None:
+        """A wrong result that counts; `last_run` is the last that was sent to this device."""
+        self.common, self.excused_runs = inputs, last_run
