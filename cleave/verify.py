@@ -2,9 +2,10 @@
 
 For a block C = A B that a device returned and a secret vector r, C r must be A (B r): three
 products with a vector instead of one with a matrix (Freivalds 1977). Two independent vectors (four
-for operands of 16 bits) for each GEMM and column, drawn fresh and used for nothing else; their entries have random signs and
-magnitudes uniform in [0.5, 1], so that no two wrong elements of a row cancel by construction
-(plain signs let a cancelling pair through half of the time) and none is hidden by a small entry.
+for operands of 16 bits) for each GEMM and column, drawn fresh and used for nothing else; their
+entries have random signs and magnitudes uniform in [0.5, 1], so that no two wrong elements of a row
+cancel by construction (plain signs let a cancelling pair through half of the time) and none is
+hidden by a small entry.
 B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks; where tiles are
 cut differently, by the parts that all cuts together leave, so that A and B are read once each.
 
@@ -48,7 +49,7 @@ Doubles = npt.NDArray[np.float64]
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
 """Secret vectors by the operands' dtype. A pair of errors that cancel in a row hides where two
 entries of every vector are alike to within the rounding: with that of 16 bits two vectors let some
-tenths of a percent of errors of five root mean squares through, four none in millions."""
+hundredths of a percent of such errors of five root mean squares through, four the square of it."""
 
 ROW_LIMIT: Final = 8.0
 SPREAD_LIMIT: Final = 3.0
