@@ -307,11 +307,8 @@ class GemmCheck:
         self._count_pass(matrix, count + squares)
         out = np.zeros((count, matrix.shape[0]), np.float32)
         square = np.zeros(matrix.shape[0] if squares else 0)
-        exact = matrix.dtype is DType.FP32
         for m, k in _chunks(matrix, _ONE_THREAD // count):
-            part = (
-                matrix.array[m, k] if exact else Buffer(matrix.array[m, k], matrix.dtype).float32()
-            )
+            part = _float32(matrix, m, k)
             out[:, m] += vectors[:, k] @ part.T
             if squares:
                 square[m] += _squares(part)
@@ -322,7 +319,7 @@ class GemmCheck:
         self._count_pass(matrix, 1)
         out = np.zeros(matrix.shape[0])
         for m, k in _chunks(matrix, _ONE_THREAD):
-            out[m] += _squares(Buffer(matrix.array[m, k], matrix.dtype).float32())
+            out[m] += _squares(_float32(matrix, m, k))
         return out
 
     def _count_pass(self, matrix: Buffer, vectors: int) -> None:
@@ -331,13 +328,26 @@ class GemmCheck:
 
 
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of parts of about so many elements, not flat however long the rows are."""
-    rows, columns = matrix.shape
-    high = max(16, elements // max(1, columns))
+    """Rows and columns of parts of about so many elements, not flat however long the rows are.
+
+    Parts follow one another as they lie in memory.
+    """
+    strides = matrix.array.strides
+    lies_across = abs(strides[0]) < abs(strides[1])
+    slow, fast = matrix.shape[::-1] if lies_across else matrix.shape
+    high = max(16, elements // max(1, fast))
     wide = max(1, elements // high)
-    for m in range(0, rows, high):
-        for k in range(0, columns, wide):
-            yield slice(m, m + high), slice(k, k + wide)
+    for i in range(0, slow, high):
+        for j in range(0, fast, wide):
+            one, other = slice(i, i + high), slice(j, j + wide)
+            yield (other, one) if lies_across else (one, other)
+
+
+def _float32(matrix: Buffer, rows: slice, columns: slice) -> Floats:
+    """A part of a matrix in fp32, aligned: bytes that came in a message may lie anywhere, and numpy
+    would copy them element by element where they enter a product transposed."""
+    part = Buffer(matrix.array[rows, columns], matrix.dtype).float32()
+    return part if part.flags.aligned else part.copy()
 
 
 def _squares(values: Floats) -> Doubles:
