@@ -28,7 +28,7 @@ class FleetCounters:
     Attributes:
         fleet_s: seconds on the fleet's clock (virtual or wall) during which GEMMs were awaited.
         waited_s: wall seconds that the caller spent inside `GemmFuture.result`.
-        verify_s: seconds spent on checking results.
+        verify_s: processor seconds spent on checking results.
         downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
         floor_down_bytes, floor_up_bytes: every operand of every GEMM crossing once, and every
             result once.

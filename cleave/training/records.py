@@ -18,7 +18,7 @@ class StepRecord:
         wall_s: the whole step.
         fleet_s: time on the fleet's clock spent waiting for GEMMs.
         ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
-        verify_s: checking results.
+        verify_s: processor time of checking results.
         downlink_bytes, uplink_bytes: encoded messages.
         floor_bytes: every operand and result of every GEMM crossing once.
         tiles, blocks, reissued: planned tiles, blocks that came back, units given out again.
