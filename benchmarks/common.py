@@ -18,6 +18,7 @@ from cleave.training.job import JobSpec
 from cleave.training.records import Record
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, Trainer, prepare
+from cleave.transport.guest import url_file
 
 
 def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
@@ -47,7 +48,12 @@ class DeviceProcess:
 @contextmanager
 def joined(url: str, count: int, *options: str) -> Iterator[list[DeviceProcess]]:
     """`count` device processes that have joined a server; ended when the block is left."""
-    command = [sys.executable, "-m", "cleave_cli", "join", url, "--json", *options]
+    with url_file(url) as source:
+        yield from _joined(source, count, *options)
+
+
+def _joined(source: str, count: int, *options: str) -> Iterator[list[DeviceProcess]]:
+    command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", *options]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         for process in processes:

@@ -36,7 +36,9 @@ from cleave.fleet.fleet import Fleet, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.training.job import JobSpec
+from cleave.transport.join import parse_join_url
 from cleave.transport.serve import ServedFleet
+from cleave.transport.tls import Security
 from emulator.virtual import Arithmetic, VirtualShell
 from profiles.device_profile import DeviceProfile
 from profiles.fleet_device import FleetDevice
@@ -274,7 +276,7 @@ def limited_devices(fleet: ServedFleet) -> Iterator[list[tuple[float, float, flo
         links, processes = [], []
         for number, (down, up) in enumerate(LINKS):
             name, host = stack.enter_context(limited_namespace(number, down, up))
-            url = fleet.url.replace("0.0.0.0", host)
+            url = parse_join_url(fleet.url).at(host).text
             links.append(measured_link(name, url))
             command = ["ip", "netns", "exec", name, sys.executable, "-m", "cleave_cli", "join", url]
             command += ["--json", "--threads", "1"]
@@ -296,7 +298,10 @@ def compare_steps(profile: DeviceProfile, steps: int) -> None:
         print(f"training steps behind limited links: skipped, {missing}")
         return
     job = JobSpec(model="opt-tiny", steps=steps + 1, batch=4, seq=128)
-    with cleave.serve("0.0.0.0") as fleet, limited_devices(fleet) as links:
+    with (
+        cleave.serve("0.0.0.0", security=Security(insecure_lan=True)) as fleet,
+        limited_devices(fleet) as links,
+    ):
         print("training steps of opt-tiny behind limited links, as measured:")
         for down, up, latency_s in links:
             print(f"  {down / MBIT:.1f}/{up / MBIT:.1f} Mbit/s, {2e3 * latency_s:.1f} ms")

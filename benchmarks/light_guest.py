@@ -55,7 +55,7 @@ def main() -> None:
             with cleave.serve() as fleet:
                 began_s = time.perf_counter()
                 process = subprocess.Popen(
-                    [command, "join", fleet.url, "--json", "--threads", "1"],
+                    [command, "join", fleet.url, "--json", "--threads", "1", "--once"],
                     stdout=subprocess.PIPE, text=True,
                 )  # fmt: skip
                 assert process.stdout is not None

@@ -62,7 +62,7 @@ def null_device(url: str) -> None:
 
     async def run() -> None:
         target = join.parse_join_url(url)
-        connection = await join.open_connection(target.address)
+        connection = await join.open_connection(target)
         hello = join.device_hello(
             credential=target.credential, name="null", memory_bytes=10**9, flops_per_s=1e12
         )

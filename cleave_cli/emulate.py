@@ -32,7 +32,8 @@ def emulate(
         str, typer.Option(help="paper, home-mix, campus, ..., with a size or not, or a TOML file.")
     ] = "paper",
     server: Annotated[
-        str, typer.Option(help="Join URL of a running server; a server of its own unless given.")
+        str,
+        typer.Option(help="Join URL of a running server, or @FILE; one of its own unless given."),
     ] = "",
     model: Annotated[
         str, typer.Option(help="No server: steps of this model in virtual time, sizes only.")
@@ -302,13 +303,14 @@ def _real_time(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
     import asyncio
 
+    from cleave.transport.guest import read_url
     from cleave.transport.join import parse_join_url
     from cleave_cli.own_server import own_server
     from emulator.deferred import default_executor
     from emulator.realtime import RealTimeFleet, need_descriptors
 
     need_descriptors(len(members))
-    target = parse_join_url(server) if server else None
+    target = parse_join_url(read_url(server)) if server else None
     executor = default_executor() if compute else None
     unchecked = () if compute else ("--verify", "off")  # zeros are wrong results
     with nullcontext(None) if target else own_server(*unchecked) as own:

@@ -44,6 +44,9 @@ When = Annotated[
 ]
 Hours = Annotated[str, typer.Option(help="Work only in these hours, like 22-7, local time.")]
 MaxTemp = Annotated[float, typer.Option(help="Stop above so many degrees Celsius; 0 for any.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="Serve one session: do not come back when it is lost.")
+]
 IdleAfter = Annotated[float, typer.Option(help="Minutes without use after which it is idle.")]
 
 
@@ -58,9 +61,13 @@ def join(
     hours: Hours = "",
     max_temp: MaxTemp = 0,
     idle_after: IdleAfter = 5,
+    once: Once = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Make this machine a device: multiply for a parameter server until it ends or Ctrl-C.
+
+    A connection that is lost is made again, after a second at most and then ever less often, until
+    the server says goodbye or refuses the device for good; --once ends with the first session.
 
     With --when, --hours or --max-temp it stays and waits until it may work, leaves when it may not
     any more, and comes again. See docs/idle.md.
@@ -71,6 +78,11 @@ def join(
     if threads < 0:
         raise UsageError(f"--threads {threads} is below zero; give 0 for all cores, or a count")
     policy = parse_policy(when, hours, max_temp, idle_after)
+    if once and policy is not None:
+        raise UsageError(
+            "--once leaves after one session and --when, --hours and --max-temp stay; "
+            "give one or the other"
+        )
     memory_bytes = parse_memory(memory, owner.total_memory_bytes())
     if cores:
         owner.keep_to_cores(cores)
@@ -165,7 +177,7 @@ def join(
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,
         )
-        connection = await device.open_connection(target.address)
+        connection = await device.open_connection(target)
         computer = device.ExecutorComputer(chosen[0].executor)
         return device.DeviceSession(connection, computer, hello, ready, give_back, welcomed)
 
@@ -181,7 +193,7 @@ def join(
         look = look_at_machine
 
     async def run() -> None:
-        guest = Guest(connect, say, look=look)
+        guest = Guest(connect, say, look=look, once=once)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             if sys.platform == "win32":  # its loops handle no signals

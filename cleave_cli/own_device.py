@@ -22,11 +22,12 @@ def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
     """
     import numpy as np
 
+    from cleave.transport.guest import url_file
     from cleave.transport.serve import serve
     from cleave.transport.tile_timer import SessionTimer
 
-    with serve() as fleet:
-        command = [sys.executable, "-m", "cleave_cli", "join", fleet.url, "--json"]
+    with serve() as fleet, url_file(fleet.url) as source:  # command lines are no secrets
+        command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]
         command += ["--executor", executor, "--memory", "4GB"]
         if threads:
             command += ["--cores", str(threads)]

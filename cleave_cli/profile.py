@@ -142,7 +142,7 @@ def device(
 
 @app.command("link")
 def link(
-    server: Annotated[str, typer.Option(help="The join URL that `cleave serve` prints.")],
+    server: Annotated[str, typer.Option(help="The join URL that `cleave serve` prints, or @FILE.")],
     repeats: Annotated[int, typer.Option(help="How often to measure.")] = 7,
     into: Annotated[
         Path | None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cleave.errors import UsageError
+from cleave.protocol import limits
 from cleave_cli.options import need_train_extra
 from cleave_cli.qr import qr_code
 
@@ -54,6 +55,28 @@ def serve(
     verify: Annotated[
         str, typer.Option(help="Which results to check before use: auto (all), all or off.")
     ] = "auto",
+    tls: Annotated[
+        str,
+        typer.Option(
+            help="auto: a certificate of its own, which the join URL names; off: none. "
+            "Default: off on loopback, auto elsewhere."
+        ),
+    ] = "",
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of a certificate, its chain included.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    insecure_lan: Annotated[
+        bool, typer.Option("--insecure-lan", help="Allow other machines to join without TLS.")
+    ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web page whose browsers may join, like https://example.org; repeat it."),
+    ] = None,
+    max_devices: Annotated[int, typer.Option(help="Most devices at once.")] = limits.MAX_DEVICES,
+    max_waiting: Annotated[
+        int, typer.Option(help="Most connections from one address that are not admitted yet.")
+    ] = limits.MAX_WAITING_PER_ADDRESS,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Run the parameter server: devices join it, `cleave train --server` sends it jobs.
@@ -66,17 +89,27 @@ def serve(
       cleave serve
 
       cleave serve --host 0.0.0.0 --port 9000
+
+      cleave serve --host 0.0.0.0 --tls-cert fullchain.pem --tls-key privkey.pem
     """
     # Threads that spin while they wait make small operations twenty times slower when anything else
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if verify not in ("auto", "all", "off"):
         raise UsageError(f"--verify is {verify!r}; use auto, all or off")
+    if tls not in ("", "auto", "off"):
+        raise UsageError(f"--tls is {tls!r}; use auto or off")
+    for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
+        if value < 1:
+            raise UsageError(f"{option} is {value}; give 1 or more")
     need_train_extra("cleave serve")
     from cleave.server.jobs import Jobs
     from cleave.server.office import open_office
     from cleave.training.run_job import JobRunner
+    from cleave.transport.door import ConnectionLimits
+    from cleave.transport.listener import allow_many_connections
     from cleave.transport.serve import serve as listen
+    from cleave.transport.tls import Security, TlsMode
 
     def log(text: str) -> None:
         if as_json:
@@ -87,6 +120,7 @@ def serve(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    allow_many_connections()
     with open_office(data, operator_credential, credential, log) as office:
         sessions = office.operators
         fleet = listen(
@@ -98,6 +132,19 @@ def serve(
             operator=sessions.serve,
             verify=verify != "off",
             door=office.access,
+            security=Security(
+                tls=TlsMode(tls) if tls else None,
+                certificate=tls_cert,
+                key=tls_key,
+                folder=office.folder.path if office.folder is not None else None,
+                insecure_lan=insecure_lan,
+                allow_origins=tuple(allow_origin or ()),
+            ),
+            allowed=ConnectionLimits(
+                waiting_per_address=max_waiting,
+                waiting=max(limits.MAX_WAITING, max_waiting),
+                devices=max_devices,
+            ),
         )
         with fleet:
             jobs = Jobs(fleet, JobRunner(runs), log, office.history)
@@ -120,7 +167,11 @@ def _welcome(
     """Say how devices join and operators train."""
     url = fleet.url if code is None else fleet.join_url(code.text)
     if as_json:
-        values: dict[str, object] = {"url": url, "operator_url": fleet.operator_url}
+        values: dict[str, object] = {
+            "url": url,
+            "operator_url": fleet.operator_url,
+            "fingerprint": fleet.fingerprint,
+        }
         if url_file is not None:
             values["operator_url_file"] = str(url_file)
         typer.echo(json.dumps({"event": "listening", **values}))
@@ -128,6 +179,8 @@ def _welcome(
     # The operator's token is not printed where it is kept: what is printed gets into logs.
     operator = f"'{fleet.operator_url}'" if url_file is None else f"'@{url_file}'"
     typer.echo("listening; Ctrl-C to stop\n", err=True)
+    if fleet.fingerprint:
+        typer.echo(f"certificate {fleet.fingerprint}\n", err=True)
     if code is None:
         typer.echo(f"devices join with\n\n  cleave join '{url}'\n", err=True)
     else:

@@ -42,7 +42,9 @@ def train(
     churn: Annotated[
         str, typer.Option(help="They come and go: mean virtual seconds on:off, or a name.")
     ] = "",
-    server: Annotated[str, typer.Option(help="URL of a running server, to train there.")] = "",
+    server: Annotated[
+        str, typer.Option(help="URL of a running server, to train there; or @FILE.")
+    ] = "",
     data: Annotated[
         str,
         typer.Option(
@@ -72,6 +74,15 @@ def train(
     offload: Annotated[
         str, typer.Option(help="all, or auto: keep on the PS what it does sooner alone.")
     ] = "all",
+    journal: Annotated[
+        bool, typer.Option("--journal/--no-journal", help="Resume inside a step after a crash.")
+    ] = False,
+    fallback: Annotated[
+        str, typer.Option(help="Without devices: wait, or local: multiply on the PS.")
+    ] = "wait",
+    fallback_after_s: Annotated[
+        float, typer.Option("--fallback-after", help="Seconds without devices before local.")
+    ] = 30.0,
     runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
     resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",

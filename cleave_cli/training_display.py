@@ -96,7 +96,7 @@ class HumanDisplay(Display):
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
             case "eval":
                 self.note(f"held-out loss after step {record['step']}: {record['eval_loss']:.4f}")
-            case "note":
+            case "note" | "fleet":
                 self.note(str(record.get("text", "")))
             case "done":
                 self._progress.stop()
@@ -159,6 +159,15 @@ def _summary(record: dict[str, Any]) -> Table:
         )
         table.add_row("tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}")
         table.add_row("reissued", f"{record['reissued']:,}")
+    if record.get("local_gemms"):
+        table.add_row("without devices", f"{record['local_gemms']:,} multiplications on the PS")
+    if record.get("journal_bytes") or record.get("journal_gemms"):
+        table.add_row(
+            "journal",
+            f"{human_bytes(record['journal_bytes'])} written in {record['journal_s']:.3g} s; "
+            f"{record['journal_gemms']:,} multiplications taken from it, "
+            f"saving {record['journal_saved_s']:.3g} s",
+        )
     if record.get("kept_gemms"):
         kept = f"{record['kept_gemms']:,} of {record['gemms']:,} multiplications"
         saves = f"{record['kept_saves_s']:.3g} s, as predicted"

@@ -194,7 +194,7 @@ class RealTimeFleet:
     ) -> tuple[DeviceSession, str]:
         """One session, and why it ended."""
         async with self._joining:
-            real = await open_connection(self._target.address)
+            real = await open_connection(self._target)
             rng = random.Random(f"{self._seed} link {number} {device.name}")
             clock, now_s = self._clock, self._clock.now_s()
             down, up = links_of(device, rng, self._lines, now_s)

@@ -26,6 +26,7 @@ from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import Executor
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.coordinator import (
+    ASSUMED_FLOPS_PER_S,
     Close,
     Coordinator,
     DeviceState,
@@ -253,11 +254,15 @@ class VirtualShell:
         with _collector_paused():
             self._obey(self.coordinator.submit(work, a, b, self.now_s))
 
-    def wait(self, future: GemmFuture) -> None:
+    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """See `Shell.wait`: runs the event heap until the future is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
+        until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         with _collector_paused():
             while not future.done:
+                if timeout_s is not None and self.next_event_s > until_s:
+                    self.now_s = max(self.now_s, until_s)
+                    break
                 if not self._heap:
                     raise FleetError(
                         "every emulated device is gone and none is due to join; "
@@ -266,6 +271,18 @@ class VirtualShell:
                 self._step()
         self._counters.waited_s += time.perf_counter() - wall_s
         self._counters.fleet_s += self.now_s - virtual_s
+        return future.done
+
+    def withdraw(self, future: GemmFuture) -> None:
+        """See `Shell.withdraw`."""
+        self._obey(self.coordinator.withdraw(future.work.id, self.now_s))
+
+    def elsewhere(self, flops: float) -> None:
+        """See `Shell.elsewhere`: or devices that are due would never come."""
+        until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
+        while self.next_event_s <= until_s:
+            self._step()
+        self.now_s = max(self.now_s, until_s)
 
     def release(self, operand: int) -> None:
         """See `Shell.release`. Only noted here: the garbage collector may call at any moment."""

@@ -175,7 +175,9 @@ sys.meta_path.insert(0, Blocked())
 
 TRAINING_ONLY = (
     "accelerate",
+    "cryptography",
     "datasets",
+    "ifaddr",
     "matplotlib",
     "pyarrow",
     "safetensors",

@@ -37,6 +37,10 @@ OVERDUE_SHARE: Final = 2.0
 
 _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
+
+WITHDRAWN: Final = "it was withdrawn"
+"""The reason of a work's failure that is none."""
+
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
 
@@ -134,11 +138,13 @@ class Dispatcher:
             events.Submitted: self._submitted,
             events.ResultArrived: self._result,
             events.RunFailed: self._run_failed,
+            events.LateAnswer: self._late_answer,
             events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
             events.Alive: self._alive,
             events.Paused: self._paused,
             events.Tick: self._tick,
+            events.Withdrawn: self._withdrawn,
         }
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -151,7 +157,7 @@ class Dispatcher:
     @property
     def devices(self) -> Sequence[int]:
         """The devices that may be given work."""
-        return [d for d, state in self._devices.items() if not state.draining]
+        return [d for d, state in list(self._devices.items()) if not state.draining]
 
     @property
     def rates(self) -> list[DeviceRates]:
@@ -548,12 +554,8 @@ class Dispatcher:
 
     def _take(self, device_id: int, run: int) -> tuple[_Device, Unit] | None:
         """The unit of a run, taken off the device; None for an answer nobody waits for."""
+        self._heard(device_id)
         device = self._devices.get(device_id)
-        if device is not None:
-            device.heard_s = self._now_s
-            if device.overdue:
-                device.overdue = False
-                self._commands.append(events.Overdue(device_id, False))
         unit = device.running.pop(run, None) if device else None
         if device is None or unit is None:
             self.counters.late += 1
@@ -561,6 +563,18 @@ class Dispatcher:
         device.occupied_bytes -= unit.output_bytes
         self._release_needs(device_id, device, unit)
         return device, unit
+
+    def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
+        self.counters.late += 1
+        self._heard(event.device)
+
+    def _heard(self, device_id: int) -> None:
+        device = self._devices.get(device_id)
+        if device is not None:
+            device.heard_s = self._now_s
+            if device.overdue:
+                device.overdue = False
+                self._commands.append(events.Overdue(device_id, False))
 
     def _release_needs(self, device_id: int, device: _Device, unit: Unit) -> None:
         for array in unit.inputs:
@@ -659,6 +673,12 @@ class Dispatcher:
     def _paused(self, event: events.Paused, now_s: float) -> None:
         for device_id, device in self._devices.items():
             self._tell_forgotten(device_id, device)
+
+    # --- second thoughts ---
+
+    def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
+        self._waiting = [work for work in self._waiting if work.id != event.work]
+        self._fail(event.work, WITHDRAWN)
 
 
 def _need(unit: Unit) -> int:

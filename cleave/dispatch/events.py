@@ -58,6 +58,13 @@ class RunFailed:
 
 
 @dataclass(slots=True)
+class LateAnswer:
+    """A device answered something that nobody waits for any more."""
+
+    device: int
+
+
+@dataclass(slots=True)
 class Assembled:
     """The shell has put a unit's result in its place."""
 
@@ -88,6 +95,13 @@ class Tick:
     """Time passed."""
 
 
+@dataclass(slots=True)
+class Withdrawn:
+    """Nobody wants this work done here any more: it is answered with `Failed`, unless finished."""
+
+    work: int
+
+
 Event: TypeAlias = (
     DeviceReady
     | DeviceDraining
@@ -95,11 +109,13 @@ Event: TypeAlias = (
     | Submitted
     | ResultArrived
     | RunFailed
+    | LateAnswer
     | Assembled
     | OperandReleased
     | Alive
     | Paused
     | Tick
+    | Withdrawn
 )
 
 # --- commands ---

@@ -138,7 +138,6 @@ class Session:
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
-    checking: set[int] = field(default_factory=set)  # runs whose answer is being checked
     probe: Probe | None = None
 
 
@@ -157,15 +156,22 @@ class Coordinator:
         credential: what `hello` must carry; empty for none.
         verify: have every result checked before it is used.
         door: who decides which devices may come in; `credential` is not used then.
+        max_devices: how many it takes at once; any number unless given.
     """
 
     def __init__(
-        self, credential: str = "", *, verify: bool = False, door: Doorkeeper | None = None
+        self,
+        credential: str = "",
+        *,
+        verify: bool = False,
+        door: Doorkeeper | None = None,
+        max_devices: int | None = None,
     ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
         self.door = door if door is not None else OneKey(credential)
         self.verify = verify
+        self.max_devices = max_devices
         self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
@@ -203,9 +209,11 @@ class Coordinator:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
-        """End a session that broke the rules, and say why."""
-        session = self.sessions.get(session_id)
-        if code is ErrorCode.QUARANTINED and session is not None and session.identity is not None:
+        """End a session that broke the rules, and say why; one that has ended gets nothing more."""
+        if session_id not in self.sessions:
+            return []
+        session = self.sessions[session_id]
+        if code is ErrorCode.QUARANTINED and session.identity is not None:
             self.door.quarantined(session.identity, reason)
         orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
@@ -267,6 +275,10 @@ class Coordinator:
                 f"the device offers {message.memory_bytes} bytes of memory; "
                 f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
             )
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+        # This one is among the sessions.
+        if self.max_devices is not None and len(self.sessions) > self.max_devices:
+            reason = f"this server takes {self.max_devices} devices and has them; try again later"
             return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         # Last, for it may use up a join code.
         admission = self.door.admit(message, session.address)
@@ -359,7 +371,8 @@ class Coordinator:
             case messages.TaskError() if session.probe is not None:
                 raise ProtocolError(f"the device could not do the probe: {message.reason}")
             case messages.TaskError():
-                session.expected.pop(message.id, None)
+                if session.expected.pop(message.id, None) is None:
+                    return self._unexpected(session, now_s)
                 return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
             case messages.Heartbeat():
                 overdue = self.dispatcher.overdue(session.id)
@@ -391,12 +404,8 @@ class Coordinator:
 
     def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
         unit = session.expected.pop(message.id, None)
-        if unit is None and message.id in session.checking:
-            # The first answer is still being checked: this one would pass in its place.
-            self.dispatcher.counters.late += 1
-            return []
-        if unit is None:  # nobody waits for it any more
-            return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
+        if unit is None:
+            return self._unexpected(session, now_s)
         detail: GemmUnit = unit.detail
         block = detail.block
         dtype = detail.out
@@ -411,11 +420,18 @@ class Coordinator:
             return self._do(events.RunFailed(session.id, message.id, reason), now_s)
         session.blocks += 1
         session.flops += unit.flops
-        session.compute_s += message.compute_s
+        session.compute_s += min(message.compute_s, now_s - session.opened_s)
         if self.verify:
-            session.checking.add(message.id)
             return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
+
+    def _unexpected(self, session: Session, now_s: float) -> list[Order]:
+        """An answer nobody waits for: the dispatcher hears of it, but does not get it.
+
+        A run whose result is being checked is still under way there; a second answer to it must not
+        pass for the checked one.
+        """
+        return self._do(events.LateAnswer(session.id), now_s)
 
     def checked(
         self, session_id: int, run: int, payload: Any, fault: str, now_s: float
@@ -431,7 +447,6 @@ class Coordinator:
         session = self.sessions.get(session_id)
         if session is None:  # it went meanwhile; the unit is with another
             return []
-        session.checking.discard(run)
         if not fault:
             return self._do(events.ResultArrived(session_id, run, payload), now_s)
         session.faults += 1
@@ -459,6 +474,10 @@ class Coordinator:
         """Nobody will use this operand again."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
+
+    def withdraw(self, work: int, now_s: float) -> list[Order]:
+        """A GEMM is done elsewhere; see `events.Withdrawn`."""
+        return self._do(events.Withdrawn(work), now_s)
 
     def pause(self, now_s: float) -> list[Order]:
         """Nothing more is submitted for now; see `events.Paused`."""

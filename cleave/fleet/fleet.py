@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,6 +13,7 @@ from typing import Protocol, Self
 from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.errors import FleetError
+from cleave.fleet.absence import Absence
 from cleave.fleet.coordinator import gemm_of
 from cleave.fleet.selection import Decision, Kept, Selector, summarise
 from cleave.gemm import Gemm
@@ -33,6 +35,7 @@ class FleetCounters:
         gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
         reissued: units given out again because a device was lost or failed.
         late: answers that nobody waited for any more.
+        local_gemms: multiplied on the PS because no device was there.
     """
 
     fleet_s: float = 0.0
@@ -47,6 +50,7 @@ class FleetCounters:
     blocks: int = 0
     reissued: int = 0
     late: int = 0
+    local_gemms: int = 0
 
     def __add__(self, more: FleetCounters) -> FleetCounters:
         return FleetCounters(
@@ -98,7 +102,7 @@ class GemmFuture:
     a: Side
     b: Side
     out: Buffer
-    _shell: Shell
+    _wait: Callable[[GemmFuture], object]
     done: bool = False
     error: str = ""
 
@@ -109,7 +113,7 @@ class GemmFuture:
             FleetError: when the fleet cannot finish it.
         """
         if not self.done:
-            self._shell.wait(self)
+            self._wait(self)
         if self.error:
             raise FleetError(self.error)
         return self.out
@@ -124,8 +128,20 @@ class Shell(Protocol):
         """Take a GEMM; does not wait."""
         ...
 
-    def wait(self, future: GemmFuture) -> None:
-        """Return when the future is done."""
+    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
+        """Return when the future is done, or so many seconds have passed on the shell's clock.
+
+        Returns:
+            Whether it is done.
+        """
+        ...
+
+    def withdraw(self, future: GemmFuture) -> None:
+        """Take a GEMM back. The future is done then: as withdrawn, or as it ended just before."""
+        ...
+
+    def elsewhere(self, flops: float) -> None:
+        """The caller did so much work itself: the clock goes on by what that takes."""
         ...
 
     def release(self, operand: int) -> None:
@@ -157,6 +173,7 @@ class Fleet:
         shell: what moves time and bytes.
         planner: who chooses the tiles.
         selector: with one, the PS does itself what it is predicted to do sooner alone.
+        absence: with one, what is done about there being no device; else GEMMs just wait.
         submitted: the GEMMs so far.
         decisions: what the selector said of them, each counted as often.
     """
@@ -164,6 +181,7 @@ class Fleet:
     shell: Shell
     planner: Planner = field(default_factory=TilePlanner)
     selector: Selector | None = None
+    absence: Absence | None = None
 
     def __post_init__(self) -> None:
         self.submitted: Counter[tuple[Gemm, ElementBytes, DType]] = Counter()
@@ -215,7 +233,7 @@ class Fleet:
             out.dtype.value,
             self.planner,
         )
-        future = GemmFuture(work, a, b, out, self.shell)
+        future = GemmFuture(work, a, b, out, self._await)
         if gemm.volume:
             self.submitted[gemm, element, dtype] += 1
             if self.selector is not None and self._stays(self.selector, gemm, element, dtype):
@@ -223,12 +241,20 @@ class Fleet:
                 left, right = left.T if a.transposed else left, right.T if b.transposed else right
                 self.selector.executor.matmul(left, right, out)
                 future.done = True
+            elif self.absence is not None and (fallback := self.absence.takes(self.shell)):
+                self.absence.multiply(self.shell, future, fallback)
             else:
                 self.shell.start(future)
         else:  # nothing to multiply: an empty sum is zero
             out.array[...] = 0
             future.done = True
         return future
+
+    def _await(self, future: GemmFuture) -> None:
+        if self.absence is None:
+            self.shell.wait(future)
+        else:
+            self.absence.wait(self.shell, future)
 
     def _stays(self, selector: Selector, gemm: Gemm, element: ElementBytes, dtype: DType) -> bool:
         """Whether the PS does it, which is counted."""
@@ -251,7 +277,8 @@ class Fleet:
 
     def counters(self) -> FleetCounters:
         """A snapshot of the counters."""
-        return self.shell.counters()
+        local = 0 if self.absence is None else self.absence.gemms
+        return replace(self.shell.counters(), local_gemms=local)
 
     @property
     def device_count(self) -> int:

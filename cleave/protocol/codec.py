@@ -116,7 +116,10 @@ def _read_head(data: bytes) -> tuple[str, dict[Any, Any], int, int]:
     """Type, fields, offset behind them and number of parts."""
     for window in (_PEEK_BYTES, limits.MAX_HEADER_BYTES):
         unpacker = msgpack.Unpacker(
-            max_buffer_size=limits.MAX_HEADER_BYTES, strict_map_key=True, raw=False
+            max_buffer_size=limits.MAX_HEADER_BYTES,
+            read_size=window,  # else it sets a megabyte aside
+            strict_map_key=True,
+            raw=False,
         )
         unpacker.feed(data[:window])
         try:
@@ -204,6 +207,9 @@ def _readers() -> dict[str, tuple[type[Any], Callable[[dict[Any, Any]], dict[str
     return table
 
 
+_SECRETS = ("credential", "code")
+
+
 def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
     hints = typing.get_type_hints(cls, include_extras=True)
     required = [f.name for f in fields(cls) if f.metadata.get("required")]
@@ -221,6 +227,8 @@ def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
                     values[name] = check(raw[name])
                 except (ValueError, TypeError):
                     shown = reprlib.repr(raw[name])  # of deep and long values, only the beginning
+                    if name in _SECRETS:
+                        shown = "a secret is not shown"
                     raise ProtocolError(
                         f"field {name!r} of a {kind} message is not valid: {shown}"
                     ) from None

@@ -50,6 +50,21 @@ MAX_RUNS_IN_FLIGHT: Final = 4096
 HANDSHAKE_S: Final = 10.0
 """A peer that has not completed `hello` / `welcome` after this time is disconnected."""
 
+MAX_UNADMITTED_BYTES: Final = 64 * 2**10
+"""All that a connection may send, the HTTP request included, before its `hello` is accepted."""
+
+MAX_WAITING_PER_ADDRESS: Final = 128
+"""Most connections from one address whose `hello` is not accepted yet."""
+
+MAX_WAITING: Final = 512
+"""Most such connections from all addresses."""
+
+MAX_DEVICES: Final = 20_000
+"""Most devices at once."""
+
+MAX_OPERATORS: Final = 64
+"""Most operators at once."""
+
 HEARTBEAT_S: Final = 2.0
 """A device sends a `heartbeat` at least this often."""
 

@@ -30,7 +30,7 @@ class OperatorClient:
             CleaveError: when there is no server or it refuses.
         """
         target = parse_join_url(read_url(url))
-        client = cls(await open_connection(target.address))
+        client = cls(await open_connection(target))
         await client._send(messages.Hello(role=Role.OPERATOR, credential=target.credential))
         await client._receive()
         return client

@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -153,16 +153,21 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def load_latest(folder: Path) -> LoadedCheckpoint | None:
+def load_latest(
+    folder: Path, passed_over: Callable[[str], None] | None = None
+) -> LoadedCheckpoint | None:
     """`load_checkpoint` of the newest whole checkpoint in `folder`, or None where there is none.
 
-    Broken ones are passed over with a warning.
+    Broken ones are passed over, of which `passed_over` is told; with a warning where it is None.
     """
     for path in _newest_first(folder):
         try:
             return load_checkpoint(path)
         except CleaveError as error:
-            warnings.warn(str(error), stacklevel=2)
+            if passed_over is None:
+                warnings.warn(str(error), stacklevel=2)
+            else:
+                passed_over(str(error))
     return None
 
 

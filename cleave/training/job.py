@@ -42,6 +42,16 @@ class OffloadMode(Enum):
     AUTO = "auto"
 
 
+class FallbackMode(Enum):
+    """What happens while no device is there.
+
+    WAIT pauses training until one is. LOCAL multiplies on the PS until then.
+    """
+
+    WAIT = "wait"
+    LOCAL = "local"
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What to train and how.
@@ -62,6 +72,9 @@ class JobSpec:
         checkpoint_every: steps between checkpoints, one more at the end; 0 for none.
         memory: see `MemoryMode`.
         offload: see `OffloadMode`.
+        journal: keep finished products on disk between checkpoints (`cleave.training.journal`).
+        fallback: see `FallbackMode`.
+        fallback_after_s: seconds without any device after which `local` begins.
     """
 
     model: str
@@ -81,6 +94,9 @@ class JobSpec:
     checkpoint_every: int = 500
     memory: str = "auto"
     offload: str = "all"
+    journal: bool = False
+    fallback: str = "wait"
+    fallback_after_s: float = 30.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "seq", "accumulate", "eval_batches"):
@@ -89,12 +105,22 @@ class JobSpec:
         for name in ("learning_rate", "weight_decay", "clip", "eval_every", "checkpoint_every"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
+        if not 0 <= self.fallback_after_s < float("inf"):
+            raise UsageError(
+                f"--fallback-after is {self.fallback_after_s}; give seconds, 0 or more"
+            )
+        if self.journal and not self.checkpoint_every:
+            raise UsageError(
+                "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "
+                "makes none; give it 1 or more"
+            )
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         for name, kind in (
             ("dtype", Precision),
             ("memory", MemoryMode),
             ("offload", OffloadMode),
+            ("fallback", FallbackMode),
         ):
             values = [member.value for member in kind]
             if getattr(self, name) not in values:
@@ -130,11 +156,13 @@ class JobSpec:
             "str": str,
             "int": int,
             "float": (int, float),
+            "bool": bool,
         }
         for name, value in values.items():
             if name not in known:
                 raise UsageError(f"a job has no setting {name!r}; it has {', '.join(known)}")
-            if not isinstance(value, types[str(known[name])]) or isinstance(value, bool):
+            flag = known[name] == "bool"  # and in Python a bool is an int
+            if not isinstance(value, types[str(known[name])]) or isinstance(value, bool) != flag:
                 raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
         if "model" not in values:
             raise UsageError("a job needs a model; give --model")

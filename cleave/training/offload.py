@@ -8,17 +8,38 @@ three GEMMs (forward, input gradient, weight gradient) to a fleet. `restore` tur
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cleave import arrays
+from cleave.arrays import Buffer
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Fleet, Operand, Side
+from cleave.fleet.fleet import Operand, Side
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"
+
+
+class Pending(Protocol):
+    """A product under way."""
+
+    def result(self) -> Buffer:
+        """The product, once it is complete."""
+        ...
+
+
+class Multiplier(Protocol):
+    """What layers need of a fleet; a `Fleet`, or what stands before one."""
+
+    def operand(self, buffer: Buffer) -> Operand:
+        """See `Fleet.operand`."""
+        ...
+
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
+        """See `Fleet.submit`."""
+        ...
 
 
 class _Operands:
@@ -30,7 +51,7 @@ class _Operands:
     `.data` or numpy, so its operand lives only from a layer's forward to its backward.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Multiplier) -> None:
         self.fleet = fleet
         self.held: list[Operand] = []  # of weights, across accumulated micro-batches
         self.holding = False
@@ -133,7 +154,7 @@ class _Product(torch.autograd.Function):
         return dx, dw, dbias, None, None
 
 
-def _multiply(fleet: Fleet, a: Side, b: Side, out: Tensor) -> Any:
+def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
@@ -178,7 +199,7 @@ def _offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
     return type("OffloadedConv1D", (base,), {"forward": forward, "__doc__": "Conv1D on a fleet."})
 
 
-def offload(model: nn.Module, fleet: Fleet) -> nn.Module:
+def offload(model: nn.Module, fleet: Multiplier) -> nn.Module:
     """Send the multiplications of a model's linear layers to a fleet, from now on.
 
     Every `nn.Linear` and transformers `Conv1D` in `model` is changed in place: same object, same

@@ -22,6 +22,10 @@ class StepRecord:
         downlink_bytes, uplink_bytes: encoded messages.
         floor_bytes: every operand and result of every GEMM crossing once.
         tiles, blocks, reissued: planned tiles, blocks that came back, units given out again.
+        local_gemms: multiplied on the PS because no device was there.
+        journal_bytes: products that went into the journal.
+        journal_s: seconds that the journal cost the step.
+        journal_saved_s: seconds that products taken from the journal had needed.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -40,6 +44,10 @@ class StepRecord:
     tiles: int
     blocks: int
     reissued: int
+    local_gemms: int = 0
+    journal_bytes: int = 0
+    journal_s: float = 0.0
+    journal_saved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,22 @@ class NoteRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PresenceRecord:
+    """The last device left while work was waiting, or one came back.
+
+    Attributes:
+        step: the step under way.
+        state: who multiplies now: `present`, `absent` or `local` (`cleave.fleet.absence`).
+        text: for people.
+    """
+
+    EVENT: ClassVar[str] = "fleet"
+    step: int
+    state: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DoneRecord:
     """The end of a run.
 
@@ -73,6 +97,8 @@ class DoneRecord:
         kept_gemms: how many of them stayed on the PS, or with `all` would have with `auto`.
         kept_saves_s: predicted seconds that this saved, or would have.
         kept_reasons: one sentence a shape.
+        local_gemms, journal_bytes, journal_s, journal_saved_s: as in the steps, in sum.
+        journal_gemms: how many products came from the journal.
     """
 
     EVENT: ClassVar[str] = "done"
@@ -95,9 +121,14 @@ class DoneRecord:
     kept_gemms: int = 0
     kept_saves_s: float = 0.0
     kept_reasons: tuple[str, ...] = ()
+    local_gemms: int = 0
+    journal_bytes: int = 0
+    journal_s: float = 0.0
+    journal_saved_s: float = 0.0
+    journal_gemms: int = 0
 
 
-Record: TypeAlias = StepRecord | EvalRecord | NoteRecord | DoneRecord
+Record: TypeAlias = StepRecord | EvalRecord | NoteRecord | PresenceRecord | DoneRecord
 
 
 def to_dict(record: Record) -> dict[str, Any]:

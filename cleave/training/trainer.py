@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cleave.device.executors import TorchExecutor
 from cleave.errors import CleaveError
+from cleave.fleet.absence import Absence, Fallback, Presence
 from cleave.fleet.fleet import Fleet, FleetCounters
 from cleave.fleet.selection import Kept, Selector, summarise
 from cleave.models.build import (
@@ -33,13 +34,22 @@ from cleave.training.checkpoint import (
     save_checkpoint,
 )
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
-from cleave.training.job import JobSpec, MemoryMode, OffloadMode, Precision, default_learning_rate
+from cleave.training.job import (
+    FallbackMode,
+    JobSpec,
+    MemoryMode,
+    OffloadMode,
+    Precision,
+    default_learning_rate,
+)
+from cleave.training.journal import Journal, JournalCounters, JournaledFleet, discard
 from cleave.training.offload import hold_weights, offload, restore
 from cleave.training.optimizer import Optimizer, Schedule
 from cleave.training.records import (
     DoneRecord,
     EvalRecord,
     NoteRecord,
+    PresenceRecord,
     Record,
     StepRecord,
     to_dict,
@@ -51,6 +61,7 @@ from cleave.workload.registry import ModelSpec
 _TOKENIZER_SIZE = 4096
 _BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments
 CHECKPOINTS = "checkpoints"
+JOURNAL = "journal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +72,13 @@ class Setting:
         fleet: multiplies; None for plain PyTorch, the reference.
         report: takes every record as it comes.
         stop: asked after every step; True ends the run early, with a checkpoint.
+        clock: seconds, to judge the journal by.
     """
 
     fleet: Fleet | None
     report: Callable[[Record], None]
     stop: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +138,7 @@ def train(
         CleaveError: for everything a user can mend; nothing half-written is left.
     """
     materials = materials or prepare(job, setting)
-    checkpoint = load_latest(run.path / CHECKPOINTS) if resume else None
+    checkpoint = _newest_checkpoint(run, setting) if resume else None
     if checkpoint is not None:
         _check_same(checkpoint, job, materials.tokenizer)
     spec, folder = materials.source.spec, materials.source.folder
@@ -135,7 +148,8 @@ def train(
         model, spec = load_folder(folder)
     else:
         model = build_model(spec, seed=job.seed)
-    trainer = Trainer(job, spec, model, materials, run, setting)
+    base = checkpoint.step if checkpoint else 0
+    trainer = Trainer(job, spec, model, materials, run, setting, base)
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint)
@@ -146,7 +160,20 @@ def train(
         run.write_config(job.to_dict())
         return trainer.run()
     finally:
+        trainer.close()
         restore(model)
+
+
+def _newest_checkpoint(run: RunFolder, setting: Setting) -> LoadedCheckpoint | None:
+    """The newest whole checkpoint of a run; says what it passed over, and when there is none."""
+
+    def passed_over(fault: str) -> None:
+        setting.report(NoteRecord(f"passed over: {fault}"))
+
+    found = load_latest(run.path / CHECKPOINTS, passed_over)
+    if found is None:
+        setting.report(NoteRecord("no whole checkpoint is there: starting from the beginning"))
+    return found
 
 
 class Trainer:
@@ -160,6 +187,7 @@ class Trainer:
         materials: Materials,
         run: RunFolder,
         setting: Setting,
+        base: int = 0,
     ) -> None:
         lean = _lean(job, spec)
         if lean:
@@ -169,7 +197,11 @@ class Trainer:
             setting.fleet.selector = _selector() if auto else None
             setting.fleet.submitted.clear()
             setting.fleet.decisions.clear()
-            offload(model, setting.fleet)
+            setting.fleet.absence = Absence(self._presence, _fallback(job))
+        self.journal = _open_journal(job, run, setting, base)
+        if setting.fleet is not None:
+            fleet = setting.fleet
+            offload(model, JournaledFleet(fleet, self.journal) if self.journal else fleet)
         self.job = job
         self.model = model.train()
         self.corpus = materials.corpus
@@ -189,9 +221,18 @@ class Trainer:
         peak = job.learning_rate or default_learning_rate(spec)
         self.schedule = Schedule(peak, max(1, warmup), job.steps)
 
+    def close(self) -> None:
+        """Let go of the journal and of the fleet."""
+        if self.journal is not None:
+            self.journal.close()
+        if self.setting.fleet is not None:
+            self.setting.fleet.absence = None
+
     def run(self) -> DoneRecord:
         """Do the remaining steps."""
         job, report = self.job, self._report
+        if self.journal is not None and self.journal.held:
+            self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         began_s, first = time.perf_counter(), self._counters()
         first_loss = loss = math.nan
         tokens = 0
@@ -207,6 +248,10 @@ class Trainer:
             stopped = self.step < job.steps and self.setting.stop()
             if self._checkpoint_due(stopped):
                 self.save()
+            elif self.journal is not None and self.journal.outgrown(self._checkpoint_bytes()):
+                before_s = self.setting.clock()
+                self.save()
+                self.journal.charge(self.setting.clock() - before_s)
             if not math.isfinite(loss):
                 raise CleaveError(
                     f"the loss of step {self.step} is {loss}; "
@@ -214,6 +259,7 @@ class Trainer:
                 )
         spent = self._counters() - first
         kept = self._kept()
+        journal = self._journal_counters()
         done = DoneRecord(
             steps=self.step,
             first_loss=first_loss,
@@ -234,6 +280,11 @@ class Trainer:
             kept_gemms=kept.gemms,
             kept_saves_s=kept.saves_s,
             kept_reasons=kept.reasons,
+            local_gemms=spent.local_gemms,
+            journal_bytes=journal.written_bytes,
+            journal_s=journal.spent_s,
+            journal_saved_s=journal.saved_s,
+            journal_gemms=journal.taken,
         )
         report(done)
         self.folder.plot()
@@ -249,11 +300,17 @@ class Trainer:
     def train_step(self) -> StepRecord:
         """Do one optimizer step."""
         before, began_s = self._counters(), time.perf_counter()
+        journal_before = self._journal_counters()
+        if self.journal is not None:
+            self.journal.begin(self.step)
         rate = self.schedule.rate(self.step)
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         loss = self.optimizer.step(rate, lambda: self._backward(batches))
         wall_s = time.perf_counter() - began_s
         spent = self._counters() - before
+        if self.journal is not None:
+            self.journal.end()
+        journal = self._journal_counters()
         self.step += 1
         return StepRecord(
             step=self.step,
@@ -271,6 +328,10 @@ class Trainer:
             tiles=spent.tiles,
             blocks=spent.blocks,
             reissued=spent.reissued,
+            local_gemms=spent.local_gemms,
+            journal_bytes=journal.written_bytes - journal_before.written_bytes,
+            journal_s=journal.spent_s - journal_before.spent_s,
+            journal_saved_s=journal.saved_s - journal_before.saved_s,
         )
 
     def _backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
@@ -311,7 +372,9 @@ class Trainer:
         every = self.job.checkpoint_every
         if not every:
             return False
-        ended = self.step == self.job.steps and self.step >= every
+        # A finished run needs its journal no more, if only there is a checkpoint instead.
+        worth = self.step >= every or self.journal is not None
+        ended = self.step == self.job.steps and worth
         return stopped or ended or self.step % every == 0
 
     def save(self) -> None:
@@ -320,11 +383,7 @@ class Trainer:
         path = save_checkpoint(
             self.folder.path / CHECKPOINTS,
             step=self.step,
-            tensors={
-                **{f"model.{n}": p.detach() for n, p in self.model.named_parameters()},
-                **self.optimizer.tensors(),
-                **rng_state(),
-            },
+            tensors=self._tensors(),
             meta={
                 "job": self.job.to_dict(),
                 "tokenizer": self.tokenizer.fingerprint,
@@ -332,7 +391,19 @@ class Trainer:
                 "position": loader.position,
             },
         )
-        self.setting.report(NoteRecord(f"checkpoint written to {path}"))
+        self._note(f"checkpoint written to {path}")
+        if self.journal is not None:
+            self.journal.covered(self.step)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            **{f"model.{n}": p.detach() for n, p in self.model.named_parameters()},
+            **self.optimizer.tensors(),
+            **rng_state(),
+        }
+
+    def _checkpoint_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def restore(self, checkpoint: LoadedCheckpoint) -> None:
         """Go on from a checkpoint.
@@ -364,9 +435,47 @@ class Trainer:
     def _counters(self) -> FleetCounters:
         return self.setting.fleet.counters() if self.setting.fleet else FleetCounters()
 
+    def _journal_counters(self) -> JournalCounters:
+        return replace(self.journal.counters) if self.journal else JournalCounters()
+
+    def _presence(self, presence: Presence) -> None:
+        text = _PRESENCE[presence]
+        self._report(PresenceRecord(self.step + 1, presence.value, text))
+
+    def _note(self, text: str) -> None:
+        self.setting.report(NoteRecord(text))
+
     def _report(self, record: Record) -> None:
         self.folder.append(to_dict(record))
         self.setting.report(record)
+
+
+_PRESENCE = {
+    Presence.PRESENT: "a device is connected; training goes on",
+    Presence.ABSENT: "no device is connected; training waits",
+    Presence.LOCAL: "no device is connected; training goes on without, on the parameter server",
+}
+
+
+def _fallback(job: JobSpec) -> Fallback | None:
+    if job.fallback != FallbackMode.LOCAL.value:
+        return None
+    return Fallback(TorchExecutor(), job.fallback_after_s)
+
+
+def _open_journal(job: JobSpec, run: RunFolder, setting: Setting, base: int) -> Journal | None:
+    folder = run.path / JOURNAL
+    if not job.journal:
+        discard(folder)
+        return None
+    if setting.fleet is None:
+        setting.report(NoteRecord("the journal is off: there is no fleet whose work it could keep"))
+        return None
+
+    def say(text: str) -> None:
+        setting.report(NoteRecord(text))
+
+    return Journal(folder, base, say=say, clock=setting.clock)
 
 
 def _selector() -> Selector:
@@ -380,7 +489,10 @@ def _lean(job: JobSpec, spec: ModelSpec) -> bool:
     return spec.parameters * _BYTES_PER_PARAMETER > memory_bytes / 2
 
 
-_MAY_CHANGE = ("steps", "eval_every", "eval_batches", "checkpoint_every", "memory", "offload")
+_MAY_CHANGE = (
+    "steps", "eval_every", "eval_batches", "checkpoint_every", "memory", "offload",
+    "journal", "fallback", "fallback_after_s",
+)  # fmt: skip
 
 
 def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextTokenizer) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,7 +27,7 @@ DRAIN_S: Final = 30.0
 missing then goes to other devices."""
 
 LONGEST_WAIT_S: Final = 300.0
-"""The longest wait between two tries to reach a server; the first is about a second."""
+"""The longest wait between two tries to reach a server; the first is a second at most."""
 
 STEADY_S: Final = 60.0
 """A session that lasted this long was a success: waits start from a second again."""
@@ -69,6 +72,11 @@ class Session(Protocol):
     @property
     def status(self) -> DeviceStatus: ...
 
+    @property
+    def said_bye(self) -> bool:
+        """Whether the server ended it on purpose."""
+        ...
+
     def run(self) -> Coroutine[Any, Any, str]:
         """Serve until it ends; why it did."""
         ...
@@ -89,12 +97,14 @@ class Guest:
     """Keeps a machine on a server as long as it may work.
 
     With a policy it stays: a server that is not there is tried again, ever less often. Without, it
-    is there for one session, and what goes wrong is an error.
+    must be welcomed at once, and comes back whenever the connection is lost, until the server says
+    goodbye or refuses it for good.
 
     Args:
         connect: opens a session.
         say: told of every change.
         look: whether the machine may work now; None for no policy.
+        once: without a policy, be there for one session only.
         clock: seconds that never go back.
         sleep: waits so many seconds.
         jitter: random numbers from 0 to 1, so that many guests do not come back at once.
@@ -106,6 +116,7 @@ class Guest:
         say: Callable[[Notice], None],
         *,
         look: Look | None = None,
+        once: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
@@ -113,6 +124,7 @@ class Guest:
         self._connect = connect
         self._tell = say
         self._look = look
+        self._once = once
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
@@ -128,14 +140,15 @@ class Guest:
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Be a guest until `stop`; without a policy, until the session ends.
+        """Be a guest until `stop`; without a policy, at most until the server says goodbye.
 
         Raises:
             CleaveError: when the server refuses the device; without a policy, also when there is
-                none. A server that has welcomed it before is tried again.
+                none at first. A server that has welcomed it before is tried again; without a policy
+                not when it refuses the device for good.
         """
         self._work = asyncio.ensure_future(
-            self._once() if self._look is None else self._come_and_go(self._look)
+            self._come_back() if self._look is None else self._come_and_go(self._look)
         )
         try:
             await self._work
@@ -156,8 +169,28 @@ class Guest:
         elif self._work is not None:
             self._work.cancel()
 
-    async def _once(self) -> None:
-        await self._serve(await self._connect(self._ready), None)
+    async def _come_back(self) -> None:
+        """Without a policy: one session after the other until one ends on purpose."""
+        while True:
+            session: Session | None = None
+            began_s = self._clock()
+            try:
+                session = await self._connect(self._ready)
+                reason = await self._serve(session, None)
+                if session.said_bye or self._once or self._draining:
+                    return
+            except CleaveError as error:
+                for_good = isinstance(error, RefusedError) and error.for_good
+                if for_good or self._once or not self._was_welcome:
+                    raise
+                reason = str(error)
+                if session is not None:
+                    self._say(Notice(State.LEFT, reason, session.status))
+            if self._clock() - began_s >= STEADY_S:
+                self._failures = 0
+            wait_s = self._next_wait_s()
+            self._say(Notice(State.WAITING, reason, retry_s=wait_s))
+            await self._sleep(wait_s)
 
     async def _come_and_go(self, look: Look) -> None:
         while not self._stopping:
@@ -260,7 +293,19 @@ class Guest:
     def _next_wait_s(self) -> float:
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
-        return longest_s * (0.5 + 0.5 * self._jitter())
+        return longest_s * self._jitter()
+
+
+@contextmanager
+def url_file(url: str) -> Iterator[str]:
+    """A join URL in a file that only this account reads, as `@FILE`, for a process of one's own."""
+    written, path = tempfile.mkstemp(prefix="cleave-join-")  # its mode is 0600
+    try:
+        with os.fdopen(written, "w") as file:
+            file.write(url)
+        yield f"@{path}"
+    finally:
+        os.unlink(path)
 
 
 def read_url(text: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from socket import gaierror
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -23,12 +25,14 @@ from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.transport.addresses import bracketed
 from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
     Connection,
     ConnectionLostError,
     WebSocketConnection,
 )
+from cleave.transport.tls import WrongCertificateError, parse_fingerprint, pinning
 
 INLINE_FLOPS: Final = 4e6
 """Multiplications below this are over sooner than a thread is woken for them."""
@@ -45,37 +49,59 @@ class JoinUrl:
         address: the URL without its fragment.
         credential: a credential, or a join code.
         server: the server's id; empty where the URL does not tell.
+        fingerprint: of the one certificate that the server may show; empty to verify it as usual.
     """
 
     address: str
     credential: str
     server: str = ""
+    fingerprint: str = ""
 
     @property
     def text(self) -> str:
         """The URL, with its secret."""
         server = f"&s={quote(self.server, safe='')}" if self.server else ""
-        return f"{self.address}#c={quote(self.credential, safe='')}{server}"
+        pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
+        return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
+
+    def at(self, host: str) -> JoinUrl:
+        """The same server under another name or address of it."""
+        parts = urlsplit(self.address)
+        port = f":{parts.port}" if parts.port is not None else ""
+        address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
+        return replace(self, address=address)
 
 
 def parse_join_url(url: str) -> JoinUrl:
-    """Read `ws://HOST:PORT/ws#c=CREDENTIAL`.
+    """Read `ws://HOST:PORT/ws#c=CREDENTIAL` or `wss://HOST:PORT/ws#c=CREDENTIAL&fp=FINGERPRINT`.
 
     Raises:
         UsageError: when it is no such URL.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        wrong = parts.scheme not in ("ws", "wss") or not parts.hostname or parts.port == 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        wrong = True
+    if wrong:
+        shown = url.partition("#")[0]  # the rest is secret
         raise UsageError(
-            f"{url!r} is no join URL; use the one that `cleave serve` prints, like "
+            f"{shown!r} is no join URL; use the one that `cleave serve` prints, like "
             f"ws://192.168.1.20:8765/ws#c=..."
         )
     fields = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
     credential = unquote(fields.get("c", ""))
+    fingerprint = parse_fingerprint(unquote(fields["fp"])) if fields.get("fp") else ""
+    if fingerprint and parts.scheme == "ws":
+        raise UsageError(
+            "the join URL names a certificate, and ws:// shows none; use the URL that "
+            "`cleave serve` prints, with wss://"
+        )
     return JoinUrl(
         urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")),
         credential,
         server=unquote(fields.get("s", "")),
+        fingerprint=fingerprint,
     )
 
 
@@ -99,16 +125,21 @@ class RefusedError(CleaveError):
 
 def plain_reason(error: BaseException) -> str:
     """Why the system refused, without Python's wrapping."""
+    if isinstance(error, gaierror) and error.strerror:
+        return error.strerror.lower()
     number = getattr(error, "errno", None)
     return os.strerror(number).lower() if number else str(error) or "no answer"
 
 
-async def open_connection(address: str) -> WebSocketConnection:
-    """Connect to a server.
+async def open_connection(target: JoinUrl) -> WebSocketConnection:
+    """Connect to a server. With a fingerprint, nothing is sent to any but that server.
 
     Raises:
-        CleaveError: when nothing that speaks WebSocket answers there.
+        CleaveError: when nothing that speaks WebSocket answers there, or it is not the server that
+            the URL means.
     """
+    address = target.address
+    secured: dict[str, Any] = {"ssl": pinning(target.fingerprint)} if target.fingerprint else {}
     try:
         socket = await connect(
             address,
@@ -118,14 +149,34 @@ async def open_connection(address: str) -> WebSocketConnection:
             write_limit=WRITE_LIMIT_BYTES,
             open_timeout=limits.HANDSHAKE_S,
             proxy=None,
+            **secured,
         )
+    except WrongCertificateError as error:
+        raise CleaveError(
+            f"{address} shows another certificate ({error.shown}) than the join URL names "
+            f"({target.fingerprint}); if the server made a new one, use the URL that it prints "
+            f"now, else something stands between you and it"
+        ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise CleaveError(
+            f"the certificate of {address} is not trusted ({error.verify_message}); use the "
+            f"whole join URL that the server prints, with its &fp=..."
+        ) from None
+    except ssl.SSLError as error:
+        raise CleaveError(
+            f"{address} does not answer in TLS ({error.reason or error}); is it wss://, or ws://?"
+        ) from None
     except (OSError, TimeoutError) as error:
+        or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
         raise CleaveError(
             f"no server answers at {address} ({plain_reason(error)}); "
-            f"start one with `cleave serve`, or check address and port"
+            f"start one with `cleave serve`, or check address and port{or_plain}"
         ) from None
     except (InvalidHandshake, InvalidURI) as error:
-        raise CleaveError(f"{address} is not a Cleave server: {error}") from None
+        hint = "" if address.startswith("wss:") else " (a server with TLS has a wss:// URL)"
+        raise CleaveError(
+            f"{address} does not let this client in, or is no Cleave server: {error}{hint}"
+        ) from None
     return WebSocketConnection(socket, spare_receiver=True)
 
 

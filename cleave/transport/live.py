@@ -98,7 +98,11 @@ class LiveShell:
     # --- sessions, in the loop ---
 
     async def session(
-        self, connection: Connection, first: Message | None = None, address: str = ""
+        self,
+        connection: Connection,
+        first: Message | None = None,
+        address: str = "",
+        answered: Callable[[messages.Error | None], None] | None = None,
     ) -> None:
         """Serve one device until it goes.
 
@@ -106,6 +110,7 @@ class LiveShell:
             connection: to it.
             first: its hello, where it was read already.
             address: where it connects from.
+            answered: told what a refused hello is answered, or None for an accepted one.
         """
         session = next(self._ids)
         self.coordinator.opened(session, self._now(), address)
@@ -115,7 +120,10 @@ class LiveShell:
         reason = "the connection broke"
         try:
             if first is not None:
-                self._obey(self.coordinator.received(session, first, self._now()))
+                orders = self.coordinator.received(session, first, self._now())
+                if answered is not None:
+                    answered(_refusal(orders, session))
+                self._obey(orders)
             while not peer.closing:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
@@ -196,7 +204,9 @@ class LiveShell:
                 case Check():
                     self._check(order)
                 case Place(unit, payload):
-                    self._outputs[unit.work].place(unit.detail, payload)
+                    output = self._outputs.get(unit.work)
+                    if output is not None:  # else its work has failed, and nobody waits for it
+                        output.place(unit.detail, payload)
                     waiting.extend(self.coordinator.placed(unit, self._now()))
                 case Done(work):
                     self._conclude(work, "")
@@ -221,7 +231,12 @@ class LiveShell:
         if future is None or self.loop is None:  # nobody waits for it any more
             self._checked(order, "", 0.0)
         elif order.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
-            self._checked(order, *self._fault(order, future))
+            try:
+                found = self._fault(order, future)
+            except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+                self._check_broke(order, error)
+            else:
+                self._checked(order, *found)
         else:
             loop = self.loop
             self._checking += 1
@@ -230,21 +245,27 @@ class LiveShell:
                 self._checking -= 1
                 self._checked(order, fault, took_s)
 
-            def failed(reason: str) -> None:
+            def failed(error: Exception) -> None:
                 self._checking -= 1
-                if order.unit.work in self._futures:
-                    self._conclude(order.unit.work, reason)
+                self._check_broke(order, error)
 
             def check() -> None:
                 try:
                     found = self._fault(order, future)
                 except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                    reason = f"unexpected {type(error).__name__} in checking: {error}"
-                    loop.call_soon_threadsafe(failed, reason)
+                    loop.call_soon_threadsafe(failed, error)
                 else:
                     loop.call_soon_threadsafe(finished, *found)
 
             self._checker.submit(check)
+
+    def _check_broke(self, order: Check, error: Exception) -> None:
+        """The work ends with the reason; to the coordinator the run is done, so that it goes on."""
+        reason = f"unexpected {type(error).__name__} in checking: {error}"
+        self._conclude(order.unit.work, reason)
+        self._obey(
+            self.coordinator.checked(order.session, order.run, order.payload, "", self._now())
+        )
 
     def _fault(self, order: Check, future: GemmFuture) -> tuple[str, float]:
         """What is wrong with a result, and how long it took to see."""
@@ -278,7 +299,9 @@ class LiveShell:
 
     def _conclude(self, work: int, error: str) -> None:
         self._checks.pop(work, None)
-        future = self._futures[work]
+        future = self._futures.get(work)
+        if future is None or self._finished[work].is_set():  # it has ended already
+            return
         future.error = error
         if future.work.plan is not None:
             self._counters.tiles += len(future.work.plan.tiles)
@@ -337,17 +360,33 @@ class LiveShell:
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
             self._conclude(work.id, f"unexpected {type(error).__name__}: {error}")
 
-    def wait(self, future: GemmFuture) -> None:
+    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """See `Shell.wait`."""
         began_s = time.perf_counter()
         work = future.work.id
-        self._finished[work].wait()
+        finished = self._finished[work].wait(timeout_s)
         self._counters.fleet_s += time.perf_counter() - began_s
+        if not finished:
+            self._counters.waited_s += time.perf_counter() - began_s
+            return False
         # Rounding the sums is arithmetic: done here, not in the loop.
         self._outputs.pop(work).finish()
         del self._futures[work], self._finished[work]
         self._counters.waited_s += time.perf_counter() - began_s
         future.done = True
+        return True
+
+    def withdraw(self, future: GemmFuture) -> None:
+        """See `Shell.withdraw`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._withdraw, future.work.id)
+        self.wait(future)
+
+    def _withdraw(self, work: int) -> None:
+        self._obey(self.coordinator.withdraw(work, self._now()))
+
+    def elsewhere(self, flops: float) -> None:
+        """See `Shell.elsewhere`: time has passed by itself."""
 
     def release(self, operand: int) -> None:
         """See `Shell.release`."""
@@ -374,6 +413,13 @@ class LiveShell:
         """See `Shell.close`. The owner of the loop stops it."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
+
+
+def _refusal(orders: Sequence[Order], session: int) -> messages.Error | None:
+    """What a peer is told that is turned away."""
+    sent = (order for order in orders if isinstance(order, Send))
+    said = (order.message for order in sent if order.session == session)
+    return next((message for message in said if isinstance(message, messages.Error)), None)
 
 
 def _wants_thread(message: messages.Put) -> bool:

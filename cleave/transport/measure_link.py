@@ -125,7 +125,7 @@ async def measure_link(
     )
     found = []
     for done in range(1, repeats + 1):
-        found.append(await measure_connection(await open_connection(target.address), hello))
+        found.append(await measure_connection(await open_connection(target), hello))
         if progress is not None:
             progress(done, found[-1])
     return found

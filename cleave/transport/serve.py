@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
+from typing import Any, Final, cast
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
@@ -20,17 +24,32 @@ from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import ErrorCode, Message, Role
+from cleave.protocol.messages import ErrorCode, Role
+from cleave.transport import listener
+from cleave.transport.addresses import bracketed, origins, parse_origin
 from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
     Connection,
     ConnectionLostError,
     WebSocketConnection,
 )
+from cleave.transport.door import ConnectionLimits
 from cleave.transport.join import JoinUrl, plain_reason
+from cleave.transport.listener import GuardedConnection
 from cleave.transport.live import LiveShell
+from cleave.transport.refusals import RefusalLog
+from cleave.transport.tls import Exposure, Security, expose
 
 WEBSOCKET_PATH = "/ws"
+
+_WHY: Final = {
+    ErrorCode.CREDENTIAL: "wrong credential",
+    ErrorCode.VERSION: "another version of the protocol",
+    ErrorCode.PROTOCOL: "its first message was no acceptable hello",
+    ErrorCode.LIMIT: "it breaks a limit, failed too often, or the server is full",
+    ErrorCode.QUARANTINED: "it is in quarantine",
+}
+"""What is logged of those that are refused: never what they sent."""
 
 OperatorHandler = Callable[[Connection, messages.Hello], Awaitable[None]]
 
@@ -42,6 +61,7 @@ class ServedFleet(Fleet):
         address: where it listens: `url` without the credential.
         url: what a device needs to join, its credential included.
         operator_url: likewise for operators.
+        fingerprint: of the certificate, where clients are to pin it; else empty.
     """
 
     def __init__(
@@ -56,10 +76,20 @@ class ServedFleet(Fleet):
         operator: OperatorHandler | None,
         verify: bool,
         door: Doorkeeper | None,
+        exposure: Exposure,
+        allow_origins: tuple[str, ...],
+        allowed: ConnectionLimits,
     ) -> None:
         door = door if door is not None else OneKey(credential, operator_credential)
-        self._live = LiveShell(Coordinator(verify=verify, door=door), notify)
+        coordinator = Coordinator(verify=verify, door=door, max_devices=allowed.devices)
+        self._live = LiveShell(coordinator, notify)
         super().__init__(self._live, planner)
+        self.fingerprint = exposure.fingerprint
+        self._exposure = exposure
+        self._allowed = allowed
+        self._say = notify or (lambda _: None)
+        self._origins = frozenset(allow_origins)
+        self._operators = 0
         self._operator = operator
         self._credential = credential
         self._operator_credential = operator_credential
@@ -80,83 +110,126 @@ class ServedFleet(Fleet):
             )
 
     async def _main(self, host: str, port: int, started: threading.Event) -> None:
-        self._live.loop = asyncio.get_running_loop()
+        loop = self._live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        log = RefusalLog(self._say, lambda: datetime.now().astimezone(), loop.call_later)
+        entrance = listener.Entrance(self._allowed, log, loop)
+        context = self._exposure.context
+        secured: dict[str, Any] = {} if context is None else {"ssl": context}
         try:
-            server = await serve_websockets(
-                self._accept,
-                host,
-                port,
-                process_request=self._answer_http,
-                compression=None,
-                max_size=limits.MAX_MESSAGE_BYTES,
-                ping_interval=None,  # the protocol has heartbeats of its own
-                write_limit=WRITE_LIMIT_BYTES,
-                open_timeout=limits.HANDSHAKE_S,
-            )
+            sockets = listener.listen(host, port, entrance)
+            servers = [
+                await serve_websockets(
+                    self._accept,
+                    sock=socket,
+                    backlog=listener.BACKLOG,
+                    process_request=self._answer_http,
+                    compression=None,
+                    max_size=limits.MAX_MESSAGE_BYTES,
+                    ping_interval=None,  # the protocol has heartbeats of its own
+                    write_limit=WRITE_LIMIT_BYTES,
+                    open_timeout=self._allowed.handshake_s,
+                    server_header=None,
+                    logger=_quiet(self._say),
+                    create_connection=cast(
+                        type[ServerConnection], partial(GuardedConnection, entrance)
+                    ),
+                    **secured,
+                )
+                for socket in sockets
+            ]
         except (OSError, OverflowError) as error:
             self._failure = error
             started.set()
             return
-        bound_host, bound_port = server.sockets[0].getsockname()[:2]
-        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-        self.address = f"ws://{shown}:{bound_port}{WEBSOCKET_PATH}"
-        self.url = self.join_url(self._credential)
-        self.operator_url = JoinUrl(self.address, self._operator_credential).text
+        self._announce_addresses(int(sockets[0].getsockname()[1]))
         watch = asyncio.create_task(self._live.watch())
         started.set()
         await self._stop.wait()
         watch.cancel()
-        server.close(close_connections=False)
+        for server in servers:
+            server.close(close_connections=False)
         await self._live.end_sessions()
-        server.close()
-        await server.wait_closed()
+        for server in servers:
+            server.close()
+        for server in servers:
+            await server.wait_closed()
+        log.flush()
+
+    def _announce_addresses(self, port: int) -> None:
+        shown, secure = self._exposure, self._exposure.context is not None
+        scheme = "wss" if secure else "ws"
+        self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
+        self.url = self.join_url(self._credential)
+        self.operator_url = JoinUrl(
+            self.address, self._operator_credential, fingerprint=shown.fingerprint
+        ).text
+        self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
+        assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
         try:
-            async with asyncio.timeout(limits.HANDSHAKE_S):
+            async with asyncio.timeout(socket.time_left_s):
                 first = decode(await connection.receive())
             if isinstance(first, messages.Hello) and first.role is Role.OPERATOR:
-                await self._accept_operator(connection, first, _address(socket))
+                await self._accept_operator(socket, connection, first)
             else:
-                await self._live.session(connection, first, _address(socket))
+                answered = partial(_answered, socket)
+                await self._live.session(connection, first, _address(socket), answered)
         except ConnectionLostError:
             return
         except TimeoutError:
-            await _refuse(connection, ErrorCode.LIMIT, "no hello came in time")
+            await _refuse(socket, connection, ErrorCode.LIMIT, "no hello came in time")
         except ProtocolError as error:
-            await _refuse(connection, ErrorCode.PROTOCOL, str(error))
+            await _refuse(socket, connection, ErrorCode.PROTOCOL, str(error))
 
     async def _accept_operator(
-        self, connection: Connection, hello: messages.Hello, address: str
+        self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
     ) -> None:
+        door = self._live.coordinator.door
         if hello.version != limits.VERSION:
             reason = (
                 f"this server speaks protocol version {limits.VERSION} and the client speaks "
                 f"{hello.version}; install the same version of cleave on both"
             )
-            await _refuse(connection, ErrorCode.VERSION, reason)
-        elif refusal := self._live.coordinator.door.admit_operator(hello.credential, address):
-            await _refuse(connection, refusal.code, refusal.reason)
+            await _refuse(socket, connection, ErrorCode.VERSION, reason)
+        elif refusal := door.admit_operator(hello.credential, _address(socket)):
+            await _refuse(socket, connection, refusal.code, refusal.reason)
+        elif self._operators >= self._allowed.operators:
+            reason = f"this server takes {self._allowed.operators} operators and has them"
+            await _refuse(socket, connection, ErrorCode.LIMIT, reason)
         elif self._operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
-            await _refuse(connection, ErrorCode.REQUEST, reason)
+            await _refuse(socket, connection, ErrorCode.REQUEST, reason)
         else:
-            await self._operator(connection, hello)
+            socket.admitted()
+            self._operators += 1
+            try:
+                await self._operator(connection, hello)
+            finally:
+                self._operators -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
+        """Answer what is no WebSocket. Paths are compared with two constants and name no files."""
+        assert isinstance(socket, GuardedConnection)
         path = request.path.split("?")[0]
-        if path == WEBSOCKET_PATH:
-            return None
         if path == "/healthz":
+            socket.answered()
             return socket.respond(HTTPStatus.OK, "ok\n")
-        return socket.respond(HTTPStatus.NOT_FOUND, f"nothing is at {path[:100]}\n")
+        if path != WEBSOCKET_PATH:
+            socket.refused("it asked for a path that does not exist")
+            return socket.respond(HTTPStatus.NOT_FOUND, "nothing is here\n")
+        stated = request.headers.get_all("Origin")  # browsers state it, other clients do not
+        if any(origin.lower() not in self._origins for origin in stated):
+            socket.refused("a web page of another origin, which --allow-origin would allow")
+            return socket.respond(HTTPStatus.FORBIDDEN, "pages of this origin may not connect\n")
+        return None
 
     def join_url(self, credential: str) -> str:
         """What a device needs to join with this credential or join code."""
         server = self._live.coordinator.door.server
-        return JoinUrl(self.address, credential, server=server).text
+        return JoinUrl(self.address, credential, server, self.fingerprint).text
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the server's loop."""
@@ -196,13 +269,48 @@ def _address(socket: ServerConnection) -> str:
     return str(peer[0]) if peer else ""
 
 
-async def _refuse(connection: Connection, code: ErrorCode, reason: str) -> None:
-    message: Message = messages.Error(code, reason)
+def _answered(socket: GuardedConnection, refusal: messages.Error | None) -> None:
+    if refusal is None:
+        socket.admitted()
+    else:
+        socket.refused(_WHY.get(refusal.code, refusal.code.value))
+
+
+async def _refuse(
+    socket: GuardedConnection, connection: Connection, code: ErrorCode, reason: str
+) -> None:
+    message = messages.Error(code, reason)
+    _answered(socket, message)
     try:
         await connection.send(encode(message))
         await connection.close()
     except ConnectionLostError:
         return
+
+
+class _Errors(logging.Handler):
+    """Passes on that something of the server's own broke."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        # A handshake that fails is a stranger's: the log of refusals has it.
+        if error is not None and record.msg != "opening handshake failed":
+            self._say(f"unexpected {type(error).__name__} in a session: {error}")
+
+
+def _quiet(say: Callable[[str], None]) -> logging.Logger:
+    """A logger for the WebSocket library that is not part of the program's own.
+
+    At level DEBUG it would write what is sent and received, credentials included, and every stray
+    request would write a traceback.
+    """
+    logger = logging.Logger("cleave.websockets", logging.ERROR)
+    logger.addHandler(_Errors(say))
+    return logger
 
 
 def serve(
@@ -216,6 +324,8 @@ def serve(
     operator: OperatorHandler | None = None,
     verify: bool = True,
     door: Doorkeeper | None = None,
+    security: Security | None = None,
+    allowed: ConnectionLimits | None = None,
 ) -> ServedFleet:
     """Listen for devices in this process, in a thread of its own.
 
@@ -231,15 +341,20 @@ def serve(
             elsewhere, and a device that sends several is quarantined.
         door: who decides which devices and operators may come in, where that is more than to know
             the credentials; these are then only what the URLs hold.
+        security: TLS, and from which web pages browsers may connect. By default plain on
+            loopback, and with a certificate of its own elsewhere, whose fingerprint is in `url`.
+        allowed: how many may connect, and how long they may take.
 
     Raises:
-        UsageError: when the address cannot be listened on.
+        UsageError: when the address cannot be listened on, or TLS lacks something.
 
     Example:
         >>> with serve() as fleet:
         ...     fleet.url.startswith("ws://127.0.0.1:")
         True
     """
+    security, allowed = security or Security(), allowed or ConnectionLimits()
+    descriptors = listener.open_files_limit()
     return ServedFleet(
         host,
         port,
@@ -252,4 +367,7 @@ def serve(
         operator=operator,
         verify=verify,
         door=door,
+        exposure=expose(host, security, datetime.now(UTC)),
+        allow_origins=tuple(parse_origin(origin) for origin in security.allow_origins),
+        allowed=allowed if descriptors is None else allowed.within(descriptors),
     )

@@ -52,7 +52,7 @@ async def serve(url: str, executor: Executor, *, probe: bool) -> None:
     failures = 0
     while failures < _TRIES:
         try:
-            connection = await open_connection(target.address)
+            connection = await open_connection(target)
             failures = 0
             computer = ExecutorComputer(executor)
             await DeviceSession(connection, computer, hello, on_idle=give_back).run()

@@ -126,11 +126,20 @@ class AuditedShell:
         """See `Shell.start`."""
         self.inner.start(future)
 
-    def wait(self, future: GemmFuture) -> None:
+    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """See `Shell.wait`."""
-        self.inner.wait(future)
-        if not future.error:
+        done = self.inner.wait(future, timeout_s)
+        if done and not future.error:
             self.ledger.finished(future, self.reference)
+        return done
+
+    def withdraw(self, future: GemmFuture) -> None:
+        """See `Shell.withdraw`."""
+        self.inner.withdraw(future)
+
+    def elsewhere(self, flops: float) -> None:
+        """See `Shell.elsewhere`."""
+        self.inner.elsewhere(flops)
 
     def release(self, operand: int) -> None:
         """See `Shell.release`."""

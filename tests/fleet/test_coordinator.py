@@ -14,6 +14,7 @@ from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.fleet.coordinator import (
+    MAX_FAULTS,
     Check,
     Close,
     Coordinator,
@@ -266,8 +267,8 @@ def test_states_are_named() -> None:
 # --- results ---
 
 
-def _work_on_one() -> tuple[Coordinator, messages.Run]:
-    coordinator = Coordinator()
+def _work_on_one(*, verify: bool = False) -> tuple[Coordinator, messages.Run]:
+    coordinator = Coordinator(verify=verify)
     _ready(coordinator)
     (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
     return coordinator, run
@@ -319,6 +320,44 @@ def test_answers_nobody_waits_for_are_counted_as_late() -> None:
     assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
     assert coordinator.dispatcher.counters.late == 4
     assert coordinator.dispatcher.counters.results == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"rows": 1}, {"payload": bytes(3)}], ids=str)
+def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
+    changes: dict[str, Any],
+) -> None:
+    coordinator, run = _work_on_one(verify=True)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    assert coordinator.received(1, _result(run, **changes), 2.0) == []
+    assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
+    (place,) = coordinator.checked(1, check.run, check.payload, "", 3.0)
+    assert isinstance(place, Place)
+    assert place.payload is check.payload
+
+
+def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None:
+    """Its last answer lets it go; that it would be quarantined, too, comes too late."""
+    coordinator, run = _work_on_one(verify=True)
+    coordinator.sessions[1].faults = MAX_FAULTS - 1
+    coordinator.received(1, messages.Drain(), 1.0)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    orders = coordinator.checked(1, check.run, check.payload, "it is off", 3.0)
+    assert orders == [Send(1, messages.Bye("drained")), Close(1)]
+
+
+def test_bytes_that_come_after_the_end_are_not_answered() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    coordinator.received(1, messages.Bye(), 1.0)
+    assert coordinator.refuse(1, ErrorCode.PROTOCOL, "not a message", 1.0) == []
+
+
+def test_a_device_computes_no_longer_than_it_is_there() -> None:
+    coordinator, run = _work_on_one()
+    coordinator.received(1, _result(run, compute_s=1e308), 2.0)
+    assert coordinator.sessions[1].compute_s == 2.0
 
 
 def test_results_of_another_session_do_not_count() -> None:
@@ -491,21 +530,6 @@ def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
     coordinator.received(1, messages.Heartbeat(), now_s)
     assert coordinator.state(first) is DeviceState.READY
     assert set(coordinator.dispatcher.holders(10)) == {1, 2}
-
-
-@pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
-def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes) -> None:
-    coordinator = Coordinator(verify=True)
-    _ready(coordinator)
-    (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
-    answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
-    (check,) = coordinator.received(1, answer, 2.0)
-    assert isinstance(check, Check)
-    assert coordinator.received(1, replace(answer, payload=second), 2.0) == []
-    assert coordinator.dispatcher.counters.late == 1
-    (place,) = coordinator.checked(1, check.run, check.payload, "", 3.0)
-    assert place == Place(check.unit, answer.payload)
-    assert coordinator.placed(check.unit, 3.0) == [Done(1)]
 
 
 def test_shapes_that_fit_make_a_gemm() -> None:

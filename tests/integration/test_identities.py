@@ -306,7 +306,7 @@ class KnownDevice:
         def keep(welcome: messages.Welcome) -> None:
             self.credential = welcome.credential or self.credential
 
-        connection = await open_connection(target.address)
+        connection = await open_connection(target)
         return await DeviceSession(connection, computer, hello, ready, on_welcome=keep).run()
 
 

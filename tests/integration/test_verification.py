@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from cleave.device.core import Compute
 from cleave.device.executors import NumpyExecutor
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.fleet import Side
+from cleave.gemm import Block
 from cleave.transport.join import (
     DeviceSession,
     ExecutorComputer,
@@ -25,6 +27,8 @@ from cleave.transport.join import (
     parse_join_url,
 )
 from cleave.transport.serve import ServedFleet
+from cleave.verify import GemmCheck
+from tests.integration.processes import PATIENCE_S
 
 
 class Liar(ExecutorComputer):
@@ -63,7 +67,7 @@ def device(fleet: ServedFleet, name: str, computer: ExecutorComputer) -> Iterato
             downlink_bytes_per_s=1e9,
             uplink_bytes_per_s=1e9,
         )
-        connection = await open_connection(target.address)
+        connection = await open_connection(target)
         session = DeviceSession(connection, computer, hello, lambda _: ready.set())
         try:
             ended.append(await session.run())
@@ -142,3 +146,39 @@ def test_a_check_that_breaks_ends_the_work_with_its_reason(
         pytest.raises(FleetError, match="MemoryError in checking: no room"),
     ):
         multiply(fleet, 0)
+
+
+@pytest.mark.parametrize("inline_flops", [0, 1e18], ids=["in a thread", "in the loop"])
+def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inline_flops: float
+) -> None:
+    checks = count()
+    whole = GemmCheck.fault
+
+    def breaks_once(check: GemmCheck, block: Block, result: Buffer) -> str:
+        if not next(checks):
+            raise MemoryError("no room")
+        return whole(check, block, result)
+
+    monkeypatch.setattr("cleave.transport.live.GemmCheck.fault", breaks_once)
+    monkeypatch.setattr("cleave.transport.live.CHECK_INLINE_FLOPS", inline_flops)
+    outcomes: list[object] = []
+    with (
+        cleave.serve() as fleet,
+        device(fleet, "honest", ExecutorComputer(NumpyExecutor())) as honest,
+    ):
+
+        def work() -> None:
+            for seed in range(2):
+                try:
+                    ours, plain = multiply(fleet, seed)
+                    outcomes.append(np.allclose(ours, plain, rtol=1e-4, atol=1e-3))
+                except FleetError as error:
+                    outcomes.append(str(error))
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        worker.join(PATIENCE_S)
+        assert outcomes == ["unexpected MemoryError in checking: no room", True]
+        assert not honest
+    assert not caplog.records

@@ -17,7 +17,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet, Side
 from cleave.protocol import messages
-from cleave.protocol.messages import ErrorCode
+from cleave.protocol.messages import Error, ErrorCode
 from cleave.transport import guest as g
 from cleave.transport.connection import memory_link
 from cleave.transport.guest import Guest, Notice, Session, State, read_url
@@ -39,8 +39,14 @@ class FakeSession:
     """Welcomed at once; ends when it is drained, or as it is told to."""
 
     def __init__(
-        self, ready: Callable[[int], None], *, drains: bool = True, ends: str | Exception = ""
+        self,
+        ready: Callable[[int], None],
+        *,
+        drains: bool = True,
+        ends: str | Exception = "",
+        bye: bool = False,
     ) -> None:
+        self.said_bye = bye
         self._ready = ready
         self._drains = drains
         self._ends = ends
@@ -262,23 +268,106 @@ def test_it_can_be_stopped_while_it_connects(policy: bool) -> None:
     assert said == [Notice(State.LEFT, "interrupted")]
 
 
-def test_without_a_policy_there_is_one_session_and_errors_are_errors() -> None:
-    said: list[Notice] = []
+class Plain:
+    """A guest without a policy, in fake time.
 
-    async def lost(ready: Callable[[int], None]) -> Session:
-        return FakeSession(ready, ends="the server said bye")
+    Args:
+        sessions: for each connection, how the session behaves, or why there is none.
+    """
 
-    async def nobody(ready: Callable[[int], None]) -> Session:
-        raise CleaveError("no server answers")
+    def __init__(self, sessions: list[dict[str, Any] | Exception], *, once: bool = False) -> None:
+        self.said: list[Notice] = []
+        self.sleeps: list[float] = []
+        self.now_s = 0.0
+        self._sessions = iter(sessions)
+        self._once = once
 
-    asyncio.run(Guest(lost, said.append).run())
-    assert [(n.state, n.reason) for n in said] == [
+    def run(self) -> list[tuple[State, str]]:
+        guest = Guest(
+            self._connect,
+            self.said.append,
+            once=self._once,
+            clock=lambda: self.now_s,
+            sleep=self._sleep,
+            jitter=lambda: 0.25,
+        )
+        asyncio.run(asyncio.wait_for(guest.run(), 30))
+        return [(notice.state, notice.reason) for notice in self.said]
+
+    async def _connect(self, ready: Callable[[int], None]) -> Session:
+        how = next(self._sessions)
+        if isinstance(how, Exception):
+            raise how
+        self.now_s += how.pop("lasts_s", 0.0)
+        return FakeSession(ready, **how)
+
+    async def _sleep(self, wait_s: float) -> None:
+        self.sleeps.append(wait_s)
+        self.now_s += wait_s
+
+
+BYE = {"ends": "the server is closing", "bye": True}
+GONE = CleaveError("no server answers")
+
+
+def refused(code: ErrorCode) -> RefusedError:
+    return RefusedError(Error(code, code.value))
+
+
+def test_without_a_policy_a_goodbye_ends_it_and_first_errors_are_errors() -> None:
+    plain = Plain([dict(BYE)])
+    assert plain.run() == [(State.READY, ""), (State.LEFT, "the server is closing")]
+    for first in (GONE, {"ends": CleaveError("the server closed the connection")}):
+        plain = Plain([first])
+        with pytest.raises(CleaveError, match="server"):
+            plain.run()
+        assert plain.said == []
+
+
+def test_a_lost_connection_is_made_again_without_a_policy() -> None:
+    plain = Plain([{"ends": "it broke"}, GONE, GONE, {"ends": "it broke"}, dict(BYE)])
+    assert plain.run() == [
         (State.READY, ""),
-        (State.LEFT, "the server said bye"),
+        (State.LEFT, "it broke"),
+        (State.WAITING, "it broke"),
+        (State.WAITING, "no server answers"),
+        (State.WAITING, "no server answers"),
+        (State.READY, ""),
+        (State.LEFT, "it broke"),
+        (State.WAITING, "it broke"),
+        (State.READY, ""),
+        (State.LEFT, "the server is closing"),
     ]
-    with pytest.raises(CleaveError, match="no server"):
-        asyncio.run(Guest(nobody, said.append).run())
-    assert len(said) == 2
+    # Full jitter: a random share, here always a quarter, of 1, 2, 4, 8 s.
+    assert plain.sleeps == [0.25, 0.5, 1, 2]
+    assert [n.retry_s for n in plain.said if n.state is State.WAITING] == plain.sleeps
+
+
+def test_waits_are_capped_and_short_again_after_a_long_session() -> None:
+    lost = {"ends": "it broke"}
+    long = {"ends": "it broke", "lasts_s": g.STEADY_S}
+    plain = Plain([lost, *[GONE] * 11, long, dict(BYE)])
+    plain.run()
+    assert plain.sleeps[-3:] == [g.LONGEST_WAIT_S / 4, g.LONGEST_WAIT_S / 4, 0.25]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED])
+def test_a_refusal_for_good_ends_it(code: ErrorCode) -> None:
+    plain = Plain([{"ends": "it broke"}, {"ends": refused(code)}])
+    with pytest.raises(RefusedError, match=code.value):
+        plain.run()
+    assert len(plain.sleeps) == 1
+
+
+def test_a_passing_refusal_is_tried_again() -> None:
+    plain = Plain([{"ends": "it broke"}, {"ends": refused(ErrorCode.LIMIT)}, dict(BYE)])
+    assert plain.run()[-1] == (State.LEFT, "the server is closing")
+    assert len(plain.sleeps) == 2
+
+
+def test_once_is_once() -> None:
+    plain = Plain([{"ends": "it broke"}], once=True)
+    assert plain.run() == [(State.READY, ""), (State.LEFT, "it broke")]
 
 
 def test_a_guest_that_goes_loses_no_result() -> None:

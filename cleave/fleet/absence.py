@@ -1,0 +1,124 @@
+"""What training does while no device is there: it waits, or multiplies on the PS itself.
+
+It lives in the training thread, beside `Fleet.submit` and `GemmFuture.result`, and knows the fleet
+only by its shell: how many devices there are, and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from cleave.dispatch.dispatcher import WITHDRAWN
+
+if TYPE_CHECKING:
+    from cleave.device.executors import Executor
+    from cleave.fleet.fleet import GemmFuture, Shell
+
+LOOK_S: Final = 0.5
+"""How often the fleet is looked at while a GEMM is waited for."""
+
+
+class Presence(Enum):
+    """Who multiplies now; the values are what users read."""
+
+    PRESENT = "present"
+    """Devices, as it should be."""
+
+    ABSENT = "absent"
+    """Nobody: no device is connected, and training waits."""
+
+    LOCAL = "local"
+    """The PS, until a device is connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """The PS in place of a fleet.
+
+    Attributes:
+        executor: multiplies.
+        after_s: seconds without any device, on the fleet's clock, before it does.
+    """
+
+    executor: Executor
+    after_s: float
+
+
+class Absence:
+    """Notices that no device is there, and says so once per change.
+
+    Args:
+        tell: told of every change, in the training thread.
+        fallback: multiplies meanwhile; None for waiting.
+
+    Attributes:
+        presence: as told last.
+        gemms: how many were multiplied on the PS.
+    """
+
+    def __init__(self, tell: Callable[[Presence], None], fallback: Fallback | None = None) -> None:
+        self.presence = Presence.PRESENT
+        self.gemms = 0
+        self._tell = tell
+        self._fallback = fallback
+        self._absent_s = 0.0
+
+    def takes(self, shell: Shell) -> Fallback | None:
+        """Who multiplies a new GEMM instead of the fleet; None when the fleet is to."""
+        if self.presence is not Presence.LOCAL:
+            return None
+        if shell.device_count():
+            self._become(Presence.PRESENT)
+            return None
+        return self._fallback
+
+    def wait(self, shell: Shell, future: GemmFuture) -> None:
+        """Return when the future is done, by the fleet or without it."""
+        while True:
+            timeout_s: float | None = LOOK_S
+            if shell.device_count():
+                self._become(Presence.PRESENT)
+            elif shell.wait(future, 0.0):  # the last device answered before it went
+                return
+            elif self._fallback is None:
+                self._become(Presence.ABSENT)
+                if shell.clock == "virtual":  # which knows when nobody is due any more
+                    timeout_s = None
+            else:
+                if self.presence is Presence.PRESENT:
+                    self._become(Presence.ABSENT)
+                left_s = self._fallback.after_s - self._absent_s
+                if left_s <= 0:
+                    self._become(Presence.LOCAL)
+                    self._take_back(shell, future, self._fallback)
+                    return
+                timeout_s = min(LOOK_S, left_s)
+                self._absent_s += timeout_s
+            if shell.wait(future, timeout_s):
+                return
+
+    def multiply(self, shell: Shell, future: GemmFuture, fallback: Fallback) -> None:
+        """Do a GEMM here and now."""
+        a, b = (
+            side.operand.buffer.T if side.transposed else side.operand.buffer
+            for side in (future.a, future.b)
+        )
+        fallback.executor.matmul(a, b, future.out)
+        self.gemms += 1
+        future.done = True
+        shell.elsewhere(future.work.gemm.flops)
+
+    def _take_back(self, shell: Shell, future: GemmFuture, fallback: Fallback) -> None:
+        shell.withdraw(future)
+        if future.error == WITHDRAWN:  # else it was finished, or failed, at the last moment
+            future.error = ""
+            self.multiply(shell, future, fallback)
+
+    def _become(self, presence: Presence) -> None:
+        if presence is not self.presence:
+            self.presence = presence
+            self._absent_s = 0.0
+            self._tell(presence)

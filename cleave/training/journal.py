@@ -1,0 +1,493 @@
+"""The block journal: finished products on disk, so that a killed run goes on inside a step.
+
+Training is deterministic: a run that is resumed from a checkpoint asks for the same products of the
+same matrices in the same order. With a journal, those that were finished since that checkpoint come
+from disk and not from the fleet. What is kept, beside the checkpoints:
+
+    folder/step-000120.blocks    products finished since the checkpoint of step 120
+
+A product is known by step, place within the step, and a checksum of everything that it depends on:
+shapes, dtypes and the bytes of both operands. If that differs, it is computed anew, so a journal
+can be out of date or of another run and never wrong. Records are appended by a thread of their own;
+one that was cut short by a crash ends the file, one that is damaged is not used.
+
+The file only grows until the next checkpoint, which covers it. Since it holds far more a step than
+a checkpoint does, `outgrown` asks for an early checkpoint as soon as the journal is larger than one
+would be: disk space and time to resume stay bounded, and checkpoints cost no more than the journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from cleave.arrays import Array, Buffer, unpack
+from cleave.errors import CleaveError
+from cleave.fleet.fleet import Fleet, Operand, Side
+from cleave.training.offload import Pending
+from cleave.training.run_folder import sync_folder
+
+_MAGIC: Final = b"CLEAVEJ1"
+_HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload bytes and crc32
+_CRC: Final = struct.Struct("<I")  # of the header before it
+_RECORD_BYTES: Final = _HEADER.size + _CRC.size
+_NAME: Final = re.compile(r"step-\d{6,}\.blocks")
+
+QUEUE_BYTES: Final = 256 * 2**20
+"""What may wait to be written; the training thread waits when that is more."""
+
+LEAST_BYTES: Final = 64 * 2**20
+"""A journal below this size is not worth an early checkpoint."""
+
+_JUDGED_STEPS: Final = 4
+
+
+@dataclass(slots=True)
+class JournalCounters:
+    """What a journal did so far.
+
+    Attributes:
+        written, written_bytes: products appended, and their bytes.
+        spent_s: seconds of the training thread: checksums, copies, waiting for the disk, reading.
+        write_s: seconds of the writing thread.
+        taken, taken_bytes: products that came from the journal, and their bytes.
+        saved_s: seconds that the fleet had needed for those.
+    """
+
+    written: int = 0
+    written_bytes: int = 0
+    spent_s: float = 0.0
+    write_s: float = 0.0
+    taken: int = 0
+    taken_bytes: int = 0
+    saved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a product lies, and what it is the product of."""
+
+    offset: int
+    nbytes: int
+    crc: int
+    key: bytes
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product on its way to the disk."""
+
+    step: int
+    place: int
+    key: bytes
+    took_s: float
+    elements: Array
+
+
+class Journal:
+    """The journal of one run. The training thread alone calls it.
+
+    Args:
+        folder: where its file lies; made when needed.
+        base: step of the checkpoint that the run starts or goes on from. What was journaled since
+            that very checkpoint is used, other files are removed.
+        say: told in one sentence when it switches itself off.
+        clock: seconds, as `time.perf_counter`.
+        queue_bytes: see `QUEUE_BYTES`.
+
+    Raises:
+        CleaveError: when the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        base: int,
+        *,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        self.folder = folder
+        self.counters = JournalCounters()
+        self.on = True
+        self._say = say
+        self._clock = clock
+        self._step = base
+        self._place = 0
+        self._entries: dict[tuple[int, int], _Entry] = {}
+        self._digests: WeakKeyDictionary[Operand, bytes] = WeakKeyDictionary()
+        self._last_end_s = -float("inf")
+        self._began_s = 0.0
+        self._at_begin = (0.0, 0)
+        self._judged: deque[tuple[float, float]] = deque(maxlen=_JUDGED_STEPS)
+        self._size_bytes = 0
+        self._path, self._file = self._open(base)
+        self._writer = _Writer(self._file, queue_bytes, clock)
+
+    # --- the file ---
+
+    def _open(self, base: int) -> tuple[Path, FileIO]:
+        """The file of a checkpoint, read up to where a crash cut it off; others are removed."""
+        path = self.folder / f"step-{base:06d}.blocks"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = FileIO(path, "r+" if path.exists() else "w+")
+            end = self._read(file)
+            file.truncate(end)
+            file.seek(end)
+            if not end:
+                _write_all(file, _MAGIC)
+            sync_folder(self.folder)
+            for other in self.folder.iterdir():
+                if _NAME.fullmatch(other.name) and other != path:
+                    other.unlink()
+        except OSError as error:
+            raise CleaveError(
+                f"the journal {str(path)!r} cannot be opened ({error.strerror}): "
+                f"free some space there, or go on with --no-journal"
+            ) from error
+        self._size_bytes = max(end, len(_MAGIC))
+        return path, file
+
+    def _read(self, file: FileIO) -> int:
+        """Note what a file holds; returns the bytes of it that are whole."""
+        self._entries.clear()
+        if file.read(len(_MAGIC)) != _MAGIC:
+            return 0
+        end = len(_MAGIC)
+        size = file.seek(0, os.SEEK_END)
+        while end + _RECORD_BYTES <= size:
+            file.seek(end)
+            header = file.read(_HEADER.size)
+            (crc,) = _CRC.unpack(file.read(_CRC.size))
+            if zlib.crc32(header) != crc:
+                break
+            step, place, key, took_s, nbytes, payload_crc = _HEADER.unpack(header)
+            offset = end + _RECORD_BYTES
+            if offset + nbytes > size:
+                break
+            # A later record of the same product was computed because the first did not fit.
+            self._entries[step, place] = _Entry(offset, nbytes, payload_crc, key, took_s)
+            end = offset + nbytes
+        return end
+
+    @property
+    def held(self) -> int:
+        """How many products of an earlier run are there to be taken."""
+        return len(self._entries)
+
+    def outgrown(self, checkpoint_bytes: int) -> bool:
+        """Whether a checkpoint of so many bytes is due, because the journal is larger."""
+        if self._entries:  # a checkpoint would throw away what is still to be taken
+            return False
+        return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
+
+    def charge(self, spent_s: float) -> None:
+        """Count seconds that were spent because of the journal: on an early checkpoint."""
+        self.counters.spent_s += spent_s
+
+    def covered(self, base: int) -> None:
+        """A checkpoint of step `base` is safely on disk: begin anew."""
+        if not self.on:
+            discard(self.folder)
+            return
+        self._writer.forget()
+        self._file.close()
+        self._path, self._file = self._open(base)
+        self._writer.file = self._file
+
+    def close(self) -> None:
+        """Write what is under way. A journal that holds nothing is removed."""
+        self._writer.close()
+        self._file.close()
+        if self.on and self._writer.failure:
+            self._switch_off(f"it cannot be written ({self._writer.failure})")
+        if self._size_bytes <= len(_MAGIC):
+            discard(self.folder)
+
+    # --- steps ---
+
+    def begin(self, step: int) -> None:
+        """The step after `step` begins."""
+        self._step, self._place = step, 0
+        for place in [place for place in self._entries if place[0] < step]:
+            del self._entries[place]  # this time nobody asked for it
+        counters = self.counters
+        self._at_begin = (counters.spent_s, counters.taken)
+        self._began_s = self._clock()
+
+    def end(self) -> None:
+        """The step is over: switch off if the journal costs more than it could save."""
+        if not self.on:
+            return
+        wall_s = self._clock() - self._began_s
+        spent_s, taken = self._at_begin
+        counters = self.counters
+        # What was left to write of a step counts for the next one.
+        write_s, counters.write_s = counters.write_s, self._writer.write_s
+        if self._writer.failure:
+            self._switch_off(f"it cannot be written ({self._writer.failure})")
+        elif counters.taken == taken:  # a step that was partly taken from disk says nothing
+            spent_s = counters.spent_s - spent_s
+            self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
+            self._writer.sync()
+            self._judge()
+
+    def _judge(self) -> None:
+        step_s = sum(step for step, _ in self._judged) / len(self._judged)
+        cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
+        if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
+            self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
+
+    def _switch_off(self, reason: str) -> None:
+        self.on = False
+        self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
+
+    # --- products ---
+
+    def multiply(self, fleet: Fleet, a: Side, b: Side, out: Buffer) -> Pending:
+        """Start ``out = a @ b`` as `Fleet.submit` does, or take it from disk."""
+        place = (self._step, self._place)
+        self._place += 1
+        entry = self._entries.pop(place, None)
+        if entry is None and not self.on:
+            return fleet.submit(a, b, out)
+        began_s = self._clock()
+        if entry is not None:
+            key = self._key(a, b, out)
+            taken = entry.key == key and self._take(entry, out)
+            self.counters.spent_s += self._clock() - began_s
+            if taken:
+                return _Taken(out)
+            began_s = self._clock()
+        future = fleet.submit(a, b, out)
+        if future.done or not self.on:  # the PS did it at once: nothing to save
+            return future
+        submitted_s = self._clock()
+        key = self._key(a, b, out)  # while the fleet multiplies
+        self.counters.spent_s += self._clock() - submitted_s
+        return _Journaled(self, future, place, key, began_s)
+
+    def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
+        """A product is there: have it written."""
+        now_s = self._clock()
+        # Of products in flight together, each is given the time after the one before.
+        took_s = now_s - max(began_s, self._last_end_s)
+        self._last_end_s = now_s
+        if not self.on or self._writer.failure:
+            return
+        # A copy: the caller adds a bias in place.
+        product = _Product(*place, key, took_s, np.array(out.array, order="C"))
+        self._writer.put(product)
+        self._size_bytes += _RECORD_BYTES + product.elements.nbytes
+        self.counters.written += 1
+        self.counters.written_bytes += product.elements.nbytes
+        self.counters.spent_s += self._clock() - now_s
+
+    def _take(self, entry: _Entry, out: Buffer) -> bool:
+        """Read a product into its place; False when it is damaged."""
+        data = _read_at(self._path, entry.offset, entry.nbytes)
+        if len(data) != out.nbytes or zlib.crc32(data) != entry.crc:
+            return False
+        out.array[...] = unpack(data, *out.shape, out.dtype).array
+        self.counters.taken += 1
+        self.counters.taken_bytes += entry.nbytes
+        self.counters.saved_s += entry.took_s
+        return True
+
+    def _key(self, a: Side, b: Side, out: Buffer) -> bytes:
+        """Everything that a product depends on, in 20 bytes."""
+        said = f"{a.transposed} {b.transposed} {out.dtype.value}".encode()
+        return hashlib.sha1(
+            self._digest(a.operand) + self._digest(b.operand) + said, usedforsecurity=False
+        ).digest()
+
+    def _digest(self, operand: Operand) -> bytes:
+        """The checksum of a matrix, made once however often it is multiplied."""
+        digest = self._digests.get(operand)
+        if digest is None:
+            buffer = operand.buffer
+            said = f"{buffer.shape} {buffer.dtype.value}".encode()
+            sha1 = hashlib.sha1(said, usedforsecurity=False)
+            sha1.update(buffer.pack())
+            digest = self._digests[operand] = sha1.digest()
+        return digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    out: Buffer
+
+    def result(self) -> Buffer:
+        return self.out
+
+
+@dataclass(frozen=True, slots=True)
+class _Journaled:
+    journal: Journal
+    future: Pending
+    place: tuple[int, int]
+    key: bytes
+    began_s: float
+
+    def result(self) -> Buffer:
+        out = self.future.result()
+        self.journal.finished(self.place, self.key, self.began_s, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class JournaledFleet:
+    """A fleet whose products are journaled; what `cleave.training.offload` needs of a fleet."""
+
+    fleet: Fleet
+    journal: Journal
+
+    def operand(self, buffer: Buffer) -> Operand:
+        """See `Fleet.operand`."""
+        return self.fleet.operand(buffer)
+
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
+        """See `Fleet.submit`."""
+        return self.journal.multiply(self.fleet, a, b, out)
+
+
+class _Writer:
+    """Appends products to a file, in a thread of its own, with bounded memory.
+
+    Attributes:
+        write_s: seconds spent on it.
+        failure: why nothing can be written any more; empty while it can.
+    """
+
+    def __init__(self, file: FileIO, queue_bytes: int, clock: Callable[[], float]) -> None:
+        self.file = file
+        self.write_s = 0.0
+        self.failure = ""
+        self._limit_bytes = queue_bytes
+        self._clock = clock
+        self._queue: deque[_Product | None] = deque()  # None: make it safe
+        self._queued_bytes = 0
+        self._busy = False
+        self._closing = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="cleave-journal", daemon=True)
+        self._thread.start()
+
+    def put(self, product: _Product) -> None:
+        """Append a product later; waits while too much is queued."""
+        nbytes = product.elements.nbytes
+        with self._change:
+            self._change.wait_for(
+                lambda: (
+                    not self._queued_bytes
+                    or self._queued_bytes + nbytes <= self._limit_bytes
+                    or self.failure
+                )
+            )
+            self._queue.append(product)
+            self._queued_bytes += nbytes
+            self._change.notify_all()
+
+    def sync(self) -> None:
+        """Have what was appended survive a power loss, too."""
+        with self._change:
+            self._queue.append(None)
+            self._change.notify_all()
+
+    def forget(self) -> None:
+        """Drop what is queued, and let go of the file."""
+        with self._change:
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._change.notify_all()
+            self._change.wait_for(lambda: not self._busy)
+
+    def close(self) -> None:
+        """Write what is queued and end."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                product = self._queue.popleft()
+                self._busy = True
+            began_s = self._clock()
+            try:
+                if not self.failure:
+                    self._write(product)
+            except OSError as error:  # said at the end of the step
+                self.failure = error.strerror or str(error)
+            finally:
+                with self._change:
+                    self._busy = False
+                    self.write_s += self._clock() - began_s
+                    if product is not None and self._queued_bytes:
+                        self._queued_bytes -= product.elements.nbytes
+                    self._change.notify_all()
+
+    def _write(self, product: _Product | None) -> None:
+        if product is None:
+            os.fsync(self.file.fileno())
+            return
+        payload = product.elements.reshape(-1).view(np.uint8).data
+        header = _HEADER.pack(
+            product.step,
+            product.place,
+            product.key,
+            product.took_s,
+            payload.nbytes,
+            zlib.crc32(payload),
+        )
+        _write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
+        _write_all(self.file, payload)
+
+
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:  # its own: the writer's stands at the end
+            file.seek(offset)
+            return file.read(nbytes)
+    except OSError as error:
+        raise CleaveError(
+            f"the journal {str(path)!r} cannot be read ({error.strerror}): "
+            f"check the disk, or go on with --no-journal"
+        ) from error
+
+
+def discard(folder: Path) -> None:
+    """Remove a journal, where there is one."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if _NAME.fullmatch(path.name):
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,130 @@
+"""Names and addresses: is it this machine alone, what is it called, which web pages are its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+from cleave.errors import UsageError
+
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+# Of documentation networks: nothing is sent, the system only says where it would send from.
+_ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on a host.
+
+    Args:
+        host: a name or address; empty for all addresses.
+    """
+    if not host:
+        return False
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False  # listening will fail, and say why
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a host means every address of this machine."""
+    return host in ("", "0.0.0.0", "::")
+
+
+def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
+    """The address other machines see this one under; empty when it has none."""
+    for kind, target in _ELSEWHERE:
+        if kind == family:
+            with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+                try:
+                    probe.connect((target, 9))
+                except OSError:
+                    return ""
+                return str(probe.getsockname()[0])
+    return ""
+
+
+def reachable_host(host: str) -> str:
+    """What to put into a URL for those who are to reach a server that listens on a host."""
+    if not is_everywhere(host):
+        return host
+    if host == "::":
+        return outside_address(socket.AF_INET6) or "::1"
+    return outside_address() or "127.0.0.1"
+
+
+def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
+    """Names and addresses under which a server that listens on a host is reached.
+
+    Args:
+        host: what it listens on.
+        interfaces: the machine's own addresses.
+    """
+    if is_everywhere(host):
+        names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
+    elif is_loopback(host):
+        names = [*LOOPBACK_NAMES, host]
+    else:
+        names = [host]
+    return tuple(dict.fromkeys(name.lower() for name in names if name))
+
+
+def interface_addresses() -> tuple[str, ...]:
+    """The addresses of this machine's interfaces, those of a single link left out.
+
+    Raises:
+        ImportError: when `ifaddr` is not installed.
+    """
+    import ifaddr
+
+    found = []
+    for adapter in ifaddr.get_adapters():
+        for entry in adapter.ips:
+            address = entry.ip if isinstance(entry.ip, str) else entry.ip[0]
+            if not ipaddress.ip_address(address).is_link_local:
+                found.append(address)
+    return tuple(dict.fromkeys(found))
+
+
+def bracketed(host: str) -> str:
+    """A host as URLs write it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
+    """The origins of pages that a server itself would serve, as browsers state them.
+
+    Args:
+        names: under which it is reached.
+        port: that it listens on.
+        secure: whether it speaks TLS.
+    """
+    scheme = "https" if secure else "http"
+    found = set()
+    for name in names:
+        found.add(f"{scheme}://{bracketed(name)}:{port}")
+        if port == _DEFAULT_PORTS[scheme]:
+            found.add(f"{scheme}://{bracketed(name)}")
+    return frozenset(found)
+
+
+def parse_origin(text: str) -> str:
+    """An origin that a user allows, as browsers state it.
+
+    Raises:
+        UsageError: when it is none.
+    """
+    parts = urlsplit(text.strip().lower())
+    bare = parts.path in ("", "/") and not parts.query and not parts.fragment
+    if not parts.scheme or not parts.netloc or "@" in parts.netloc or "*" in text or not bare:
+        raise UsageError(
+            f"{text!r} is no origin; give scheme, host and port of the page, like "
+            f"https://example.org or http://192.168.1.20:8000"
+        )
+    default = f":{_DEFAULT_PORTS.get(parts.scheme, '')}"
+    return f"{parts.scheme}://{parts.netloc.removesuffix(default)}"

@@ -1,0 +1,144 @@
+"""A certificate of one's own: made, kept in a file that only its owner reads, renewed in time.
+
+Needs the package `cryptography`; clients do not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cleave.errors import UsageError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+FILE_NAME: Final = "tls.pem"
+"""Key and certificate together, so that they always belong together."""
+
+VALID: Final = timedelta(days=825)
+"""As long as systems accept of a certificate that a user trusts by hand."""
+
+RENEWED: Final = timedelta(days=90)
+"""It is renewed when a server starts less than this before its end."""
+
+_CLOCKS_DIFFER: Final = timedelta(days=1)
+_NAME_LENGTH: Final = 64  # of a common name, at most
+
+
+def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
+    """A new key (ECDSA P-256) and a certificate that it signed itself, as PEM.
+
+    Args:
+        names: host names and IP addresses that it is for; at least one.
+        now: with its time zone.
+        valid: for how long.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"Cleave {names[0]}"[:_NAME_LENGTH])]
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER)
+        .not_valid_after(now + valid)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return secret + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
+    """The file of the certificate in a folder, made anew where that is needed.
+
+    It stays the same, and with it the fingerprint that devices know, until it is about to end or
+    does not name the host that is needed.
+
+    Args:
+        folder: made if it is not there.
+        names: what a new one is for.
+        needed: the host name or address that it must be for.
+        now: with its time zone.
+
+    Raises:
+        UsageError: when the folder cannot be written.
+    """
+    path = folder / FILE_NAME
+    try:
+        if path.exists():
+            path.chmod(0o600)
+            if _serves(path.read_bytes(), needed, now):
+                return path
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        written, temporary = tempfile.mkstemp(dir=folder, prefix=".tls-")  # its mode is 0600
+        with os.fdopen(written, "wb") as file:
+            file.write(make(names, now))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UsageError(
+            f"the certificate cannot be kept in {folder} ({error.strerror}); give a folder that "
+            f"can be written"
+        ) from None
+    return path
+
+
+def _serves(pem: bytes, needed: str, now: datetime) -> bool:
+    """Whether a kept certificate may go on."""
+    try:
+        certificate = _read(pem)
+    except ValueError:  # half a file, or none of ours: a new one takes its place
+        return False
+    return needed.lower() in names_in(pem) and now + RENEWED < certificate.not_valid_after_utc
+
+
+def names_in(pem: bytes) -> tuple[str, ...]:
+    """The host names and addresses that a certificate is for, as it states them.
+
+    Raises:
+        ValueError: when it is no certificate.
+    """
+    from cryptography import x509
+
+    try:
+        stated = _read(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    addresses = [str(ip) for ip in stated.get_values_for_type(x509.IPAddress)]
+    return (*(name.lower() for name in stated.get_values_for_type(x509.DNSName)), *addresses)
+
+
+def _read(pem: bytes) -> x509.Certificate:
+    from cryptography import x509
+
+    begin = pem.find(b"-----BEGIN CERTIFICATE-----")
+    return x509.load_pem_x509_certificate(pem[max(begin, 0) :])
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name.encode("idna").decode())

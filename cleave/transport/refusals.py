@@ -1,0 +1,65 @@
+"""The log of refused connections: a few lines, however many knock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+LINES: Final = 10
+"""So many refusals are told one by one, ..."""
+
+WINDOW_S: Final = 10.0
+"""... in this time; the others are counted, and the count is told when it is over."""
+
+
+class RefusalLog:
+    """Tells of refused connections. What strangers sent is never part of a line.
+
+    Args:
+        say: writes a line.
+        now: the time of day.
+        call_later: calls a function after so many seconds, as an event loop's.
+        lines: how many refusals are told one by one in a window of time.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        now: Callable[[], datetime],
+        call_later: Callable[[float, Callable[[], None]], Any],
+        lines: int = LINES,
+    ) -> None:
+        self._say = say
+        self._now = now
+        self._call_later = call_later
+        self._lines = lines
+        self._left = 0
+        self._open = False
+        self._untold: Counter[str] = Counter()
+
+    def refused(self, address: str, reason: str) -> None:
+        """A connection from an address was refused.
+
+        Args:
+            address: where it came from.
+            reason: one of the server's own sentences.
+        """
+        if not self._open:
+            self._open, self._left = True, self._lines
+            self._call_later(WINDOW_S, self.flush)
+        if self._left:
+            self._left -= 1
+            self._say(f"{self._now():%Y-%m-%d %H:%M:%S} refused {address}: {reason}")
+        else:
+            self._untold[reason] += 1
+
+    def flush(self) -> None:
+        """Tell what was only counted, and begin anew."""
+        self._open = False
+        if self._untold:
+            reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
+            total = sum(self._untold.values())
+            self._untold.clear()
+            self._say(f"{self._now():%Y-%m-%d %H:%M:%S} refused {total:,} more ({reasons})")

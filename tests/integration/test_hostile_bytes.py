@@ -1,0 +1,93 @@
+"""Garbage over real sockets: its sender is told and cut off, an honest device works on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+import cleave
+from cleave.device.executors import NumpyExecutor
+from cleave.protocol import messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import Message
+from cleave.transport.join import ExecutorComputer, parse_join_url
+from cleave.transport.serve import ServedFleet
+from tests.fuzzing import HELLO, UNSTATED, Mutator
+from tests.integration.processes import PATIENCE_S
+from tests.integration.test_verification import device, multiply
+
+BAD = b"\xc1"
+"""No message, whatever came before."""
+
+
+def _attack(fleet: ServedFleet, frames: Sequence[bytes | str]) -> list[Message]:
+    """Send frames until the server has had enough; returns what it said."""
+    address = parse_join_url(fleet.url).address
+    with connect(address, compression=None, max_size=None) as socket:
+        try:
+            for frame in frames:
+                socket.send(frame)
+        except ConnectionClosed:
+            pass
+        return _until_closed(socket)
+
+
+def _until_closed(socket: ClientConnection) -> list[Message]:
+    said: list[Message] = []
+    while True:
+        try:
+            data = socket.recv(timeout=PATIENCE_S)
+        except ConnectionClosed:
+            return said
+        assert isinstance(data, bytes)
+        said.append(decode(data))
+
+
+def _history(fleet: ServedFleet, seed: int) -> list[bytes]:
+    """Frames of a device that joins properly, or not, and then says anything; `BAD` at the end."""
+    random = Random(seed)
+    mutator = Mutator(random)
+    frames = [mutator.next() for _ in range(random.randrange(12))]
+    if seed % 3:
+        hello = replace(
+            random.choice([HELLO, UNSTATED]), credential=parse_join_url(fleet.url).credential
+        )
+        frames.insert(0, b"".join(encode(hello)))
+    return [*frames, BAD]
+
+
+@pytest.mark.parametrize("frame", [BAD, b"", b"\x00" * 70_000, "text", b"\xdd\xff\xff\xff\xff"])
+def test_who_sends_no_message_is_told_so(frame: bytes | str) -> None:
+    with cleave.serve() as fleet:
+        (error,) = _attack(fleet, [frame])
+        assert isinstance(error, messages.Error)
+        assert error.code is messages.ErrorCode.PROTOCOL
+
+
+def test_an_honest_device_works_on_among_garbage(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.ERROR),
+        cleave.serve() as fleet,
+        device(fleet, "honest", ExecutorComputer(NumpyExecutor())) as honest,
+        ThreadPoolExecutor(3) as attackers,
+    ):
+        attacks = [attackers.submit(_attack, fleet, _history(fleet, seed)) for seed in range(60)]
+        for seed in range(5):
+            ours, plain = multiply(fleet, seed)
+            np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
+        ends = [attack.result()[-1:] for attack in attacks]
+        refused = [said for said in ends if said and isinstance(said[0], messages.Error)]
+        assert len(refused) > 30  # the others took their leave before the end
+        ours, plain = multiply(fleet, 5)
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
+        assert fleet.device_count == 1
+        assert not honest
+    assert not caplog.records, "the server's loop met what it did not expect"

@@ -1,0 +1,153 @@
+"""A server that is killed and a device that is lost: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import cleave
+from cleave.training.job import JobSpec
+from cleave.training.records import NoteRecord, Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.trainer import CHECKPOINTS, Setting, train
+from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
+
+DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+STEPS = 20
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def losses(seen: list[Record]) -> list[float]:
+    return [record.loss for record in seen if isinstance(record, StepRecord)]
+
+
+def test_a_killed_server_goes_on_where_it_was_and_its_device_comes_back(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL of the server inside a journaled run, a new one on its port, the same losses.
+
+    And on the way: training says that no device is there, to whoever follows it.
+    """
+    job = JobSpec(
+        model="opt-nano", data=str(corpus_file), steps=STEPS, batch=2, seq=16, checkpoint_every=4
+    )
+    plain: list[Record] = []
+    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    expected = losses(plain)
+
+    monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
+    monkeypatch.setenv("CLEAVE_OPERATOR_CREDENTIAL", "for operators")
+    serve = ("serve", "--port", free_port(), "--json")
+    submit = (
+        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
+        "--batch", "2", "--seq", "16", "--checkpoint-every", "4", "--name", "run", "--journal",
+        "--json",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
+        listening = wait_for_event(lines, "listening")
+        to_server = ("--server", listening["operator_url"])
+        _, steps = stack.enter_context(started(*submit, *to_server))
+        assert "training waits" in wait_for_event(steps, "fleet")["text"]  # nobody has joined yet
+        device, news = stack.enter_context(started("join", listening["url"], *DEVICE))
+        wait_for_event(news, "ready")
+        assert wait_for_event(steps, "fleet")["state"] == "present"
+        for _ in range(random.Random(0).randint(5, 11)):  # past a checkpoint, before the next
+            wait_for_event(steps, "step")
+        server.send_signal(signal.SIGKILL)
+        server.wait(PATIENCE_S)
+        assert wait_for_event(news, "waiting")["retry_s"] >= 0
+        assert device.poll() is None
+
+        server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
+        wait_for_event(lines, "listening")
+        resume = ("train", "--resume", str(tmp_path / "runs" / "run"), "--json", *to_server)
+        _, steps = stack.enter_context(started(*resume))
+        wait_for_event(news, "ready")  # by itself
+        done = wait_for_event(steps, "done")
+        assert done["steps"] == STEPS
+        server.send_signal(signal.SIGINT)
+        assert server.wait(PATIENCE_S) == 0
+        wait_for_event(news, "left")
+        assert device.wait(PATIENCE_S) == 0  # a goodbye, after which it does not come back
+    written = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
+    assert [r["step"] for r in written] == list(range(1, STEPS + 1))
+    assert [r["loss"] for r in written] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path: Path) -> None:
+    """Embedded devices; `benchmarks.crash` kills at many more moments."""
+    command = (
+        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "12", "--batch",
+        "2", "--seq", "16", "--checkpoint-every", "5", "--devices", "2", "--name", "run", "--json",
+    )  # fmt: skip
+    with started(*command, cwd=tmp_path) as (process, steps):
+        before = [wait_for_event(steps, "step") for _ in range(random.Random(1).randint(7, 10))]
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE_S)
+    answer = run("train", "--resume", "runs/run", "--devices", "2", "--json", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "resuming after step" in answer.stderr
+    again = [r for r in records(answer.stdout) if r["event"] == "step"]
+    found = {r["step"]: r["loss"] for r in again}
+    repeated = [r for r in before if r["step"] in found]
+    assert [r["loss"] for r in repeated] == [found[r["step"]] for r in repeated]
+    written = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
+    assert [r["step"] for r in written] == list(range(1, 13))
+    job = JobSpec(model="opt-nano", data=str(corpus_file), steps=12, batch=2, seq=16)
+    plain: list[Record] = []
+    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    assert [r["loss"] for r in written] == pytest.approx(losses(plain), rel=1e-4)
+
+
+def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_path: Path) -> None:
+    """`--fallback local` on a served fleet whose only device is killed."""
+    job = JobSpec(
+        model="opt-nano", data=str(corpus_file), steps=6, batch=2, seq=16, checkpoint_every=0,
+        fallback="local", fallback_after_s=0.0,
+    )  # fmt: skip
+    plain: list[Record] = []
+    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    ours: list[Record] = []
+    with cleave.serve() as fleet, started("join", fleet.url, *DEVICE, "--once") as (device, news):
+        wait_for_event(news, "ready")
+
+        def report(record: Record) -> None:
+            ours.append(record)
+            if isinstance(record, StepRecord) and record.step == 3:
+                device.kill()
+
+        train(job, RunFolder(tmp_path / "ours"), Setting(fleet, report))
+    assert losses(ours) == pytest.approx(losses(plain), rel=1e-4)
+    last = [r for r in ours if isinstance(r, StepRecord)][-1]
+    assert last.local_gemms > 0
+    assert last.tiles == 0
+    said = [r["state"] for r in RunFolder(tmp_path / "ours").records() if r["event"] == "fleet"]
+    assert said[-2:] == ["absent", "local"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_path: Path) -> None:
+    job = JobSpec(
+        model="opt-nano", data=str(corpus_file), steps=4, batch=1, seq=16, checkpoint_every=1
+    )
+    seen: list[Record] = []
+    train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
+    newest = tmp_path / "run" / CHECKPOINTS / "step-000004" / "tensors.safetensors"
+    os.truncate(newest, newest.stat().st_size // 2)
+    again: list[Record] = []
+    train(job, RunFolder(tmp_path / "run"), Setting(None, again.append), resume=True)
+    assert losses(again) == losses(seen)[3:]
+    notes = [record.text for record in again if isinstance(record, NoteRecord)]
+    assert any("passed over" in text and "step-000004" in text for text in notes)
+    assert "resuming after step 3" in notes

@@ -1,0 +1,488 @@
+"""Knocking at a real server: TLS, origins, limits; who is inside goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
+
+import cleave
+from cleave.arrays import Buffer, DType, empty
+from cleave.errors import CleaveError
+from cleave.fleet.fleet import Fleet, Side
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import ErrorCode, Role
+from cleave.transport import certificate
+from cleave.transport.connection import WebSocketConnection
+from cleave.transport.door import ConnectionLimits
+from cleave.transport.join import JoinUrl, device_hello, open_connection, parse_join_url
+from cleave.transport.measure_link import measure_link
+from cleave.transport.serve import ServedFleet
+from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
+from tests.integration.processes import CLEAVE, PATIENCE_S, run, started, wait_for_event
+
+DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+SECURE = Security(tls=TlsMode.AUTO)
+NEVER_S = 3600.0
+
+
+def until(condition: Any) -> None:
+    """Wait for what another thread or process does; gives up after a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def multiplies(fleet: Fleet) -> None:
+    a, b = np.eye(40, 30), np.ones((30, 20))
+    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
+    product = fleet.submit(left, right, empty(40, 20, DType.FP32)).result()
+    np.testing.assert_array_equal(product.array, a @ b)
+
+
+def hello(credential: str, role: Role = Role.DEVICE, **changes: Any) -> bytes:
+    message = device_hello(credential=credential, name="test", memory_bytes=10**8)
+    message.role = role
+    for name, value in changes.items():
+        setattr(message, name, value)
+    return b"".join(encode(message))
+
+
+def raw(fleet: ServedFleet) -> socket.socket:
+    """A TCP connection to a server."""
+    parts = urlsplit(fleet.url)
+    assert parts.port is not None
+    return socket.create_connection((parts.hostname, parts.port), PATIENCE_S)
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the server ends a connection; waits for it."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+def opened(fleet: ServedFleet, **options: Any) -> ClientConnection:
+    address = parse_join_url(fleet.url).address
+    connection: ClientConnection = connect(address, compression=None, max_size=None, **options)
+    return connection
+
+
+# --- TLS ---
+
+
+def attempt(url: JoinUrl) -> WebSocketConnection:
+    async def scenario() -> WebSocketConnection:
+        connection = await open_connection(url)
+        await connection.close()
+        return connection
+
+    return asyncio.run(scenario())
+
+
+def test_devices_and_operators_join_the_server_whose_certificate_they_know(
+    tmp_path: Path,
+) -> None:
+    command = ("serve", "--host", "0.0.0.0", "--port", "0", "--data", "data", "--json")
+    with ExitStack() as stack:
+        _, lines = stack.enter_context(started(*command, cwd=tmp_path))
+        listening = wait_for_event(lines, "listening")
+        url = parse_join_url(listening["url"]).at("127.0.0.1")
+        assert url.address.startswith("wss://")
+        assert url.fingerprint == listening["fingerprint"] != ""
+        device = stack.enter_context(started("join", url.text, *DEVICE))
+        (tmp_path / "operator.url").write_text(
+            parse_join_url(listening["operator_url"]).at("127.0.0.1").text
+        )
+        answer = run("train", "--server", f"@{tmp_path}/operator.url", "--attach", "job-1")
+        assert "job-1" in answer.stderr  # it was let in, and there is no such job
+        wait_for_event(device[1], "ready")
+
+
+def test_work_is_done_over_tls_and_another_certificate_is_a_sentence(tmp_path: Path) -> None:
+    kept = Security(tls=TlsMode.AUTO, folder=tmp_path)
+    with cleave.serve(security=kept) as fleet:
+        url = parse_join_url(fleet.url)
+        with started("join", fleet.url, *DEVICE):
+            until(lambda: fleet.device_count == 1)
+            multiplies(fleet)
+        (link,) = asyncio.run(measure_link(fleet.url, 1))
+        assert link.downlink_bytes_per_s > 0
+        wrong = JoinUrl(url.address, url.credential, fingerprint="sha256:" + "0" * 64)
+        refused = run("join", wrong.text, "--executor", "numpy")
+        assert refused.returncode == 1
+        assert f"another certificate ({url.fingerprint})" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    with cleave.serve(security=kept) as fleet:  # what devices know stays true
+        assert parse_join_url(fleet.url).fingerprint == url.fingerprint
+
+
+def test_nothing_is_sent_to_a_server_with_another_certificate() -> None:
+    """Not even the HTTP request: the other side of TLS reads nothing."""
+    shown = expose("127.0.0.1", SECURE, datetime.now(UTC))
+    assert shown.context is not None
+    read: list[bytes] = []
+
+    async def scenario() -> None:
+        async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError):
+                read.append(await reader.read())
+            writer.close()
+
+        server = await asyncio.start_server(impostor, "127.0.0.1", 0, ssl=shown.context)
+        port = server.sockets[0].getsockname()[1]
+        url = JoinUrl(f"wss://127.0.0.1:{port}/ws", "secret", fingerprint="sha256:" + "1" * 64)
+        async with server:
+            with pytest.raises(CleaveError, match="another certificate"):
+                await open_connection(url)
+
+    asyncio.run(scenario())
+    assert b"".join(read) == b""
+
+
+def test_a_certificate_of_an_authority_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+
+    def served(valid: timedelta, name: str) -> tuple[Path, Path]:
+        pem = certificate.make(("127.0.0.1",), now, valid)
+        begin = pem.index(b"-----BEGIN CERT")
+        cert, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+        cert.write_bytes(pem[begin:])
+        key.write_bytes(pem[:begin])
+        return cert, key
+
+    good, old = served(timedelta(days=5), "good"), served(timedelta(minutes=-5), "old")
+    for (cert, key), words in [(good, ""), (old, "expired")]:
+        with cleave.serve(security=Security(certificate=cert, key=key)) as fleet:
+            url = parse_join_url(fleet.url)
+            assert url.fingerprint == ""
+            monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+            with pytest.raises(CleaveError, match="not trusted"):
+                attempt(url)
+            monkeypatch.setenv("SSL_CERT_FILE", str(cert))  # as if an authority had signed it
+            if words:
+                with pytest.raises(CleaveError, match=words):
+                    attempt(url)
+                pem = ssl.PEM_cert_to_DER_cert(cert.read_text())
+                attempt(
+                    JoinUrl(url.address, "", fingerprint=fingerprint_of(pem))
+                )  # known, whatever its date
+            else:
+                attempt(url)
+
+
+def test_plain_and_secure_are_told_apart() -> None:
+    with cleave.serve() as plain, cleave.serve(security=SECURE) as secure:
+        known = parse_join_url(secure.url)
+        with pytest.raises(CleaveError, match="is it ws://"):
+            attempt(JoinUrl(parse_join_url(plain.url).address.replace("ws:", "wss:"), ""))
+        with pytest.raises(CleaveError, match="wss:// URL"):
+            attempt(JoinUrl(known.address.replace("wss:", "ws:"), ""))
+        attempt(known)
+
+
+def test_plain_is_refused_where_other_machines_listen(tmp_path: Path) -> None:
+    answer = run(
+        "serve", "--host", "0.0.0.0", "--port", "0", "--data", "none", "--tls", "off", cwd=tmp_path
+    )
+    assert answer.returncode == 2
+    assert "--insecure-lan" in answer.stderr
+    with cleave.serve("0.0.0.0", security=Security(insecure_lan=True)) as fleet:
+        attempt(parse_join_url(fleet.url).at("127.0.0.1"))
+
+
+# --- browsers and HTTP ---
+
+
+def test_pages_of_other_origins_are_refused() -> None:
+    notes: list[str] = []
+    allowed = Security(allow_origins=("https://pages.example/",))
+    with cleave.serve(security=allowed, notify=notes.append) as fleet:
+        own = f"127.0.0.1:{urlsplit(fleet.url).port}"
+        for origin in (None, f"http://{own}", "https://pages.example", "HTTPS://Pages.Example"):
+            with opened(fleet, origin=origin):
+                pass
+        for origin in (
+            f"https://{own}", "http://127.0.0.1:1", "null", "https://pages.example.evil", "",
+            "https://pages.example:444", "http://pages.example",
+        ):  # fmt: skip
+            with pytest.raises(InvalidStatus) as refused:
+                opened(fleet, additional_headers={"Origin": origin})
+            assert refused.value.response.status_code == 403
+    assert sum("another origin" in note for note in notes) == 7
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/../../etc/passwd", "/..%2f..%2fetc/passwd", "/%2e%2e/etc/passwd", "//etc/passwd",
+        "/ws/../../etc/passwd", "/ws/", "/static/../../pyproject.toml", "/..\\..\\pyproject.toml",
+        "/pyproject.toml", "file:///etc/passwd", "/healthz/../../etc/passwd", "/ws%00.html",
+    ],
+)  # fmt: skip
+def test_no_path_names_a_file(path: str, shared: ServedFleet) -> None:
+    with closing(raw(shared)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert answer.endswith(b"\r\n\r\nnothing is here\n")
+    assert b"Python" not in answer  # nor what it runs on
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ServedFleet]:
+    with cleave.serve() as fleet:
+        yield fleet
+
+
+# --- limits ---
+
+
+def test_who_is_not_admitted_may_send_little() -> None:
+    notes: list[str] = []
+    with cleave.serve(notify=notes.append) as fleet:
+        secret = parse_join_url(fleet.url).credential
+        big = hello(secret, name="n" * 4000, profile="p" * 4000)
+        with started("join", fleet.url, *DEVICE):
+            until(lambda: fleet.device_count == 1)
+            for said in (b"x" * 2**20, hello("wrong") + b"x" * 10**6):
+                with opened(fleet) as knocking, pytest.raises((ConnectionClosed, ConnectionError)):
+                    exchange(knocking, said)
+            with opened(fleet) as pieces, pytest.raises((ConnectionClosed, ConnectionError)):
+                pieces.send(b"y" * 1000 for _ in range(10**6))  # a gigabyte, in fragments
+            with closing(raw(fleet)) as endless:  # a request whose headers never end
+                with suppress(ConnectionError):
+                    endless.sendall(
+                        b"GET /ws HTTP/1.1\r\n" + (b"A: " + b"b" * 1000 + b"\r\n") * 100
+                    )
+                assert is_cut(endless)
+            with closing(raw(fleet)) as claims:  # a frame of 100 MB
+                with suppress(ConnectionError):
+                    claims.sendall(upgrade() + b"\x82\xff" + (10**8).to_bytes(8, "big"))
+                    claims.sendall(b"z" * 200_000)
+                assert is_cut(claims)
+            with opened(fleet) as honest:
+                honest.send(big)
+                assert isinstance(heard(honest), messages.Welcome)
+                honest.send(b"\x00" * 100_000)  # admitted: now it is judged as a message
+                while not isinstance(last := heard(honest), messages.Error):
+                    pass
+                assert last.code is ErrorCode.PROTOCOL
+            multiplies(fleet)
+    cut = [note for note in notes if f"more than {limits.MAX_UNADMITTED_BYTES} bytes" in note]
+    assert len(cut) == 5
+    assert all(" refused 127.0.0.1: " in note for note in cut)
+
+
+def heard(connection: ClientConnection) -> messages.Message:
+    data = connection.recv(PATIENCE_S)
+    assert isinstance(data, bytes)
+    return decode(data)
+
+
+def exchange(connection: ClientConnection, said: bytes) -> None:
+    connection.send(said)
+    connection.recv(PATIENCE_S)
+
+
+def upgrade() -> bytes:
+    return (
+        b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+
+
+def test_a_message_over_the_limit_ends_a_devices_session_at_its_first_bytes() -> None:
+    with cleave.serve() as fleet, closing(raw(fleet)) as device:
+        device.sendall(upgrade())
+        said = hello(
+            parse_join_url(fleet.url).credential,
+            downlink_bytes_per_s=1e6, uplink_bytes_per_s=1e6, flops_per_s=1e9,
+        )  # fmt: skip
+        header = b"\x82\xfe" + len(said).to_bytes(2, "big") + b"\0\0\0\0"
+        device.sendall(header + said)
+        until(lambda: fleet.device_count == 1)
+        device.sendall(b"\x82\xff" + (10**9).to_bytes(8, "big") + b"\0\0\0\0")
+        until(lambda: fleet.device_count == 0)
+        assert is_cut(device)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_slow_handshakes_are_cut_at_every_stage(secure: bool) -> None:
+    notes: list[str] = []
+    allowed = ConnectionLimits(handshake_s=0.3)
+    security = SECURE if secure else Security()
+    with (
+        cleave.serve(security=security, allowed=allowed, notify=notes.append) as fleet,
+        ExitStack() as stack,
+    ):
+        silent = stack.enter_context(closing(raw(fleet)))
+        half = stack.enter_context(closing(raw(fleet)))
+        half.sendall(b"\x16\x03\x01" if secure else b"GET /ws HT")
+        waiting = [silent, half]
+        if secure:
+            waiting.append(stack.enter_context(closing(trusting().wrap_socket(raw(fleet)))))
+        upgraded = stack.enter_context(opened(fleet, ssl=trusting()) if secure else opened(fleet))
+        for connection in waiting:
+            assert is_cut(connection)
+        told = heard(upgraded)
+        assert isinstance(told, messages.Error)
+        assert told.code is ErrorCode.LIMIT
+    late = sum("no accepted hello within 0.3 s" in note for note in notes)
+    assert late + sum("breaks a limit" in note for note in notes) == len(waiting) + 1
+
+
+def trusting() -> ssl.SSLContext:
+    """For a client that takes any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def test_few_wait_and_who_is_inside_goes_on() -> None:
+    notes: list[str] = []
+    allowed = ConnectionLimits(handshake_s=NEVER_S, waiting_per_address=5)
+    with cleave.serve(allowed=allowed, notify=notes.append) as fleet:
+        device = started("join", fleet.url, *DEVICE)
+        with device, ExitStack() as stack:
+            until(lambda: fleet.device_count == 1)
+            waiting = [stack.enter_context(closing(raw(fleet))) for _ in range(5)]
+            waiting[-1].sendall(b"GET /healthz HTTP/1.1\r\n")  # taken, and not answered yet
+            for _ in range(300):
+                with closing(raw(fleet)) as refused:
+                    assert is_cut(refused)
+            multiplies(fleet)
+            waiting[-1].sendall(b"\r\n")
+            assert waiting[-1].recv(1000).startswith(b"HTTP/1.1 200")
+            assert is_cut(waiting[-1])
+            until(lambda: knocks(fleet))  # there is room again
+            multiplies(fleet)
+    refusals = [note for note in notes if "refused" in note]
+    assert len(refusals) < 40  # of more than 300
+    assert any("5 connections from there wait already" in note for note in refusals)
+
+
+def knocks(fleet: ServedFleet) -> bool:
+    """Whether a health check is answered."""
+    with closing(raw(fleet)) as connection, suppress(ConnectionError):
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        return connection.recv(1000).startswith(b"HTTP/1.1 200")
+    return False
+
+
+def test_devices_and_operators_are_counted() -> None:
+    allowed = ConnectionLimits(devices=2, operators=1, waiting_per_address=2)
+    with cleave.serve(allowed=allowed, operator=_idle) as fleet, ExitStack() as stack:
+        device = hello(parse_join_url(fleet.url).credential)
+        operator = hello(parse_join_url(fleet.operator_url).credential, Role.OPERATOR)
+        for said, most in ((device, 2), (operator, 1)):
+            inside = []
+            for _ in range(most):
+                connection = stack.enter_context(opened(fleet))
+                connection.send(said)
+                assert isinstance(heard(connection), messages.Welcome)
+                inside.append(connection)
+            with opened(fleet) as one_more:
+                one_more.send(said)
+                answer = heard(one_more)
+            assert isinstance(answer, messages.Error)
+            assert (answer.code, f"takes {most} " in answer.message) == (ErrorCode.LIMIT, True)
+            inside[0].close()
+            until(lambda said=said: welcomed(fleet, said))
+
+
+def welcomed(fleet: ServedFleet, said: bytes) -> bool:
+    with opened(fleet) as connection:
+        connection.send(said)
+        return isinstance(heard(connection), messages.Welcome)
+
+
+async def _idle(connection: Any, _: messages.Hello) -> None:
+    await connection.send(encode(messages.Welcome(device=0)))
+    with suppress(Exception):
+        await connection.receive()
+
+
+# --- secrets ---
+
+SECRET, OPERATOR_SECRET, GUESS = "s3cret-of-devices", "s3cret-of-operators", "gu3ss-of-a-stranger"
+
+
+def test_no_secret_is_logged(tmp_path: Path) -> None:
+    environment = {
+        **os.environ, "CLEAVE_CREDENTIAL": SECRET, "CLEAVE_OPERATOR_CREDENTIAL": OPERATOR_SECRET,
+        "PYTHONASYNCIODEBUG": "1", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+    server = subprocess.Popen(
+        [*CLEAVE, "--debug", "serve", "--port", "0", "--data", "none", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        first = server.stdout.readline()  # the join URLs, which are for whoever started it
+        assert SECRET in first
+        address = first.split('"url": "')[1].split("#")[0]
+        for said in (
+            hello(GUESS), hello(SECRET), hello(GUESS, Role.OPERATOR), hello(SECRET, ops=()),
+            hello(SECRET, memory_bytes=0), hello(SECRET, version=9), SECRET.encode(),
+            hello(SECRET).replace(b"\xaacredential", b"\xaaCredential"), b"\x92" + hello(SECRET),
+            b"\x92\xa5hello\x83\xa4role\xa6device\xa7version\x01\xaacredential\x91\xb1"
+            + SECRET.encode(),
+        ):  # fmt: skip
+            with connect(address) as connection, suppress(ConnectionClosed):
+                connection.send(said)
+                connection.recv(PATIENCE_S)
+        for path in (f"/ws?c={SECRET}", f"/{SECRET}", f"/ws/{SECRET}"):
+            with pytest.raises(InvalidStatus):
+                connect(address.replace("/ws", path), origin=Origin(f"http://{GUESS}")).__enter__()
+        server.terminate()
+        out, err = server.communicate(timeout=PATIENCE_S)
+    finally:
+        server.kill()
+    assert "wrong credential" in out
+    for secret in (SECRET, OPERATOR_SECRET, GUESS):
+        assert secret not in out + err
+
+
+def test_no_secret_is_on_a_command_line() -> None:
+    from cleave_cli.own_device import own_device
+    from cleave_cli.own_server import own_server
+
+    with own_device("numpy", 1):
+        assert not any("#c=" in line for line in command_lines())
+    with own_server() as server:
+        lines = " ".join(command_lines())
+        for url in (server.url, server.operator_url):
+            assert parse_join_url(url).credential not in lines
+
+
+def command_lines() -> list[str]:
+    """Of the processes that this one started."""
+    children = psutil.Process().children(recursive=True)
+    found = [" ".join(process.cmdline()) for process in children]
+    assert any("cleave_cli" in line for line in found)
+    return found

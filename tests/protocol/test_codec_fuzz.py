@@ -1,0 +1,91 @@
+"""Hostile bytes at the codec: a message that is written as it was read, or a ProtocolError."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from dataclasses import fields
+from random import Random
+
+import pytest
+
+from cleave.errors import ProtocolError
+from cleave.protocol import limits
+from cleave.protocol.codec import decode
+from tests.fuzzing import STRANGE, TYPES, Mutator, decoded, with_field
+
+INPUTS = 15_000
+
+
+def _names(kind: str) -> list[str]:
+    return [field.name for field in fields(TYPES[kind])]
+
+
+def test_any_bytes_are_a_message_or_an_error() -> None:
+    """Inputs that do something new are kept and mutated further."""
+    mutator = Mutator(Random(2026))
+    outcomes: Counter[str] = Counter()
+    for _ in range(INPUTS):
+        data = mutator.next()
+        outcome = decoded(data)
+        outcomes[outcome] += 1
+        mutator.keep(data, outcome)
+    read = sum(times for outcome, times in outcomes.items() if outcome.startswith("read"))
+    assert INPUTS / 20 < read < INPUTS / 2, "neither all are refused nor hardly any"
+    assert len(outcomes) > 60, "the inputs reach hardly anything"
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_any_strange_value_in_any_field(kind: str) -> None:
+    mutator = Mutator(Random(1))
+    message = mutator.message_of(kind)
+    for name in _names(kind):
+        for value in STRANGE:
+            decoded(with_field(message, name, value))
+
+
+CLAIMS = {
+    "text": b"\xdb\xff\xff\xff\xff",
+    "bytes": b"\xc6\xff\xff\xff\xff",
+    "list": b"\xdd\xff\xff\xff\xff",
+    "map": b"\xdf\xff\xff\xff\xff",
+    "extension": b"\xc9\xff\xff\xff\xff\x01",
+    "longest list": b"\xdd\x00\x10\x00\x00",
+    "largest map": b"\xdf\x00\x08\x00\x00",
+    "lists in lists": b"\xdd\x00\x01\x00\x00" * 300,
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+@pytest.mark.parametrize("padding", [0, 10_000])
+def test_a_length_that_lies_allocates_nothing(claim: bytes, padding: int) -> None:
+    for kind in ("request", "drop", "put"):
+        message = Mutator(Random(1)).message_of(kind)
+        for name in _names(kind):
+            data = with_field(message, name, claim, last=True) + b"\xc0" * padding
+            tracemalloc.start()
+            try:
+                with pytest.raises(ProtocolError):
+                    decode(data)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            claims = len(claim) // 5 + 1
+            assert peak < 4 * 2**20 + claims * 100_000, "not what is claimed, once or nested"
+
+
+WIDE = {
+    "empty lists": b"\x90",
+    "empty maps": b"\x80",
+    "empty texts": b"\xa0",
+    "nils": b"\xc0",
+}
+
+
+@pytest.mark.parametrize("item", WIDE.values(), ids=WIDE)
+def test_many_items(item: bytes) -> None:
+    """A header's worth takes ten times as long, and is no other."""
+    message = Mutator(Random(1)).message_of("job_record")
+    count = limits.MAX_HEADER_BYTES // 10
+    value = b"\x81\xa1a\xdd" + count.to_bytes(4, "big") + item * count
+    decoded(with_field(message, "record", value))
