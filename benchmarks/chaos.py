@@ -292,8 +292,8 @@ def main() -> None:
     batch, seq = (1, 64) if options.executor == "invariant" else (4, 128)
     job = JobSpec("opt-tiny", steps=planned, batch=batch, seq=seq, checkpoint_every=0)
     print(
-        f"opt-tiny, {steps} steps of {batch} x {seq} tokens, {devices} device processes, executor {options.executor}, "
-        f"seed {options.seed}; log: {log}",
+        f"opt-tiny, {steps} steps of {batch} x {seq} tokens, {devices} device processes, "
+        f"executor {options.executor}, seed {options.seed}; log: {log}",
         flush=True,
     )
     began_s = time.perf_counter()

@@ -35,6 +35,11 @@ predicted; so is a device of it that did not answer anything for that long."""
 
 OVERDUE_SHARE: Final = 2.0
 
+RETRY_S: Final = 2.0
+"""A device that was overdue, and says that it is there, is asked again: at once the first time, for
+an answer may be lost, after so long the second time in a row, then after twice as long."""
+
+_MOST_DOUBLED: Final = 5
 _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
 
@@ -69,6 +74,8 @@ class _Device:
     rates: DeviceRates
     draining: bool = False
     overdue: bool = False
+    missed: int = 0  # how often it was overdue since it answered last
+    retry_s: float = 0.0  # when it may be asked again, then
     queue: deque[Unit] = field(default_factory=deque)
     running: dict[int, Unit] = field(default_factory=dict)
     held: OrderedDict[int, Stored] = field(default_factory=OrderedDict)  # least recently used first
@@ -446,6 +453,9 @@ class Dispatcher:
                 late[device_id] = math.inf
                 if not device.overdue and device.running:
                     device.overdue = True
+                    device.missed += 1  # ever longer, for what waits for it waits in vain
+                    doubled = 2 ** min(device.missed - 1, _MOST_DOUBLED)
+                    device.retry_s = now_s + RETRY_S * (doubled - 1)
                     self._commands.append(events.Overdue(device_id, True))
         helpers = {
             device_id: device.remaining_s(now_s)
@@ -458,7 +468,9 @@ class Dispatcher:
     def _alive(self, event: events.Alive, now_s: float) -> None:
         """A device whose units others took over may be asked again: an answer was lost, not it."""
         device = self._devices.get(event.device)
-        if device is not None and device.overdue and not device.running:
+        if device is None or not device.overdue or device.running:
+            return
+        if now_s >= device.retry_s:
             device.overdue = False
             self._commands.append(events.Overdue(event.device, False))
 
@@ -572,6 +584,7 @@ class Dispatcher:
         device = self._devices.get(device_id)
         if device is not None:
             device.heard_s = self._now_s
+            device.missed = 0
             if device.overdue:
                 device.overdue = False
                 self._commands.append(events.Overdue(device_id, False))
