@@ -90,7 +90,14 @@ def test_every_setting_of_a_job_is_documented_with_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "record", [records.StepRecord, records.EvalRecord, records.NoteRecord, records.DoneRecord]
+    "record",
+    [
+        records.StepRecord,
+        records.EvalRecord,
+        records.NoteRecord,
+        records.PresenceRecord,
+        records.DoneRecord,
+    ],
 )
 def test_every_key_of_a_record_is_documented(record: Any) -> None:
     (keys,) = _rows(_section("### Records"))[record.EVENT]
