@@ -259,10 +259,10 @@ class LiveShell:
             self._checker.submit(check)
 
     def _check_broke(self, order: Check, error: Exception) -> None:
-        """The work ends with the reason; to the coordinator the run is done, so that it goes on."""
+        """The work ends with the reason; its operands may go then, so nobody is to go on with it."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
         self._conclude(order.unit.work, reason)
-        self._obey(self.coordinator.checked(order, None, self._now()))
+        self._withdraw(order.unit.work)
 
     def _fault(self, order: Check, future: GemmFuture) -> tuple[Fault | None, float]:
         """What is wrong with a result, and the processor time that it took to see."""
