@@ -259,7 +259,7 @@ class LiveShell:
             self._checker.submit(check)
 
     def _check_broke(self, order: Check, error: Exception) -> None:
-        """The work ends with the reason; its operands may go then, so nobody is to go on with it."""
+        """The work ends with the reason: its operands may go then, nobody is to go on with it."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
         self._conclude(order.unit.work, reason)
         self._withdraw(order.unit.work)
