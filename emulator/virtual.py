@@ -308,7 +308,12 @@ class VirtualShell:
     def counters(self) -> FleetCounters:
         """See `Shell.counters`."""
         done = self.coordinator.dispatcher.counters
-        return replace(self._counters, blocks=done.results, reissued=done.reissued, late=done.late)
+        return replace(
+            self._counters,
+            blocks=done.results,
+            reissued=done.reissued + done.hedged,
+            late=done.late,
+        )
 
     def add(self, counters: FleetCounters) -> None:
         """Count what was done without being emulated (`emulator.timeline`)."""

@@ -382,7 +382,12 @@ class LiveShell:
     def counters(self) -> FleetCounters:
         """See `Shell.counters`."""
         done = self.coordinator.dispatcher.counters
-        return replace(self._counters, blocks=done.results, reissued=done.reissued, late=done.late)
+        return replace(
+            self._counters,
+            blocks=done.results,
+            reissued=done.reissued + done.hedged,
+            late=done.late,
+        )
 
     def device_count(self) -> int:
         """See `Shell.device_count`."""
