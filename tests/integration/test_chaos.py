@@ -18,11 +18,13 @@ from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
 
 LEAST_STEPS, MOST_STEPS = 3, 40
+PROBING = 48
+"""Messages each way at most while a device is probed."""
 
 
 def of(kind: str, direction: Direction = Direction.DOWN) -> Callable[[Seen], bool]:
     """Messages of this type, once the device is at work."""
-    return lambda seen: seen.index > 4 and seen.kind == kind and seen.direction is direction
+    return lambda seen: seen.index > PROBING and seen.kind == kind and seen.direction is direction
 
 
 PUT, RUN, RESULT = of("put"), of("run"), of("result", Direction.UP)
