@@ -122,7 +122,7 @@ def test_emulated_devices_serve_a_real_server(served: ServedFleet) -> None:
             check(submit(served, size))
         counted = running.fleet.counters()
         assert counted.connected == counted.joined == 8
-        assert counted.blocks == served.counters().blocks > 0
+        assert counted.blocks >= served.counters().blocks > 0  # and the answers to probes
         assert counted.lateness.answers == counted.blocks
     until(lambda: served.device_count == 0)
     assert not running.left

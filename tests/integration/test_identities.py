@@ -21,6 +21,7 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.device.core import Compute
 from cleave.device.executors import NumpyExecutor
 from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.probe import FIRST_ID
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
 from cleave.server.office import Office, open_office
@@ -271,11 +272,12 @@ def test_the_operators_token_is_not_printed(place: Place) -> None:
 
 
 class Liar(ExecutorComputer):
-    """Answers with wrong numbers."""
+    """Answers with wrong numbers, once it is at work."""
 
     def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
         def lie(order: Compute, outcome: Outcome) -> None:
-            if not isinstance(outcome, str):
+            # Probes are answered honestly.
+            if not isinstance(outcome, str) and order.run < FIRST_ID:
                 array = np.frombuffer(bytes(outcome[0]), np.uint8).copy()
                 array[:] = 64
                 outcome = (array.tobytes(), outcome[1])
@@ -362,7 +364,7 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         said = asyncio.run(lies(fleet, office))
         devices = {d["name"]: d for d in run_desk(office)}
         assert devices["liar"]["state"] == "quarantined"
-        assert devices["liar"]["wrong_results"] >= 3
+        assert devices["liar"]["wrong_results"] >= 1  # one is enough where all of it is wrong
         assert devices["liar"]["reason"] in said
 
     async def again(fleet: ServedFleet) -> None:

@@ -316,7 +316,7 @@ def upgrade() -> bytes:
 
 
 def test_a_message_over_the_limit_ends_a_devices_session_at_its_first_bytes() -> None:
-    with cleave.serve() as fleet, closing(raw(fleet)) as device:
+    with cleave.serve(verify=False) as fleet, closing(raw(fleet)) as device:
         device.sendall(upgrade())
         said = hello(
             parse_join_url(fleet.url).credential,
