@@ -17,7 +17,7 @@ demo: setup
 	$(BIN)/cleave train --model opt-125m --devices 8 --steps 20 --eval-every 10
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check .
