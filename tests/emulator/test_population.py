@@ -106,7 +106,8 @@ def test_who_drains_answers_what_it_was_given() -> None:
     fleet = emulated([churning(2.0, 1.0, drains=True)] * 5, seed=2)
     for _ in range(20):
         check(submit(fleet))
-    assert fleet.counters().reissued == 0
+    # A newcomer may help with what runs; nothing is left undone by those who go.
+    assert shell_of(fleet).coordinator.dispatcher.counters.reissued == 0
     assert shell_of(fleet).now_s > 2.5
     assert shell_of(fleet).coordinator.epoch > 10
 
