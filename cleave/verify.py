@@ -23,16 +23,15 @@ above `ROW_LIMIT` sigma (honest ones stay below 4); a block is also wrong when t
 its residuals over sigma is above `SPREAD_LIMIT` (honest ones stay below 1, few rows apart): noise
 that is spread over all rows, a chi-square over them.
 
-What is right by a smaller sigma is right by the larger: a block of fp32 is first held against a
-quarter of what B r tells of |B|_F, without the second term, and norms of B and C are taken only
-where that does not settle it.
+What is right by a smaller sigma is right by the larger: a block of fp32 is first held against the
+first term alone, and the norms of C are taken only where that does not settle it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -65,16 +64,19 @@ _LARGEST: Final = {
     DType.BF16: 2.0**128 * (1 - 2.0**-8),
     DType.FP16: 65504.0,
 }
-_MEAN_SQUARE: Final = 7 / 12  # of an entry of a secret vector
 LONE: Final = 24.0
 """A lone error in a row of so many sigma is surely caught: the smallest entry of a secret vector
 halves it, and honest rounding may hide `ROW_LIMIT` / 2 more."""
 
-_SCREEN: Final = 0.25  # |B r| is above 4 times what it is on average once in 10^7 at the worst
+_AT_ONCE: Final = 400_000
+"""Elements; they stay in the cache from the first vector to the norms."""
+
+_FEW: Final = 4
+"""Vectors that are multiplied one by one, straight from the cache; for more BLAS packs it."""
 
 _ONE_THREAD: Final = 250_000
-"""Multiply-adds of one product. What is read for it stays in the cache for the norms; and OpenBLAS
-starts no threads, which would spin for longer than they work, on processors that training wants."""
+"""Multiply-adds of one product for which OpenBLAS starts no threads: they would spin for longer
+than they work, on processors that training wants."""
 
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
 _AGAIN_DEPTH: Final = 4096
@@ -161,18 +163,22 @@ class GemmCheck:
         """
         with np.errstate(all="ignore"):
             secret = self._secret[:, block.n.start : block.n.stop]
-            found, _ = self._project(result, secret)
+            found = self._project(result, secret)
             a_norms, expected = self._row(block)
             off = found - expected
+            if result.dtype is DType.FP32:
+                share = off / (_UNIT * np.sqrt(self._b_square(block.k, block.n)) * a_norms)
+                spread = float(np.square(share).mean())
+                if spread <= SPREAD_LIMIT and np.abs(share).max() <= ROW_LIMIT:
+                    return None  # what needs no closer look, as nearly all do
             if not np.isfinite(off).all():
                 return self._fault_by_product(block, result)
-            for sigma in self._sigmas(block, result, a_norms):
-                share = np.abs(off) / sigma
-                wrong = share.max(0) > ROW_LIMIT
-                spread = float(np.square(share).mean())
-                widest = SPREAD_LIMIT + _FEW_ROWS / share.size
-                if not wrong.any() and spread <= widest:
-                    return None
+            sigma = self._sigma(block, result, a_norms)
+            share = np.abs(off) / sigma
+            wrong = share.max(0) > ROW_LIMIT
+            spread = float(np.square(share).mean())
+            if not wrong.any() and spread <= SPREAD_LIMIT + _FEW_ROWS / share.size:
+                return None
             if not np.isfinite(share).all():
                 return self._fault_by_product(block, result)
             gross = _is_gross(off, expected, sigma, wrong)
@@ -190,18 +196,11 @@ class GemmCheck:
             )
         return Fault(f"all rows together are off by {spread:.3g} times what rounding explains")
 
-    def _sigmas(self, block: Block, result: Buffer, a_norms: Doubles) -> Iterator[Doubles]:
-        """Tolerances of the rows, each wider than the one before; the last is the true one."""
-        n, dtype = block.n.size, result.dtype
-        least = n * _LEAST[dtype] ** 2
-        if dtype is DType.FP32:
-            heard = np.square(self._b_part(block.k, block.n), dtype=np.float64).sum()
-            guess = _SCREEN * np.sqrt(heard / (self._vectors * _MEAN_SQUARE))
-            yield np.sqrt(np.square(_UNIT * a_norms * guess) + least)
+    def _sigma(self, block: Block, result: Buffer, a_norms: Doubles) -> Doubles:
+        """The tolerances of the rows, their own lengths included."""
         scale = a_norms * np.sqrt(self._b_square(block.k, block.n))
-        if dtype is DType.FP32:
-            yield np.sqrt(np.square(_UNIT * scale) + least)
-        yield row_sigma(scale, np.sqrt(self._squares(result)), block.k.size, n, dtype)
+        lengths = np.sqrt(self._squares(result))
+        return row_sigma(scale, lengths, block.k.size, block.n.size, result.dtype)
 
     def _fault_by_product(self, block: Block, result: Buffer) -> Fault | None:
         """Do it again, in double precision: the run's own overflow, or the device's?"""
@@ -238,6 +237,9 @@ class GemmCheck:
     def _row(self, block: Block) -> tuple[Doubles, Floats]:
         """The norms of A's rows, shape (m,), and A (B r), shape (vectors, m)."""
         squares, expected = [], []
+        if self._cuts.m is None:
+            part = self._a_part(block.m, block.k, block.n)
+            return np.sqrt(part[0]), part[1][block.n]
         for m in self._cuts.rows(block.m):
             square: Any = 0.0
             products: Any = np.float32(0)
@@ -257,7 +259,12 @@ class GemmCheck:
             if wanted not in columns:
                 columns.append(wanted)
             vectors = np.concatenate([self._b_part(k, n) for n in columns])
-            products, squares = self._project(self._a.region(m, k), vectors, squares=True)
+            squares = np.zeros(m.size)
+
+            def measure(rows: slice, part: Floats) -> None:
+                squares[rows] += _squares(part)
+
+            products = self._project(self._a.region(m, k), vectors, measure)
             split = {
                 n: products[self._vectors * i :][: self._vectors] for i, n in enumerate(columns)
             }
@@ -272,49 +279,64 @@ class GemmCheck:
             for columns in self._cuts.columns(n):
                 part = self._b_parts.get((depth, columns))
                 if part is None:
-                    secret = self._secret[:, columns.start : columns.stop]
-                    part, _ = self._project(self._b.region(depth, columns), secret)
-                    self._b_parts[depth, columns] = part
+                    part = self._b_parts[depth, columns] = self._read_b(depth, columns)
                 sums = sums + part
             parts.append(sums)
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
+    def _read_b(self, k: Span, n: Span) -> Floats:
+        """B r over some depth and columns, whose squares are added up on the way."""
+        square = 0.0
+
+        def measure(_: slice, part: Floats) -> None:
+            nonlocal square
+            square += float(_squares(part.T if _lies_across(part) else part).sum())
+
+        secret = self._secret[:, n.start : n.stop]
+        product = self._project(self._b.region(k, n), secret, measure)
+        self._b_squares[k, n] = square
+        return product
+
     def _b_square(self, k: Span, n: Span) -> float:
-        """The sum of the squares of B over some depth and columns."""
-        total = 0.0
-        for depth in self._cuts.depths(k):
-            for columns in self._cuts.columns(n):
-                square = self._b_squares.get((depth, columns))
-                if square is None:
-                    square = float(self._squares(self._b.region(depth, columns)).sum())
-                    self._b_squares[depth, columns] = square
-                total += square
-        return total
+        """The sum of the squares of B over some depth and columns, whose B r is there."""
+        return sum(
+            self._b_squares[depth, columns]
+            for depth in self._cuts.depths(k)
+            for columns in self._cuts.columns(n)
+        )
 
     # --- one pass over a matrix ---
 
     def _project(
-        self, matrix: Buffer, vectors: Floats, *, squares: bool = False
-    ) -> tuple[Floats, Doubles]:
-        """A matrix times some vectors, and where asked for the squared norms of its rows.
+        self,
+        matrix: Buffer,
+        vectors: Floats,
+        measure: Callable[[slice, Floats], None] | None = None,
+    ) -> Floats:
+        """A matrix times some vectors.
 
         Args:
-            matrix: shape (rows, columns), any strides; read from memory once, in chunks.
+            matrix: shape (rows, columns), any strides; read from memory once, in parts.
             vectors: shape (count, columns).
+            measure: is given every part in fp32, and its rows, while it is in the cache.
 
         Returns:
-            Shapes (count, rows), in fp32, and (rows,).
+            Shape (count, rows), in fp32.
         """
         count = len(vectors)
-        self._count_pass(matrix, count + squares)
+        self._count_pass(matrix, count + (measure is not None))
         out = np.zeros((count, matrix.shape[0]), np.float32)
-        square = np.zeros(matrix.shape[0] if squares else 0)
-        for m, k in _chunks(matrix, _ONE_THREAD // count):
+        few = count <= _FEW
+        for m, k in _chunks(matrix, _AT_ONCE if few else _ONE_THREAD // count):
             part = _float32(matrix, m, k)
-            out[:, m] += vectors[:, k] @ part.T
-            if squares:
-                square[m] += _squares(part)
-        return out, square
+            if few:
+                for sums, vector in zip(out, vectors, strict=True):
+                    sums[m] += part @ vector[k]
+            else:
+                out[:, m] += vectors[:, k] @ part.T
+            if measure is not None:
+                measure(m, part)
+        return out
 
     def _squares(self, matrix: Buffer) -> Doubles:
         """The squared norms of a matrix's rows."""
@@ -334,8 +356,7 @@ def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
 
     Parts follow one another as they lie in memory.
     """
-    strides = matrix.array.strides
-    lies_across = abs(strides[0]) < abs(strides[1])
+    lies_across = _lies_across(matrix.array)
     slow, fast = matrix.shape[::-1] if lies_across else matrix.shape
     high = max(16, elements // max(1, fast))
     wide = max(1, elements // high)
@@ -343,6 +364,11 @@ def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
         for j in range(0, fast, wide):
             one, other = slice(i, i + high), slice(j, j + wide)
             yield (other, one) if lies_across else (one, other)
+
+
+def _lies_across(array: npt.NDArray[Any]) -> bool:
+    """Whether its columns are nearer together in memory than its rows."""
+    return abs(array.strides[0]) < abs(array.strides[1])
 
 
 def _float32(matrix: Buffer, rows: slice, columns: slice) -> Floats:
@@ -354,7 +380,11 @@ def _float32(matrix: Buffer, rows: slice, columns: slice) -> Floats:
 
 def _squares(values: Floats) -> Doubles:
     """Squared norms of rows, in fp32 but for those that would vanish or overflow there."""
-    squares: Doubles = np.einsum("ij,ij->i", values, values).astype(np.float64)
+    if _lies_across(values):
+        ones = np.ones(values.shape[1], np.float32)
+        squares = (np.square(values) @ ones).astype(np.float64)
+    else:
+        squares = np.vecdot(values, values).astype(np.float64)
     strange = ~((squares > 1e-26) & (squares < 1e36))
     if strange.any():
         some = values[strange]
