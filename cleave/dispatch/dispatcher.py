@@ -35,6 +35,10 @@ predicted; so is a device of it that did not answer anything for that long."""
 
 OVERDUE_SHARE: Final = 2.0
 
+SILENT_SHARE: Final = 0.25
+"""Where at most this share of the devices are silent for longer than their blocks should take, they
+get help before they are overdue; where it is more, the server or the prediction is slow."""
+
 RETRY_S: Final = 2.0
 """A device that was overdue, and says that it is there, is asked again: at once the first time, for
 an answer may be lost, after so long the second time in a row, then after twice as long."""
@@ -91,18 +95,28 @@ class _Device:
     sent_flops: int = 0
     asked_bytes: int = 0
 
+    def sent_s(self) -> float:
+        """What it needs for all that it was sent since it was idle, predicted."""
+        rates = self.rates
+        return 2 * rates.latency_s + streamed_s(
+            self.sent_bytes / rates.downlink_bytes_per_s,
+            self.sent_flops / rates.flops_per_s,
+            self.asked_bytes / rates.uplink_bytes_per_s,
+        )
+
     def remaining_s(self, now_s: float) -> float:
         """What it needs for all that it was given, predicted, from now on."""
-        total_s = 0.0
-        if self.running:
-            rates = self.rates
-            total_s = 2 * rates.latency_s + streamed_s(
-                self.sent_bytes / rates.downlink_bytes_per_s,
-                self.sent_flops / rates.flops_per_s,
-                self.asked_bytes / rates.uplink_bytes_per_s,
-            )
-            total_s = max(0.0, self.since_s + total_s - now_s)
-        return total_s + sum(self.unit_s(unit) for unit in self.queue)
+        running_s = max(0.0, self.since_s + self.sent_s() - now_s) if self.running else 0.0
+        return running_s + sum(self.unit_s(unit) for unit in self.queue)
+
+    def longest_silence_s(self, expected_s: float) -> float:
+        """How long it may be between two of its answers: of a tile of p times p blocks that goes
+        out as a wavefront, the first comes after a p-th of the time, and others sooner.
+
+        Args:
+            expected_s: what its works take at least, predicted.
+        """
+        return max(self.sent_s(), expected_s) / math.sqrt(max(1, self.sent_units))
 
     def unit_s(self, unit: Unit) -> float:
         """What a unit takes on it, alone, predicted."""
@@ -440,10 +454,8 @@ class Dispatcher:
             for work, limit_s in limits_s.items()
             if now_s - max(self._begun_s[work], self._finished_s) > limit_s
         }
-        if not overdue:
-            return
-        late: dict[int, float] = {}
-        for device_id, device in self._devices.items():
+        late = dict.fromkeys(self._silent(now_s), math.inf)
+        for device_id, device in self._devices.items() if overdue else ():
             waited_for = {u.work for u in device.unanswered()} & overdue.keys()
             if not waited_for:
                 continue
@@ -457,13 +469,29 @@ class Dispatcher:
                     doubled = 2 ** min(device.missed - 1, _MOST_DOUBLED)
                     device.retry_s = now_s + RETRY_S * (doubled - 1)
                     self._commands.append(events.Overdue(device_id, True))
+        if not late:
+            return
         helpers = {
             device_id: device.remaining_s(now_s)
             for device_id, device in self._devices.items()
             if device_id not in late and not device.draining and not device.overdue
         }
-        if late and helpers:
+        if helpers:
             self._help(late, helpers)
+
+    def _silent(self, now_s: float) -> list[int]:
+        """Devices that answered nothing for longer than any of their blocks should take, where they
+        are few; see `SILENT_SHARE`."""
+        silent = []
+        for device_id, device in self._devices.items():
+            for_s = now_s - device.heard_s
+            if for_s <= OVERDUE_S or not device.running:
+                continue
+            works = (self._works.get(unit.work) for unit in device.running.values())
+            expected_s = max((w.expected_s or math.inf for w in works if w is not None), default=0)
+            if for_s > max(OVERDUE_S, OVERDUE_SHARE * device.longest_silence_s(expected_s)):
+                silent.append(device_id)
+        return silent if len(silent) <= SILENT_SHARE * len(self._devices) else []
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
         """A device whose units others took over may be asked again: an answer was lost, not it."""

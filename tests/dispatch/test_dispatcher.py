@@ -905,6 +905,33 @@ def test_what_is_overdue_is_given_to_others_before_a_device_is_lost() -> None:
     assert len(shell.coordinator.dispatcher.rates) == 2
 
 
+def test_who_is_silent_for_long_for_so_many_blocks_gets_help_before_it_is_overdue() -> None:
+    shell = Shell()
+    devices = _joined(shell, *[4000] * 4)
+    silent, others = devices[0], devices[1:]
+    parts = [(silent, row, row + 1) for row in range(9)]
+    job = _submit(shell, 12, *parts, *((d, 9 + i, 10 + i) for i, d in enumerate(others)))
+    _settled(shell, but=[silent])
+    shell.pass_time(dispatcher.OVERDUE_S + 0.1)  # the plan said one second for nine blocks
+    session = shell.coordinator.sessions[silent]
+    assert shell.coordinator.state(session) is not DeviceState.OVERDUE
+    _settled(shell, but=[silent])
+    assert job.done
+    assert shell.coordinator.dispatcher.counters.hedged == 9
+
+
+def test_where_all_are_slower_than_predicted_nobody_is_helped_early() -> None:
+    shell = Shell()
+    devices = _joined(shell, *[4000] * 4)
+    job = _submit(
+        shell, 12, *((d, 3 * i + j, 3 * i + j + 1) for i, d in enumerate(devices) for j in range(3))
+    )
+    shell.pass_time(dispatcher.OVERDUE_S + 0.5)
+    assert shell.coordinator.dispatcher.counters.hedged == 0
+    _settled(shell)
+    assert job.done
+
+
 def test_of_two_answers_the_first_counts() -> None:
     shell = Shell()
     first, second = _joined(shell, 4000, 4000)
