@@ -110,6 +110,7 @@ def serve(
     need_train_extra("cleave serve")
     from cleave.server.jobs import Jobs
     from cleave.server.office import open_office
+    from cleave.server.pages import Pages
     from cleave.training.run_job import JobRunner
     from cleave.transport.door import ConnectionLimits
     from cleave.transport.listener import allow_many_connections
@@ -135,6 +136,7 @@ def serve(
             operator_credential=office.operator_token,
             notify=log,
             operator=sessions.serve,
+            pages=Pages.of_package().answer,
             verify=verification,
             door=office.access,
             security=Security(
