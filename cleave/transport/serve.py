@@ -37,7 +37,7 @@ from cleave.transport.connection import (
 )
 from cleave.transport.door import ConnectionLimits
 from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_request
-from cleave.transport.join import JoinUrl, plain_reason
+from cleave.transport.join import JOIN_PATH, JoinUrl, plain_reason
 from cleave.transport.listener import GuardedConnection
 from cleave.transport.live import LiveShell
 from cleave.transport.refusals import RefusalLog
@@ -63,6 +63,7 @@ class ServedFleet(Fleet):
     Attributes:
         address: where it listens: `url` without the credential.
         url: what a device needs to join, its credential included.
+        page_url: the same as a page that a browser opens.
         operator_url: likewise for operators.
         fingerprint: of the certificate, where clients are to pin it; else empty.
     """
@@ -166,6 +167,7 @@ class ServedFleet(Fleet):
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
         self.url = self.join_url(self._credential)
+        self.page_url = self.join_page_url(self._credential)
         self.operator_url = JoinUrl(
             self.address, self._operator_credential, fingerprint=shown.fingerprint
         ).text
@@ -244,8 +246,15 @@ class ServedFleet(Fleet):
 
     def join_url(self, credential: str) -> str:
         """What a device needs to join with this credential or join code."""
+        return self._joining(credential).text
+
+    def join_page_url(self, credential: str) -> str:
+        """Likewise, for browsers: the join page. `cleave join` takes it as well."""
+        return self._joining(credential).page(JOIN_PATH)
+
+    def _joining(self, credential: str) -> JoinUrl:
         server = self._live.coordinator.door.server
-        return JoinUrl(self.address, credential, server, self.fingerprint).text
+        return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the server's loop."""
