@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -77,6 +78,12 @@ def serve(
         list[str] | None,
         typer.Option(help="Web page whose browsers may join, like https://example.org; repeat it."),
     ] = None,
+    ps_gbit: Annotated[
+        float, typer.Option(help="This machine's network card, Gbit/s each way; 0: unlimited.")
+    ] = 0,
+    grid: Annotated[
+        str, typer.Option(help="Country of the devices' electricity, like DEU, to count carbon.")
+    ] = "",
     max_devices: Annotated[int, typer.Option(help="Most devices at once.")] = limits.MAX_DEVICES,
     max_waiting: Annotated[
         int, typer.Option(help="Most connections from one address that are not admitted yet.")
@@ -107,9 +114,17 @@ def serve(
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
-    need_train_extra("cleave serve")
+    if ps_gbit < 0:
+        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
+    need_train_extra("cleave serve", "prometheus_client")
+    import cleave
+    from cleave.footprint.grid import load_grid
+    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.plan import PsRates
+    from cleave.planner.planner import TilePlanner
     from cleave.server.jobs import Jobs
     from cleave.server.office import open_office
+    from cleave.server.overview import ServerFacts
     from cleave.training.run_job import JobRunner
     from cleave.transport.door import ConnectionLimits
     from cleave.transport.listener import allow_many_connections
@@ -126,15 +141,25 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     allow_many_connections()
-    with open_office(data, operator_credential, credential, log) as office:
+    card = ps_gbit * 1e9 / 8 or None
+    facts = ServerFacts(cleave.__version__, socket.gethostname(), verify, card, card)
+    planner = TilePlanner()
+    if card is not None:
+        planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
+    electricity = load_grid(grid) if grid else None
+    with open_office(data, operator_credential, credential, log, facts, electricity) as office:
         sessions = office.operators
         fleet = listen(
             host,
             port,
             credential=credential,
             operator_credential=office.operator_token,
+            viewer_credential=office.viewer_token,
+            planner=planner,
             notify=log,
+            witness=office.overview.happened,
             operator=sessions.serve,
+            pages=office.site.answer,
             verify=verification,
             door=office.access,
             security=Security(
@@ -152,11 +177,11 @@ def serve(
             ),
         )
         with fleet:
-            jobs = Jobs(fleet, JobRunner(runs), log, office.history)
-            sessions.jobs, sessions.fleet = jobs, fleet
+            jobs = Jobs(fleet, JobRunner(runs), log, office.history, office.overview.job_happened)
+            sessions.jobs, sessions.fleet, office.overview.jobs = jobs, fleet, jobs
             office.open(fleet)
             code = None if credential else office.access.pair()
-            _welcome(fleet, code, office.url_file, as_json=as_json)
+            _welcome(fleet, credential, code, office.url_file, as_json=as_json)
             if code is not None:
                 office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
             stop.wait()
@@ -167,38 +192,57 @@ def serve(
 
 
 def _welcome(
-    fleet: ServedFleet, code: JoinCode | None, url_file: Path | None, *, as_json: bool
+    fleet: ServedFleet,
+    credential: str,
+    code: JoinCode | None,
+    url_file: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Say how devices join and operators train."""
-    url = fleet.url if code is None else fleet.join_url(code.text)
+    secret = credential if code is None else code.text
+    page_url = fleet.join_page_url(secret)
     if as_json:
         values: dict[str, object] = {
-            "url": url,
+            "url": fleet.join_url(secret),
+            "page_url": page_url,
             "operator_url": fleet.operator_url,
+            "dashboard_url": fleet.dashboard_url,
             "fingerprint": fleet.fingerprint,
         }
         if url_file is not None:
             values["operator_url_file"] = str(url_file)
         typer.echo(json.dumps({"event": "listening", **values}))
         return
-    # The operator's token is not printed where it is kept: what is printed gets into logs.
+    # Tokens are not printed where they are kept: what is printed gets into logs.
     operator = f"'{fleet.operator_url}'" if url_file is None else f"'@{url_file}'"
+    watch = fleet.dashboard_url
+    if url_file is not None:
+        watch = f"cleave dashboard --data '{url_file.parent}'      # prints the page's address"
     typer.echo("listening; Ctrl-C to stop\n", err=True)
     if fleet.fingerprint:
         typer.echo(f"certificate {fleet.fingerprint}\n", err=True)
     if code is None:
-        typer.echo(f"devices join with\n\n  cleave join '{url}'\n", err=True)
+        typer.echo(f"devices join in a browser at, or with\n\n  {_command(page_url)}\n", err=True)
     else:
-        _show(url)
+        _show(page_url)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
+    typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
 
 
-def _show(url: str) -> None:
+def _show(page_url: str) -> None:
     """A join URL for one device, for eyes, hands and cameras."""
-    typer.echo(f"a device joins, within 10 minutes, with\n\n  cleave join '{url}'\n", err=True)
+    typer.echo(
+        f"a device joins, within 10 minutes, in a browser at, or with\n\n  {_command(page_url)}\n",
+        err=True,
+    )
     if sys.stderr.isatty():
-        typer.echo(qr_code(url), err=True)
+        typer.echo(qr_code(page_url), err=True)
     typer.echo("for more devices, or later: cleave pair\n", err=True)
+
+
+def _command(page_url: str) -> str:
+    return f"cleave join '{page_url}'"
 
 
 class _Codes:
@@ -219,7 +263,8 @@ class _Codes:
             return
         self._shown = access.pair()
         url = self._fleet.join_url(self._shown.text)
+        page_url = self._fleet.join_page_url(self._shown.text)
         if self._as_json:
-            typer.echo(json.dumps({"event": "join_code", "url": url}))
+            typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
         else:
-            _show(url)
+            _show(page_url)

@@ -10,14 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cleave.server.access import Access
+from cleave.footprint.grid import Grid
+from cleave.server.access import Access, Clocks
 from cleave.server.codes import CREDENTIAL_BYTES
 from cleave.server.data_folder import DataFolder, default_folder
 from cleave.server.desk import Desk
+from cleave.server.energy import EnergyMeter
+from cleave.server.event_log import EventLog
 from cleave.server.history import JobHistory
+from cleave.server.metrics import Metrics
 from cleave.server.operator import OperatorSessions
+from cleave.server.overview import Overview, ServerFacts
+from cleave.server.pages import Pages
+from cleave.server.site import Site
 from cleave.server.store import Store
 from cleave.transport.serve import ServedFleet
+from profiles.library import load_profiles
 
 KEEP_NOTHING: Final = "none"
 """Instead of a folder: everything is forgotten when the server ends."""
@@ -31,7 +39,10 @@ class Office:
     history: JobHistory
     desk: Desk
     operators: OperatorSessions
+    overview: Overview
+    site: Site
     operator_token: str
+    viewer_token: str
     folder: DataFolder | None
 
     @property
@@ -42,13 +53,19 @@ class Office:
     def open(self, fleet: ServedFleet) -> None:
         """The fleet listens: operators can be served, and find the server."""
         self.desk.sessions = fleet
+        self.overview.live = fleet.live
         if self.folder is not None:
             self.folder.write_url(fleet.operator_url)
 
 
 @contextmanager
 def open_office(
-    data: str, operator_token: str, fleet_credential: str, log: Callable[[str], None]
+    data: str,
+    operator_token: str,
+    fleet_credential: str,
+    log: Callable[[str], None],
+    facts: ServerFacts | None = None,
+    grid: Grid | None = None,
 ) -> Iterator[Office]:
     """All of it, as long as the block lasts; leave the fleet's own block first.
 
@@ -57,6 +74,8 @@ def open_office(
         operator_token: what operators must show; empty for the one in the folder.
         fleet_credential: see `Access`.
         log: takes a line for the server's own output.
+        facts: what overviews say of the server; nothing when None.
+        grid: of the electricity that devices use; None where nobody said.
 
     Raises:
         CleaveError: when the folder cannot be used.
@@ -70,8 +89,20 @@ def open_office(
         stack.callback(store.close)
         kept = folder.operator_token() if folder is not None else ""
         token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
-        access = Access(store, token, fleet_credential=fleet_credential, complain=log)
+        viewer = folder.viewer_token() if folder is not None else ""
+        viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
+        access = Access(store, token, viewer, fleet_credential=fleet_credential, complain=log)
         stack.callback(access.close)
         history = JobHistory(store, access.ledger, time.time)
         desk = Desk(access, history.all, time.time)
-        yield Office(access, history, desk, OperatorSessions(desk), token, folder)
+        profiles = load_profiles()
+        overview = Overview(
+            facts or ServerFacts(),
+            EventLog(time.time),
+            profiles,
+            EnergyMeter(profiles, grid),
+            Clocks(),
+        )
+        operators = OperatorSessions(desk, overview)
+        site = Site(Pages.of_package(), Metrics(overview, access.admit_operator))
+        yield Office(access, history, desk, operators, overview, site, token, viewer, folder)
