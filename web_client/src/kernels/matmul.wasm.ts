@@ -121,7 +121,7 @@ function packA<T>(
       const from = first + <usize>k * depthStep * sizeof<T>();
       for (let row = 0; row < TILE_ROWS; row++) {
         const there = whole || panel + row < rows;
-        const value = there ? widen<T>(from + <usize>row * rowStep * sizeof<T>(), dtype) : 0;
+        const value = there ? widen(from + <usize>row * rowStep * sizeof<T>(), dtype) : 0;
         store<f32>(to + <usize>row * 4, value);
       }
       to += TILE_ROWS * 4;
@@ -153,7 +153,7 @@ function packB<T>(
       const from = first + <usize>k * depthStep * sizeof<T>();
       for (let column = 0; column < TILE_COLUMNS; column++) {
         const there = whole || panel + column < columns;
-        const value = there ? widen<T>(from + <usize>column * columnStep * sizeof<T>(), dtype) : 0;
+        const value = there ? widen(from + <usize>column * columnStep * sizeof<T>(), dtype) : 0;
         store<f32>(to + <usize>column * 4, value);
       }
       to += TILE_COLUMNS * 4;
@@ -161,7 +161,7 @@ function packB<T>(
   }
 }
 
-function widen<T>(from: usize, dtype: i32): f32 {
+function widen(from: usize, dtype: i32): f32 {
   if (dtype === FP32) return load<f32>(from);
   const bits = <u32>load<u16>(from);
   return dtype === BF16 ? reinterpret<f32>(bits << 16) : fromFp16(bits);
@@ -203,7 +203,7 @@ function fromFp16Four(bits: v128): v128 {
 
 function toBf16(value: f32): u16 {
   const bits = reinterpret<u32>(value);
-  if (isNaN(value)) return <u16>((bits >> 16) | 0x40);
+  if ((bits & 0x7fffffff) > 0x7f800000) return <u16>((bits >> 16) | 0x40);
   return <u16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
