@@ -3,9 +3,11 @@
  * It connects again by itself; only a refused credential ends it.
  */
 
-import { decode, encode } from "@msgpack/msgpack";
+import { decode, encode } from "../protocol/codec";
+import { ProtocolError } from "../protocol/errors";
+import { VERSION } from "../protocol/limits";
+import { ErrorCode, type Message, type MessageOf, type Plain, Role } from "../protocol/messages";
 
-const VERSION = 1;
 const FIRST_RETRY_S = 0.5;
 const LONGEST_RETRY_S = 15;
 /** Without an answer for this long the connection is taken for dead: networks change silently. */
@@ -47,11 +49,16 @@ export interface Handlers {
 }
 
 /** Codes of `error` after which trying again is of no use. */
-const FINAL_CODES = new Set(["version", "credential", "request", "protocol"]);
+const FINAL_CODES: ReadonlySet<string> = new Set([
+  ErrorCode.VERSION,
+  ErrorCode.CREDENTIAL,
+  ErrorCode.REQUEST,
+  ErrorCode.PROTOCOL,
+]);
 
 export class Link {
   private socket: Socket | null = null;
-  private requests = 0;
+  private requests = 0n;
   private failures = 0;
   private cancelTimer: () => void = () => {};
 
@@ -68,22 +75,16 @@ export class Link {
     const socket = this.world.connect(this.url);
     this.socket = socket;
     socket.binaryType = "arraybuffer";
-    socket.onopen = () =>
-      this.write("hello", {
-        role: "operator",
-        version: VERSION,
-        credential: this.credential,
-        name: "dashboard",
-      });
+    socket.onopen = () => this.write(hello(this.credential));
     socket.onmessage = (event) => this.receive(socket, event.data);
     socket.onclose = () => this.lost(socket);
     this.expectAnswer();
   }
 
   /** Ask for something. One question at a time: call it when `ready` was. */
-  request(action: string, args: Record<string, unknown>): void {
-    this.requests += 1;
-    this.write("request", { id: this.requests, action, arguments: args });
+  request(action: string, args: { [name: string]: Plain }): void {
+    this.requests += 1n;
+    this.write({ type: "request", id: this.requests, action, arguments: args });
     this.expectAnswer();
   }
 
@@ -95,8 +96,8 @@ export class Link {
     socket?.close();
   }
 
-  private write(type: string, fields: Record<string, unknown>): void {
-    this.socket?.send(encode([type, fields]));
+  private write(message: Message): void {
+    this.socket?.send(encode(message));
   }
 
   private expectAnswer(): void {
@@ -109,22 +110,30 @@ export class Link {
 
   private receive(socket: Socket, data: unknown): void {
     if (socket !== this.socket || !(data instanceof ArrayBuffer)) return;
-    const [type, value] = decode(data) as [string, Record<string, unknown>];
+    try {
+      this.take(decode(new Uint8Array(data)));
+    } catch (error) {
+      if (!(error instanceof ProtocolError)) throw error;
+      this.refused(ErrorCode.PROTOCOL, `its answer cannot be read: ${error.message}`);
+    }
+  }
+
+  private take(message: Message): void {
     this.cancelTimer();
-    switch (type) {
+    switch (message.type) {
       case "welcome":
         this.failures = 0;
         this.handlers.state({ kind: "open" });
         this.handlers.ready();
         break;
       case "reply":
-        if (value.id !== this.requests) break;
-        if (value.ok === true) this.handlers.reply(value.data);
-        else this.handlers.failed(refusal(value.data));
+        if (message.id !== this.requests) break;
+        if (message.ok) this.handlers.reply(message.data);
+        else this.handlers.failed(refusal(message));
         this.handlers.ready();
         break;
       case "error":
-        this.refused(String(value.code ?? ""), String(value.message ?? ""));
+        this.refused(message.code, message.message);
         break;
       default: // `bye`, and what a viewer has not asked for: the close that follows says it all.
         break;
@@ -150,7 +159,28 @@ export class Link {
   }
 }
 
-function refusal(data: unknown): string {
-  const text = (data as { text?: unknown } | null)?.text;
+function refusal(reply: MessageOf<"reply">): string {
+  const { text } = reply.data;
   return typeof text === "string" ? text : "the server did not say why it refused";
+}
+
+/** An operator needs only the first three; the others are what a device would say. */
+function hello(credential: string): MessageOf<"hello"> {
+  return {
+    type: "hello",
+    role: Role.OPERATOR,
+    version: VERSION,
+    credential,
+    name: "dashboard",
+    ops: [],
+    dtypes: [],
+    memory_bytes: 0,
+    profile: "",
+    flops_per_s: 0,
+    downlink_bytes_per_s: 0,
+    uplink_bytes_per_s: 0,
+    latency_s: 0,
+    measure: false,
+    join_code: "",
+  };
 }

@@ -1,5 +1,6 @@
 /** What the page knows, and how each thing that happens changes it. No clock, no network, no DOM. */
 
+import type { Plain } from "../protocol/messages";
 import type { LinkState } from "./link";
 import type { FinishedGemm, FleetEvent, JobPart, Overview } from "./overview";
 import type { EvalRecord, StepRecord } from "./records";
@@ -88,7 +89,7 @@ export function reduce(model: Model, action: Action): Model {
 }
 
 /** The arguments of the next `overview` request. */
-export function question(model: Model): Record<string, unknown> {
+export function question(model: Model): { [name: string]: Plain } {
   return {
     after_event: model.overview?.last_event ?? 0,
     after_record: model.job?.next_record ?? 0,

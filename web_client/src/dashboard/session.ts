@@ -17,7 +17,7 @@ export interface PageWorld extends World {
 export class Session {
   private model: Model = EMPTY;
   private readonly link: Link;
-  private asked_s = 0;
+  private asked_s = Number.NEGATIVE_INFINITY;
   private cancelWait: () => void = () => {};
   private waiting = false;
 

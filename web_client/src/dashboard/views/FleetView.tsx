@@ -74,7 +74,7 @@ interface FilterProps {
 function CensusTable({ overview, filter, setFilter }: FilterProps) {
   const { kinds, states, counts } = useMemo(() => census(overview.devices), [overview.devices]);
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keys
+    // What scrolls must be reached by keys.
     <section class="scroll" tabIndex={0} aria-label="Devices by kind and state">
       <table class="plain census">
         <thead>
