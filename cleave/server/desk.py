@@ -26,6 +26,10 @@ class Sessions(Protocol):
         """What a device needs to join."""
         ...
 
+    def join_page_url(self, credential: str) -> str:
+        """The same for a browser."""
+        ...
+
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device."""
         ...
@@ -94,6 +98,7 @@ class Desk:
         return {
             "code": code.text,
             "url": self.sessions.join_url(code.text),
+            "page_url": self.sessions.join_page_url(code.text),
             "uses": code.record.uses,
             "expires_s": code.record.expires_s,
         }

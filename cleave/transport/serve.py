@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
+from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
@@ -35,7 +36,8 @@ from cleave.transport.connection import (
     WebSocketConnection,
 )
 from cleave.transport.door import ConnectionLimits
-from cleave.transport.join import JoinUrl, plain_reason
+from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_request
+from cleave.transport.join import JOIN_PATH, JoinUrl, plain_reason
 from cleave.transport.listener import GuardedConnection
 from cleave.transport.live import LiveShell
 from cleave.transport.refusals import RefusalLog
@@ -61,6 +63,7 @@ class ServedFleet(Fleet):
     Attributes:
         address: where it listens: `url` without the credential.
         url: what a device needs to join, its credential included.
+        page_url: the same as a page that a browser opens.
         operator_url: likewise for operators.
         fingerprint: of the certificate, where clients are to pin it; else empty.
     """
@@ -75,6 +78,7 @@ class ServedFleet(Fleet):
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
+        pages: HttpHandler | None,
         verify: Verification | str | bool,
         door: Doorkeeper | None,
         exposure: Exposure,
@@ -92,6 +96,7 @@ class ServedFleet(Fleet):
         self._origins = frozenset(allow_origins)
         self._operators = 0
         self._operator = operator
+        self._pages = pages
         self._credential = credential
         self._operator_credential = operator_credential
         self._stop: asyncio.Event | None = None
@@ -162,6 +167,7 @@ class ServedFleet(Fleet):
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
         self.url = self.join_url(self._credential)
+        self.page_url = self.join_page_url(self._credential)
         self.operator_url = JoinUrl(
             self.address, self._operator_credential, fingerprint=shown.fingerprint
         ).text
@@ -212,25 +218,43 @@ class ServedFleet(Fleet):
                 self._operators -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Answer what is no WebSocket. Paths are compared with two constants and name no files."""
+        """Answer what is no WebSocket."""
         assert isinstance(socket, GuardedConnection)
-        path = request.path.split("?")[0]
-        if path == "/healthz":
-            socket.answered()
-            return socket.respond(HTTPStatus.OK, "ok\n")
-        if path != WEBSOCKET_PATH:
-            socket.refused("it asked for a path that does not exist")
-            return socket.respond(HTTPStatus.NOT_FOUND, "nothing is here\n")
+        secure = self._exposure.context is not None
+        asked = read_request(request.path, request.headers, _address(socket), secure=secure)
+        if asked.path != WEBSOCKET_PATH:
+            return self._answer_plain(socket, request.method, asked)
         stated = request.headers.get_all("Origin")  # browsers state it, other clients do not
         if any(origin.lower() not in self._origins for origin in stated):
             socket.refused("a web page of another origin, which --allow-origin would allow")
             return socket.respond(HTTPStatus.FORBIDDEN, "pages of this origin may not connect\n")
         return None
 
+    def _answer_plain(self, socket: GuardedConnection, method: str, asked: HttpRequest) -> Response:
+        if method not in ("GET", "HEAD"):
+            socket.refused("it asked with another method than GET")
+            answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
+            return _response(answer.having(("Allow", "GET, HEAD")))
+        found = HttpAnswer.text(HTTPStatus.OK, "ok\n") if asked.path == "/healthz" else None
+        if found is None and self._pages is not None:
+            found = self._pages(asked)
+        if found is None:
+            socket.refused("it asked for a path that does not exist")
+            return _response(HttpAnswer.text(HTTPStatus.NOT_FOUND, "nothing is here\n"))
+        socket.answered()
+        return _response(found, head=method == "HEAD")
+
     def join_url(self, credential: str) -> str:
         """What a device needs to join with this credential or join code."""
+        return self._joining(credential).text
+
+    def join_page_url(self, credential: str) -> str:
+        """Likewise, for browsers: the join page. `cleave join` takes it as well."""
+        return self._joining(credential).page(JOIN_PATH)
+
+    def _joining(self, credential: str) -> JoinUrl:
         server = self._live.coordinator.door.server
-        return JoinUrl(self.address, credential, server, self.fingerprint).text
+        return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the server's loop."""
@@ -268,6 +292,14 @@ class ServedFleet(Fleet):
 def _address(socket: ServerConnection) -> str:
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
+
+
+def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
+    """An answer as the WebSocket library sends it; the connection ends after it."""
+    length = str(len(answer.body))
+    headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
+    body = b"" if head else answer.body
+    return Response(answer.status, HTTPStatus(answer.status).phrase, headers, body)
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None) -> None:
@@ -323,6 +355,7 @@ def serve(
     planner: Planner | None = None,
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
+    pages: HttpHandler | None = None,
     verify: Verification | str | bool = True,
     door: Doorkeeper | None = None,
     security: Security | None = None,
@@ -338,6 +371,7 @@ def serve(
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
+        pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
         verify: which results to check before they are used (`cleave.verify`), as `cleave serve
             --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
             computed elsewhere, and a device that sends several, or one that is wrong as a whole,
@@ -369,6 +403,7 @@ def serve(
         planner=planner or TilePlanner(),
         notify=notify,
         operator=operator,
+        pages=pages,
         verify=verify,
         door=door,
         exposure=expose(host, security, datetime.now(UTC)),
