@@ -1,6 +1,6 @@
 /** Figures in words that only the dashboard needs; the others are in `ui/figures.ts`. */
 
-import { duration, quantity } from "../ui/figures";
+import { count, duration, quantity } from "../ui/figures";
 
 const DASH = "–";
 
@@ -46,5 +46,5 @@ export function timeOfDay(unix_s: number): string {
 
 /** A count with its noun, e.g. `1 device`, `12 devices`. */
 export function counted(number: number, one: string, many = `${one}s`): string {
-  return `${number} ${number === 1 ? one : many}`;
+  return `${count(number)} ${number === 1 ? one : many}`;
 }

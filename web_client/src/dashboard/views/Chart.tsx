@@ -8,8 +8,8 @@ import { useSize } from "./useSize";
 export interface Series {
   readonly label: string;
   readonly colour: Colour;
-  /** Filled down to the series before it (the first: to 0). */
-  readonly filled?: boolean;
+  /** Filled down to the series before it (the first: to 0), in this colour. */
+  readonly fill?: Colour;
   readonly dashed?: boolean;
   /** Points only, without a line. */
   readonly points?: boolean;
@@ -26,8 +26,8 @@ interface Props {
   readonly summary: string;
   readonly series: readonly Series[];
   readonly data: uPlot.AlignedData;
-  /** x is Unix time, else a number of steps or the like. */
-  readonly time?: boolean;
+  /** What stands below the x axis; else x are whole numbers, of steps or the like. */
+  readonly xText?: (value: number) => string;
   /** y begins at 0. */
   readonly fromZero?: boolean;
   readonly axisText: (value: number) => string;
@@ -36,7 +36,7 @@ interface Props {
 const HEIGHT = 176;
 
 export function Chart(props: Props) {
-  const { title, summary, series, data, time = false, fromZero = false, axisText } = props;
+  const { title, summary, series, data, xText = null, fromZero = false, axisText } = props;
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const { width } = useSize(place);
@@ -47,8 +47,8 @@ export function Chart(props: Props) {
 
   // `key` stands for the looks of the series, which are new objects at every call.
   const options = useMemo(
-    () => chartOptions(look, theme, { time, fromZero, axisText, setAt }),
-    [key, theme, time, fromZero],
+    () => chartOptions(look, theme, { xText, fromZero, axisText, setAt }),
+    [key, theme, xText, fromZero, axisText],
   );
 
   // Data and width are left out: they are set below, without making the chart anew.
@@ -87,7 +87,7 @@ export function Chart(props: Props) {
 }
 
 interface Behaviour {
-  readonly time: boolean;
+  readonly xText: ((value: number) => string) | null;
   readonly fromZero: boolean;
   readonly axisText: (value: number) => string;
   readonly setAt: (index: number | null) => void;
@@ -96,7 +96,7 @@ interface Behaviour {
 function chartOptions(
   series: readonly Omit<Series, "value">[],
   theme: Theme,
-  { time, fromZero, axisText, setAt }: Behaviour,
+  { xText, fromZero, axisText, setAt }: Behaviour,
 ): Omit<uPlot.Options, "width" | "height"> {
   const axis = {
     stroke: theme.soft,
@@ -109,11 +109,11 @@ function chartOptions(
     legend: { show: false },
     cursor: { y: false, drag: { setScale: false, x: false }, points: { show: false } },
     scales: {
-      x: { time },
+      x: { time: false },
       y: fromZero ? { range: (_, __, high) => [0, high > 0 ? high * 1.1 : 1] } : {},
     },
     axes: [
-      { ...axis, grid: { show: false }, size: 28, space: 64, ...(time ? {} : { incrs: WHOLE }) },
+      { ...axis, grid: { show: false }, size: 28, space: 72, ...xAxis(xText) },
       { ...axis, size: 64, space: 32, values: (_, ticks) => ticks.map(axisText) },
     ],
     series: [
@@ -122,7 +122,7 @@ function chartOptions(
         label: each.label,
         stroke: theme[each.colour],
         width: each.points ? 0 : each.thick ? 2 : 1.25,
-        ...(each.filled ? { fill: theme[each.colour] } : {}),
+        ...(each.fill ? { fill: theme[each.fill] } : {}),
         ...(each.dashed ? { dash: [6, 5] } : {}),
         ...(each.unscaled ? { auto: false } : {}),
         points: each.points
@@ -131,14 +131,21 @@ function chartOptions(
       })),
     ],
     bands: series.flatMap((each, index) =>
-      each.filled && index > 0
-        ? [{ series: [index + 1, index] as [number, number], fill: theme[each.colour] }]
+      each.fill && index > 0
+        ? [{ series: [index + 1, index] as [number, number], fill: theme[each.fill] }]
         : [],
     ),
     hooks: { setCursor: [(self: uPlot) => setAt(self.cursor.idx ?? null)] },
   };
 }
 
+function xAxis(xText: ((value: number) => string) | null): Partial<uPlot.Axis> {
+  if (xText === null) return { incrs: WHOLE };
+  return { incrs: SPANS, values: (_, ticks) => ticks.map(xText) };
+}
+
+/** Seconds between ticks of a time axis. */
+const SPANS = [1, 5, 10, 15, 30, 60, 120, 300, 600];
 /** Steps are whole: no tick between two of them. */
 const WHOLE = [
   1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6,

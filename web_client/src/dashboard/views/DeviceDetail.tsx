@@ -21,7 +21,12 @@ export function DeviceDetail({ device, timeline, close }: Props) {
       <div class="title">
         <h3 id="chosen">{nameOf(device)}</h3>
         <p class={`chip ${concern(device.state)}`}>{device.state}</p>
-        <button type="button" class="quiet" onClick={close} aria-label={`Close ${nameOf(device)}`}>
+        <button
+          type="button"
+          class="quiet end"
+          onClick={close}
+          aria-label={`Close ${nameOf(device)}`}
+        >
           close
         </button>
       </div>

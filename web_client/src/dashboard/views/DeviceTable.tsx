@@ -144,7 +144,7 @@ function Row({ device, index, chosen, choose }: RowProps) {
           aria-pressed={chosen}
           onClick={() => choose(device.device)}
         >
-          {name.text(device)} <span class="soft">{device.device}</span>
+          {name.text(device)} <span class="soft">#{device.device}</span>
         </button>
       </th>
       {others.map((column) => (

@@ -25,7 +25,7 @@ export function EventsView(props: {
       <div class="title">
         <h2 id="events">Events</h2>
         <p class="soft small">{counted(wanted.length, "event")}</p>
-        <label class="field">
+        <label class="field end">
           <span class="spoken">Kind of event</span>
           <select value={kind} onChange={(event) => setKind(event.currentTarget.value)}>
             <option value="">every kind</option>

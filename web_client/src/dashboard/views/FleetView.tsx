@@ -4,6 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { count } from "../../ui/figures";
 import { arrange, census, concern, type Filter, NO_FILTER, type Order } from "../fleet";
 import type { Overview } from "../overview";
+import { counted } from "../text";
 import { DeviceDetail } from "./DeviceDetail";
 import { DeviceTable } from "./DeviceTable";
 
@@ -23,7 +24,7 @@ export function FleetView({ overview, chosen, choose }: Props) {
     <section class="card wide" aria-labelledby="fleet">
       <div class="title">
         <h2 id="fleet">Fleet</h2>
-        <p class="soft small">
+        <p class="soft small end">
           {known(totals.joined)} joined, {known(totals.left)} left, {known(totals.reissued)} blocks
           reissued, {known(totals.wrong)} wrong
         </p>
@@ -35,12 +36,14 @@ export function FleetView({ overview, chosen, choose }: Props) {
         </p>
       ) : (
         <>
-          <CensusTable overview={overview} filter={filter} setFilter={setFilter} />
-          <Filters filter={filter} setFilter={setFilter} overview={overview} />
+          <div class="survey">
+            <CensusTable overview={overview} filter={filter} setFilter={setFilter} />
+            <Filters filter={filter} setFilter={setFilter} overview={overview} />
+          </div>
           <p class="soft small" role="status">
             {shown.length === devices.length
-              ? `${count(devices.length)} devices`
-              : `${count(shown.length)} of ${count(devices.length)} devices`}
+              ? counted(devices.length, "device")
+              : `${count(shown.length)} of ${counted(devices.length, "device")}`}
           </p>
           <div class={picked === undefined ? "fleet" : "fleet with-detail"}>
             <DeviceTable

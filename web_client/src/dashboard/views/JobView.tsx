@@ -20,7 +20,7 @@ export function JobView(props: { readonly job: JobModel | null; readonly devices
         <h2 id="job">Job {job.job}</h2>
         <p class="soft">{job.model}</p>
         <p class={`chip ${stateTone(job.state)}`}>{job.state}</p>
-        {job.started_s !== null && <p class="soft small">since {timeOfDay(job.started_s)}</p>}
+        {job.started_s !== null && <p class="soft small end">since {timeOfDay(job.started_s)}</p>}
       </div>
       {job.steps !== null && (
         <progress max={job.steps} value={done} aria-label="Steps done">
@@ -100,10 +100,10 @@ function LossChart(props: { readonly job: JobModel }) {
       title="Loss"
       summary={summary}
       data={data}
-      axisText={(value) => String(Number(value.toPrecision(4)))}
+      axisText={fourDigits}
       series={[
         { label: "step", colour: "soft", value: figure(losses) },
-        { label: "mean", colour: "accent", thick: true, value: figure(trend) },
+        { label: "running mean", colour: "accent", thick: true, value: figure(trend) },
         ...(eval_records.length > 0
           ? [{ label: "held out", colour: "warning" as const, points: true, value: newest(held) }]
           : []),
@@ -129,16 +129,20 @@ function TimeChart(props: { readonly job: JobModel }) {
       fromZero
       axisText={seconds}
       series={[
-        { label: "PS", colour: "soft", filled: true, value: (i) => seconds(data[1][i] ?? null) },
+        { label: "PS", colour: "soft", fill: "line", value: (i) => seconds(data[1][i] ?? null) },
         {
           label: "waiting for the fleet",
           colour: "accent",
-          filled: true,
+          fill: "accentSoft",
           value: (i) => seconds((data[2][i] ?? 0) - (data[1][i] ?? 0)),
         },
       ]}
     />
   );
+}
+
+function fourDigits(value: number): string {
+  return String(Number(value.toPrecision(4)));
 }
 
 /** The newest value up to an index: held-out losses are few. */

@@ -3,13 +3,14 @@
 import { useCallback, useMemo } from "preact/hooks";
 import type uPlot from "uplot";
 import { count } from "../../ui/figures";
-import { nameOf } from "../fleet";
+import { nameOf, share } from "../fleet";
 import type { Device, FinishedGemm, Plan } from "../overview";
 import { counted, percent, seconds } from "../text";
 import { layOut, progress } from "../tiling";
 import { Canvas, type Draw, type Size } from "./Canvas";
 import { Chart } from "./Chart";
 import { drawTiling, tileAt } from "./drawTiling";
+import { Figure } from "./Figure";
 
 interface Props {
   readonly plan: Plan | null;
@@ -67,30 +68,15 @@ function Running(props: {
         {counted(tiling.slabs, "slab")} in depth
       </p>
       <Canvas class="tiling" summary={summary} draw={draw} tell={tell} />
-      <table class="plain">
-        <thead>
-          <tr>
-            <th scope="col">blocks back</th>
-            <th scope="col">predicted</th>
-            <th scope="col">running for</th>
-            <th scope="col">of predicted</th>
-          </tr>
-        </thead>
-        <tbody>
-          <tr>
-            <td>
-              {count(done)} of {count(blocks)}
-            </td>
-            <td>{seconds(plan.predicted_s)}</td>
-            <td>{seconds(plan.elapsed_s)}</td>
-            <td>
-              {plan.predicted_s === null || plan.elapsed_s === null
-                ? "–"
-                : percent(plan.elapsed_s / plan.predicted_s)}
-            </td>
-          </tr>
-        </tbody>
-      </table>
+      <dl class="figures">
+        <Figure name="Blocks back" value={`${count(done)} of ${count(blocks)}`} />
+        <Figure name="Predicted" value={seconds(plan.predicted_s)} />
+        <Figure
+          name="Running for"
+          value={seconds(plan.elapsed_s)}
+          note={`${percent(share(plan.elapsed_s, plan.predicted_s))} of predicted`}
+        />
+      </dl>
     </>
   );
 }
