@@ -26,13 +26,8 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
       <Stale model={model} />
       <main class="page">
         <Headline model={model} overview={overview} />
-        <JobView job={job} devices={overview.devices.length} />
-        <PlanView
-          plan={overview.plan}
-          gemms={model.gemms}
-          devices={overview.devices}
-          chosen={model.chosen}
-        />
+        <JobView job={job} gemms={model.gemms} devices={overview.devices.length} />
+        <PlanView plan={overview.plan} devices={overview.devices} chosen={model.chosen} />
         <NetworkView overview={overview} samples={model.samples} />
         <FleetView overview={overview} chosen={model.chosen} choose={choose} />
         <EventsView events={model.events} now_s={overview.server.now_s} />

@@ -105,7 +105,7 @@ function chartOptions(
     ticks: { show: false },
   };
   return {
-    padding: [8, 8, 0, 0],
+    padding: [8, xText === null ? 12 : 30, 0, 0],
     legend: { show: false },
     cursor: { y: false, drag: { setScale: false, x: false }, points: { show: false } },
     scales: {
@@ -113,7 +113,7 @@ function chartOptions(
       y: fromZero ? { range: (_, __, high) => [0, high > 0 ? high * 1.1 : 1] } : {},
     },
     axes: [
-      { ...axis, grid: { show: false }, size: 28, space: 72, ...xAxis(xText) },
+      { ...axis, grid: { show: false }, size: 32, gap: 10, space: 72, ...xAxis(xText) },
       { ...axis, size: 64, space: 32, values: (_, ticks) => ticks.map(axisText) },
     ],
     series: [

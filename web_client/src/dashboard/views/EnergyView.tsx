@@ -16,7 +16,7 @@ export function EnergyView(props: { readonly energy: Energy }) {
         <Figure
           name="Devices"
           value={inWords(devices_j)}
-          note={devices_known === null ? undefined : counted(devices_known, "device")}
+          note={devices_known === null ? undefined : `of ${counted(devices_known, "device")}`}
         />
         <Figure name="PS" value={inWords(ps_j)} />
         <Figure name="Carbon" value={carbon(gco2e)} note="CO₂ equivalent" />

@@ -40,7 +40,7 @@ export function FleetView({ overview, chosen, choose }: Props) {
             <CensusTable overview={overview} filter={filter} setFilter={setFilter} />
             <Filters filter={filter} setFilter={setFilter} overview={overview} />
           </div>
-          <p class="soft small" role="status">
+          <p class="soft small">
             {shown.length === devices.length
               ? counted(devices.length, "device")
               : `${count(shown.length)} of ${counted(devices.length, "device")}`}

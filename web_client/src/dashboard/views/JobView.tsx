@@ -3,13 +3,19 @@
 import { useMemo } from "preact/hooks";
 import type uPlot from "uplot";
 import type { JobModel } from "../model";
+import type { FinishedGemm } from "../overview";
 import { lossSeries, type Pace, pace, smooth, timeSeries } from "../series";
 import { loss, percent, seconds, timeOfDay } from "../text";
 import { Chart } from "./Chart";
 import { Figure } from "./Figure";
+import { GemmChart } from "./GemmChart";
 import { stepOf } from "./Headline";
 
-export function JobView(props: { readonly job: JobModel | null; readonly devices: number }) {
+export function JobView(props: {
+  readonly job: JobModel | null;
+  readonly gemms: readonly FinishedGemm[];
+  readonly devices: number;
+}) {
   const { job } = props;
   if (job === null) return <NoJob devices={props.devices} />;
   const done = job.step_records.at(-1)?.step ?? 0;
@@ -43,13 +49,14 @@ export function JobView(props: { readonly job: JobModel | null; readonly devices
         <Figure
           name="Traffic"
           value={recent?.traffic_ratio == null ? "–" : `${recent.traffic_ratio.toFixed(2)} ×`}
-          note="the least possible"
+          note="of the least possible"
         />
       </dl>
       {job.step_records.length > 0 ? (
         <div class="charts">
           <LossChart job={job} />
           <TimeChart job={job} />
+          {props.gemms.length > 1 && <GemmChart gemms={props.gemms} />}
         </div>
       ) : (
         <p class="soft empty">The first step is under way; charts begin after it.</p>

@@ -1,25 +1,22 @@
 /** The GEMM that has been running longest, drawn as the tiling that its plan is. */
 
 import { useCallback, useMemo } from "preact/hooks";
-import type uPlot from "uplot";
 import { count } from "../../ui/figures";
 import { nameOf, share } from "../fleet";
-import type { Device, FinishedGemm, Plan } from "../overview";
+import type { Device, Plan } from "../overview";
 import { counted, percent, seconds } from "../text";
 import { layOut, progress } from "../tiling";
 import { Canvas, type Draw, type Size } from "./Canvas";
-import { Chart } from "./Chart";
 import { drawTiling, tileAt } from "./drawTiling";
 import { Figure } from "./Figure";
 
 interface Props {
   readonly plan: Plan | null;
-  readonly gemms: readonly FinishedGemm[];
   readonly devices: readonly Device[];
   readonly chosen: number;
 }
 
-export function PlanView({ plan, gemms, devices, chosen }: Props) {
+export function PlanView({ plan, devices, chosen }: Props) {
   return (
     <section class="card" aria-labelledby="plan">
       <div class="title">
@@ -31,7 +28,6 @@ export function PlanView({ plan, gemms, devices, chosen }: Props) {
       ) : (
         <Running plan={plan} devices={devices} chosen={chosen} />
       )}
-      {gemms.length > 1 && <Promises gemms={gemms} />}
     </section>
   );
 }
@@ -78,38 +74,5 @@ function Running(props: {
         />
       </dl>
     </>
-  );
-}
-
-/** Predicted against actual, of the GEMMs that finished while the page was open. */
-function Promises(props: { readonly gemms: readonly FinishedGemm[] }) {
-  const { gemms } = props;
-  const ratios = gemms.map((gemm) => gemm.took_s / gemm.predicted_s);
-  const data = useMemo(
-    () => [
-      gemms.map((_, i) => i + 1),
-      gemms.map((gemm) => gemm.took_s / gemm.predicted_s),
-      gemms.map(() => 1),
-    ],
-    [gemms],
-  ) as uPlot.AlignedData;
-  const median = [...ratios].sort((a, b) => a - b)[ratios.length >> 1] ?? 1;
-  return (
-    <Chart
-      title="Time taken, of predicted"
-      summary={`Median ${percent(median)} of ${gemms.length} multiplications.`}
-      data={data}
-      fromZero
-      axisText={percent}
-      series={[
-        {
-          label: "GEMM",
-          colour: "accent",
-          points: true,
-          value: (i) => `${gemms[i]?.name ?? ""} ${percent(ratios[i] ?? null)}`,
-        },
-        { label: "as predicted", colour: "soft", dashed: true, value: () => "" },
-      ]}
-    />
   );
 }
