@@ -134,6 +134,7 @@ def serve(
             port,
             credential=credential,
             operator_credential=office.operator_token,
+            viewer_credential=office.viewer_token,
             notify=log,
             operator=sessions.serve,
             pages=Pages.of_package().answer,
@@ -184,14 +185,18 @@ def _welcome(
             "url": fleet.join_url(secret),
             "page_url": page_url,
             "operator_url": fleet.operator_url,
+            "dashboard_url": fleet.dashboard_url,
             "fingerprint": fleet.fingerprint,
         }
         if url_file is not None:
             values["operator_url_file"] = str(url_file)
         typer.echo(json.dumps({"event": "listening", **values}))
         return
-    # The operator's token is not printed where it is kept: what is printed gets into logs.
+    # Tokens are not printed where they are kept: what is printed gets into logs.
     operator = f"'{fleet.operator_url}'" if url_file is None else f"'@{url_file}'"
+    watch = fleet.dashboard_url
+    if url_file is not None:
+        watch = f"cleave dashboard --data '{url_file.parent}'      # prints the page's address"
     typer.echo("listening; Ctrl-C to stop\n", err=True)
     if fleet.fingerprint:
         typer.echo(f"certificate {fleet.fingerprint}\n", err=True)
@@ -200,6 +205,7 @@ def _welcome(
     else:
         _show(page_url)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
+    typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
 
 
 def _show(page_url: str) -> None:

@@ -18,7 +18,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
-from cleave.fleet.admission import Doorkeeper, OneKey
+from cleave.fleet.admission import Clearance, Doorkeeper, OneKey, Refusal
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.verification import Verification
@@ -54,7 +54,7 @@ _WHY: Final = {
 }
 """What is logged of those that are refused: never what they sent."""
 
-OperatorHandler = Callable[[Connection, messages.Hello], Awaitable[None]]
+OperatorHandler = Callable[[Connection, messages.Hello, Clearance], Awaitable[None]]
 
 
 class ServedFleet(Fleet):
@@ -65,6 +65,7 @@ class ServedFleet(Fleet):
         url: what a device needs to join, its credential included.
         page_url: the same as a page that a browser opens.
         operator_url: likewise for operators.
+        dashboard_url: the page for those who may only look; empty where there are none.
         fingerprint: of the certificate, where clients are to pin it; else empty.
     """
 
@@ -75,6 +76,7 @@ class ServedFleet(Fleet):
         *,
         credential: str,
         operator_credential: str,
+        viewer_credential: str,
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
@@ -94,11 +96,12 @@ class ServedFleet(Fleet):
         self._allowed = allowed
         self._say = notify or (lambda _: None)
         self._origins = frozenset(allow_origins)
-        self._operators = 0
+        self._present = dict.fromkeys(Clearance, 0)
         self._operator = operator
         self._pages = pages
         self._credential = credential
         self._operator_credential = operator_credential
+        self._viewer_credential = viewer_credential
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
         started = threading.Event()
@@ -171,6 +174,8 @@ class ServedFleet(Fleet):
         self.operator_url = JoinUrl(
             self.address, self._operator_credential, fingerprint=shown.fingerprint
         ).text
+        viewer = JoinUrl(self.address, self._viewer_credential)
+        self.dashboard_url = viewer.page("/") if viewer.credential else ""
         self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
@@ -201,21 +206,23 @@ class ServedFleet(Fleet):
                 f"{hello.version}; install the same version of cleave on both"
             )
             await _refuse(socket, connection, ErrorCode.VERSION, reason)
-        elif refusal := door.admit_operator(hello.credential, _address(socket)):
-            await _refuse(socket, connection, refusal.code, refusal.reason)
-        elif self._operators >= self._allowed.operators:
-            reason = f"this server takes {self._allowed.operators} operators and has them"
+            return
+        verdict = door.admit_operator(hello.credential, _address(socket))
+        if isinstance(verdict, Refusal):
+            await _refuse(socket, connection, verdict.code, verdict.reason)
+        elif self._present[verdict] >= self._allowed.operators:
+            reason = f"this server takes {self._allowed.operators} {verdict.value}s and has them"
             await _refuse(socket, connection, ErrorCode.LIMIT, reason)
         elif self._operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
             await _refuse(socket, connection, ErrorCode.REQUEST, reason)
         else:
             socket.admitted()
-            self._operators += 1
+            self._present[verdict] += 1
             try:
-                await self._operator(connection, hello)
+                await self._operator(connection, hello, verdict)
             finally:
-                self._operators -= 1
+                self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
         """Answer what is no WebSocket."""
@@ -352,6 +359,7 @@ def serve(
     *,
     credential: str | None = None,
     operator_credential: str | None = None,
+    viewer_credential: str = "",
     planner: Planner | None = None,
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
@@ -368,6 +376,7 @@ def serve(
         port: 0 for any free one.
         credential: what devices must know; a random one unless given. It is part of `url`.
         operator_credential: likewise for operators, in `operator_url`.
+        viewer_credential: what `dashboard_url` holds; who may use it says `door`.
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
@@ -400,6 +409,7 @@ def serve(
         operator_credential=(
             secrets.token_urlsafe(24) if operator_credential is None else operator_credential
         ),
+        viewer_credential=viewer_credential,
         planner=planner or TilePlanner(),
         notify=notify,
         operator=operator,

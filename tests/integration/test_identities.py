@@ -322,6 +322,7 @@ def served(data: Path) -> Iterator[tuple[ServedFleet, Office]]:
     with open_office(str(data), "", "", lambda text: None) as office:
         fleet = serve(
             operator_credential=office.operator_token,
+            viewer_credential=office.viewer_token,
             operator=office.operators.serve,
             door=office.access,
         )

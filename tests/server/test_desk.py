@@ -21,6 +21,7 @@ class Sessions:
     """A server with these sessions."""
 
     def __init__(self, access: Access) -> None:
+        self.dashboard_url = "http://x/#c=look"
         self.here: list[dict[str, object]] = []
         self.ended: list[tuple[int, ErrorCode, str]] = []
         self._access = access
