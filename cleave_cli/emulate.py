@@ -79,7 +79,7 @@ def emulate(
 
       cleave emulate --devices 1000
 
-      cleave emulate --devices 200 --fleet home-mix --server 'ws://127.0.0.1:8765/ws#c=...'
+      cleave emulate --devices 200 --fleet home-mix --server 'http://127.0.0.1:8765/join#c=...'
 
       cleave emulate --fleet phones-4g-50 --churn 600:120 --duration 60 --trace fleet.json
 

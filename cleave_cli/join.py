@@ -16,7 +16,7 @@ from cleave.device.policy import parse_memory, parse_policy
 EXAMPLES = """
 Examples:
 
-  cleave join 'ws://192.168.1.20:8765/ws#c=...'
+  cleave join 'http://192.168.1.20:8765/join#c=...'
 
   cleave join URL --threads 2 --memory 4GB
 

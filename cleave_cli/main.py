@@ -11,6 +11,7 @@ from rich.console import Console
 import cleave
 from cleave.errors import CleaveError
 from cleave_cli import (
+    dashboard,
     devices,
     emulate,
     jobs,
@@ -54,6 +55,7 @@ def root(
 app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("pair")(pair.pair)
+app.command("dashboard")(dashboard.dashboard)
 app.command("jobs")(jobs.jobs)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)

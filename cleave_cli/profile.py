@@ -157,7 +157,7 @@ def link(
 
     Examples:
 
-      cleave profile link --server 'ws://192.168.1.20:8765/ws#c=...'
+      cleave profile link --server 'http://192.168.1.20:8765/join#c=...'
 
       cleave profile link --server URL --repeats 20 --into anna.toml
     """

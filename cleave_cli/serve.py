@@ -110,6 +110,7 @@ def serve(
     need_train_extra("cleave serve")
     from cleave.server.jobs import Jobs
     from cleave.server.office import open_office
+    from cleave.server.pages import Pages
     from cleave.training.run_job import JobRunner
     from cleave.transport.door import ConnectionLimits
     from cleave.transport.listener import allow_many_connections
@@ -133,8 +134,10 @@ def serve(
             port,
             credential=credential,
             operator_credential=office.operator_token,
+            viewer_credential=office.viewer_token,
             notify=log,
             operator=sessions.serve,
+            pages=Pages.of_package().answer,
             verify=verification,
             door=office.access,
             security=Security(
@@ -156,7 +159,7 @@ def serve(
             sessions.jobs, sessions.fleet = jobs, fleet
             office.open(fleet)
             code = None if credential else office.access.pair()
-            _welcome(fleet, code, office.url_file, as_json=as_json)
+            _welcome(fleet, credential, code, office.url_file, as_json=as_json)
             if code is not None:
                 office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
             stop.wait()
@@ -167,38 +170,57 @@ def serve(
 
 
 def _welcome(
-    fleet: ServedFleet, code: JoinCode | None, url_file: Path | None, *, as_json: bool
+    fleet: ServedFleet,
+    credential: str,
+    code: JoinCode | None,
+    url_file: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Say how devices join and operators train."""
-    url = fleet.url if code is None else fleet.join_url(code.text)
+    secret = credential if code is None else code.text
+    page_url = fleet.join_page_url(secret)
     if as_json:
         values: dict[str, object] = {
-            "url": url,
+            "url": fleet.join_url(secret),
+            "page_url": page_url,
             "operator_url": fleet.operator_url,
+            "dashboard_url": fleet.dashboard_url,
             "fingerprint": fleet.fingerprint,
         }
         if url_file is not None:
             values["operator_url_file"] = str(url_file)
         typer.echo(json.dumps({"event": "listening", **values}))
         return
-    # The operator's token is not printed where it is kept: what is printed gets into logs.
+    # Tokens are not printed where they are kept: what is printed gets into logs.
     operator = f"'{fleet.operator_url}'" if url_file is None else f"'@{url_file}'"
+    watch = fleet.dashboard_url
+    if url_file is not None:
+        watch = f"cleave dashboard --data '{url_file.parent}'      # prints the page's address"
     typer.echo("listening; Ctrl-C to stop\n", err=True)
     if fleet.fingerprint:
         typer.echo(f"certificate {fleet.fingerprint}\n", err=True)
     if code is None:
-        typer.echo(f"devices join with\n\n  cleave join '{url}'\n", err=True)
+        typer.echo(f"devices join in a browser at, or with\n\n  {_command(page_url)}\n", err=True)
     else:
-        _show(url)
+        _show(page_url)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
+    typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
 
 
-def _show(url: str) -> None:
+def _show(page_url: str) -> None:
     """A join URL for one device, for eyes, hands and cameras."""
-    typer.echo(f"a device joins, within 10 minutes, with\n\n  cleave join '{url}'\n", err=True)
+    typer.echo(
+        f"a device joins, within 10 minutes, in a browser at, or with\n\n  {_command(page_url)}\n",
+        err=True,
+    )
     if sys.stderr.isatty():
-        typer.echo(qr_code(url), err=True)
+        typer.echo(qr_code(page_url), err=True)
     typer.echo("for more devices, or later: cleave pair\n", err=True)
+
+
+def _command(page_url: str) -> str:
+    return f"cleave join '{page_url}'"
 
 
 class _Codes:
@@ -219,7 +241,8 @@ class _Codes:
             return
         self._shown = access.pair()
         url = self._fleet.join_url(self._shown.text)
+        page_url = self._fleet.join_page_url(self._shown.text)
         if self._as_json:
-            typer.echo(json.dumps({"event": "join_code", "url": url}))
+            typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
         else:
-            _show(url)
+            _show(page_url)

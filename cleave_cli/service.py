@@ -61,7 +61,7 @@ def install(
 
     Examples:
 
-      cleave service install 'ws://192.168.1.20:8765/ws#c=...' --hours 22-7
+      cleave service install 'http://192.168.1.20:8765/join#c=...' --hours 22-7
 
       cleave service install @join.url --when always --print
     """

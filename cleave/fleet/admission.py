@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
 from cleave.protocol.messages import ErrorCode, Hello
@@ -36,6 +37,16 @@ class Refusal:
 
     code: ErrorCode
     reason: str
+
+
+class Clearance(Enum):
+    """What somebody who is no device may do."""
+
+    OPERATOR = "operator"
+    """Everything."""
+
+    VIEWER = "viewer"
+    """Look at what the fleet is doing."""
 
 
 Verdict: TypeAlias = Admission | Refusal
@@ -88,8 +99,8 @@ class Doorkeeper(Protocol):
         """
         ...
 
-    def admit_operator(self, credential: str, address: str) -> Refusal | None:
-        """Let an operator in (None), or say why not."""
+    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
+        """Let an operator or a viewer in, or say why not."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -135,10 +146,10 @@ class OneKey:
         reason = "the credential is not valid; use the join URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
-    def admit_operator(self, credential: str, address: str) -> Refusal | None:
+    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
         """See `Doorkeeper.admit_operator`."""
         if same_secret(credential, self._operator_credential):
-            return None
+            return Clearance.OPERATOR
         reason = "the credential is not valid; use the operator's URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 

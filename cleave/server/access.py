@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from cleave.errors import UsageError
 from cleave.fleet.admission import (
     Admission,
+    Clearance,
     Contribution,
     Refusal,
     Verdict,
@@ -78,7 +79,8 @@ class Access:
 
     Args:
         store: what is known.
-        operator_token: what operators must show.
+        operator_token, viewer_token: what operators must show, and those who may only look; no
+            viewer is let in where that is empty.
         fleet_credential: lets in any number of devices of which nothing is kept; empty for none.
         clocks: the time.
         random_bytes: random credentials, of so many bytes, as text.
@@ -95,6 +97,7 @@ class Access:
         self,
         store: Store,
         operator_token: str,
+        viewer_token: str = "",
         *,
         fleet_credential: str = "",
         clocks: Clocks = Clocks(),
@@ -105,6 +108,7 @@ class Access:
         self.store = store
         self.on_redeemed: Redeemed | None = None
         self._operator_token = operator_token
+        self._viewer_token = viewer_token
         self._fleet_credential = fleet_credential
         self._clocks = clocks
         self._random_bytes = random_bytes
@@ -216,18 +220,23 @@ class Access:
 
     # --- operators ---
 
-    def admit_operator(self, credential: str, address: str) -> Refusal | None:
+    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
         """See `Doorkeeper.admit_operator`."""
-        if same_secret(credential, self._operator_token):
-            return None
+        operates = same_secret(credential, self._operator_token)
+        views = same_secret(credential, self._viewer_token)
+        if operates:
+            return Clearance.OPERATOR
+        if views and self._viewer_token:
+            return Clearance.VIEWER
         wait_s = self._attempts.wait_s(address)
         if wait_s > 0:
             reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
             return Refusal(ErrorCode.LIMIT, reason)
         self._attempts.failed(address)
         reason = (
-            "the operator's token is not valid; use the operator's URL that the server wrote to "
-            "operator.url in its data folder"
+            "the operator's token is not valid, nor is it a viewer's; use the operator's URL that "
+            "the server wrote to operator.url in its data folder, or the address that "
+            "`cleave dashboard` prints"
         )
         return Refusal(ErrorCode.CREDENTIAL, reason)
 

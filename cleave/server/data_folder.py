@@ -15,7 +15,8 @@ from cleave.errors import CleaveError
 from cleave.server.codes import CREDENTIAL_BYTES
 
 _STORE: Final = "cleave.db"
-_TOKEN: Final = "operator.token"
+_OPERATOR_TOKEN: Final = "operator.token"
+_VIEWER_TOKEN: Final = "viewer.token"
 _URL: Final = "operator.url"
 _LOCK: Final = "lock"
 
@@ -77,21 +78,32 @@ class DataFolder:
         Raises:
             CleaveError: when it cannot be read or others can read it.
         """
-        path = self.path / _TOKEN
+        return self._token(_OPERATOR_TOKEN, "operator's")
+
+    def viewer_token(self) -> str:
+        """What those who may only look must show: likewise.
+
+        Raises:
+            CleaveError: likewise.
+        """
+        return self._token(_VIEWER_TOKEN, "viewer's")
+
+    def _token(self, name: str, whose: str) -> str:
+        path = self.path / name
         try:
             if not path.exists():
                 _write_new(path, secrets.token_urlsafe(CREDENTIAL_BYTES))
             mode = stat.S_IMODE(path.stat().st_mode)
             if sys.platform != "win32" and mode & 0o077:
                 raise CleaveError(
-                    f"others can read the operator's token {path} (its mode is {mode:04o}); "
+                    f"others can read the {whose} token {path} (its mode is {mode:04o}); "
                     f"delete it for a new one, or `chmod 600` it if nobody has read it"
                 )
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise _unusable(path, error) from None
         if len(token) < CREDENTIAL_BYTES:
-            raise CleaveError(f"the operator's token {path} is cut short; delete it for a new one")
+            raise CleaveError(f"the {whose} token {path} is cut short; delete it for a new one")
         return token
 
     def write_url(self, url: str) -> None:

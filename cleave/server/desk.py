@@ -18,12 +18,18 @@ Answer = dict[str, Any]
 class Sessions(Protocol):
     """The sessions of a running server, as `ServedFleet` has them."""
 
+    dashboard_url: str
+
     def describe_devices(self) -> list[dict[str, object]]:
         """The connected devices, as plain values."""
         ...
 
     def join_url(self, credential: str) -> str:
         """What a device needs to join."""
+        ...
+
+    def join_page_url(self, credential: str) -> str:
+        """The same for a browser."""
         ...
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
@@ -61,7 +67,7 @@ class Desk:
 
     def knows(self, action: str) -> bool:
         """Whether this is asked here."""
-        return action in ("pair", "devices", "revoke", "release", "history")
+        return action in ("pair", "dashboard", "devices", "revoke", "release", "history")
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
         """Do what is asked.
@@ -72,6 +78,8 @@ class Desk:
         match action:
             case "pair":
                 return self._pair(arguments)
+            case "dashboard":
+                return {"url": self._running().dashboard_url}
             case "devices":
                 return self._devices()
             case "revoke":
@@ -85,18 +93,23 @@ class Desk:
                 raise UsageError(f"unknown request {action!r}")
 
     def _pair(self, arguments: Mapping[str, Any]) -> Answer:
-        if self.sessions is None:
-            raise CleaveError("no server runs here; start one with `cleave serve`")
+        sessions = self._running()
         uses, life_s = arguments.get("uses", 1), arguments.get("life_s", CODE_LIFE_S)
         if type(uses) is not int or type(life_s) not in (int, float):
             raise UsageError("`uses` is a count and `life_s` a number of seconds")
         code = self._access.pair(uses, life_s)
         return {
             "code": code.text,
-            "url": self.sessions.join_url(code.text),
+            "url": sessions.join_url(code.text),
+            "page_url": sessions.join_page_url(code.text),
             "uses": code.record.uses,
             "expires_s": code.record.expires_s,
         }
+
+    def _running(self) -> Sessions:
+        if self.sessions is None:
+            raise CleaveError("no server runs here; start one with `cleave serve`")
+        return self.sessions
 
     def _devices(self) -> Answer:
         here = self._here()

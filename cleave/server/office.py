@@ -32,6 +32,7 @@ class Office:
     desk: Desk
     operators: OperatorSessions
     operator_token: str
+    viewer_token: str
     folder: DataFolder | None
 
     @property
@@ -70,8 +71,10 @@ def open_office(
         stack.callback(store.close)
         kept = folder.operator_token() if folder is not None else ""
         token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
-        access = Access(store, token, fleet_credential=fleet_credential, complain=log)
+        viewer = folder.viewer_token() if folder is not None else ""
+        viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
+        access = Access(store, token, viewer, fleet_credential=fleet_credential, complain=log)
         stack.callback(access.close)
         history = JobHistory(store, access.ledger, time.time)
         desk = Desk(access, history.all, time.time)
-        yield Office(access, history, desk, OperatorSessions(desk), token, folder)
+        yield Office(access, history, desk, OperatorSessions(desk), token, viewer, folder)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.fleet.admission import Clearance
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode
@@ -14,9 +15,12 @@ from cleave.server.jobs import FINAL_STATES, Job, Jobs
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.transport.serve import ServedFleet
 
+_ALL_MAY: Final = ("overview", "status")
+"""What viewers may ask, too."""
+
 
 class OperatorSessions:
-    """Serves operator connections, in the server's loop.
+    """Serves operator and viewer connections, in the server's loop.
 
     Args:
         desk: answers what is asked about devices; None for a server that keeps nothing of them.
@@ -31,8 +35,10 @@ class OperatorSessions:
         self.jobs: Jobs | None = None
         self.fleet: ServedFleet | None = None
 
-    async def serve(self, connection: Connection, hello: messages.Hello) -> None:
-        """One operator, until it goes."""
+    async def serve(
+        self, connection: Connection, hello: messages.Hello, clearance: Clearance
+    ) -> None:
+        """One operator or viewer, until it goes."""
         streams: set[asyncio.Task[None]] = set()
         await connection.send(encode(messages.Welcome(device=0)))
         try:
@@ -42,7 +48,7 @@ class OperatorSessions:
                     return
                 if not isinstance(message, messages.Request):
                     raise ProtocolError(f"an operator sends requests, not {message.TYPE}")
-                reply, follow = self._answer(message)
+                reply, follow = self._answer(message, clearance)
                 await connection.send(encode(reply))
                 if follow is not None:
                     streams.add(asyncio.create_task(self._stream(connection, follow)))
@@ -55,12 +61,19 @@ class OperatorSessions:
                 task.cancel()
             await connection.close()
 
-    def _answer(self, request: messages.Request) -> tuple[messages.Reply, Job | None]:
+    def _answer(
+        self, request: messages.Request, clearance: Clearance
+    ) -> tuple[messages.Reply, Job | None]:
         """The reply, and the job that is to be streamed from now on, if any."""
         follow: Job | None = None
         try:
             if self.jobs is None:
                 raise CleaveError("the server is still starting; try again")
+            if clearance is Clearance.VIEWER and request.action not in _ALL_MAY:
+                raise UsageError(
+                    f"a viewer may ask for {' and '.join(_ALL_MAY)}, not for {request.action!r}; "
+                    f"use the operator's URL"
+                )
             arguments = request.arguments
             match request.action:
                 case "submit":
@@ -80,8 +93,8 @@ class OperatorSessions:
                 case _:
                     raise UsageError(
                         f"unknown request {request.action!r}; "
-                        f"this server knows submit, attach, stop, status, pair, devices, revoke, "
-                        f"release and history"
+                        f"this server knows submit, attach, stop, status, pair, dashboard, "
+                        f"devices, revoke, release and history"
                     )
         except CleaveError as error:
             failed = {"text": str(error), "exit_code": error.exit_code}

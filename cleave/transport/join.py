@@ -34,6 +34,9 @@ from cleave.transport.connection import (
 )
 from cleave.transport.tls import WrongCertificateError, parse_fingerprint, pinning
 
+JOIN_PATH: Final = "/join"
+"""Of the page that makes a browser a device."""
+
 INLINE_FLOPS: Final = 4e6
 """Multiplications below this are over sooner than a thread is woken for them."""
 
@@ -64,6 +67,12 @@ class JoinUrl:
         pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
         return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
 
+    def page(self, path: str) -> str:
+        """The address of a page of the server, with the same secret: what browsers open."""
+        parts = urlsplit(self.text)
+        scheme = "https" if parts.scheme == "wss" else "http"
+        return parts._replace(scheme=scheme, path=path).geturl()
+
     def at(self, host: str) -> JoinUrl:
         """The same server under another name or address of it."""
         parts = urlsplit(self.address)
@@ -73,32 +82,37 @@ class JoinUrl:
 
 
 def parse_join_url(url: str) -> JoinUrl:
-    """Read `ws://HOST:PORT/ws#c=CREDENTIAL` or `wss://HOST:PORT/ws#c=CREDENTIAL&fp=FINGERPRINT`.
+    """Read `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
+
+    Over TLS these are `https://` and `wss://`, and may name a certificate (`&fp=FINGERPRINT`).
 
     Raises:
         UsageError: when it is no such URL.
     """
     try:
         parts = urlsplit(url)
-        wrong = parts.scheme not in ("ws", "wss") or not parts.hostname or parts.port == 0
+        wrong = not parts.hostname or parts.port == 0
     except ValueError:  # a port that is no number, half an IPv6 address
         wrong = True
-    if wrong:
+    page = not wrong and parts.scheme in ("http", "https") and parts.path.endswith(JOIN_PATH)
+    if wrong or not (page or parts.scheme in ("ws", "wss")):
         shown = url.partition("#")[0]  # the rest is secret
         raise UsageError(
             f"{shown!r} is no join URL; use the one that `cleave serve` prints, like "
-            f"ws://192.168.1.20:8765/ws#c=..."
+            f"http://192.168.1.20:8765{JOIN_PATH}#c=..."
         )
+    secure = parts.scheme in ("https", "wss")
     fields = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
     credential = unquote(fields.get("c", ""))
     fingerprint = parse_fingerprint(unquote(fields["fp"])) if fields.get("fp") else ""
-    if fingerprint and parts.scheme == "ws":
+    if fingerprint and not secure:
         raise UsageError(
-            "the join URL names a certificate, and ws:// shows none; use the URL that "
-            "`cleave serve` prints, with wss://"
+            f"the join URL names a certificate, and {parts.scheme}:// shows none; use the URL that "
+            f"`cleave serve` prints, with https:// or wss://"
         )
+    path = parts.path.removesuffix(JOIN_PATH) + "/ws" if page else parts.path or "/ws"
     return JoinUrl(
-        urlunsplit((parts.scheme, parts.netloc, parts.path or "/ws", "", "")),
+        urlunsplit(("wss" if secure else "ws", parts.netloc, path, "", "")),
         credential,
         server=unquote(fields.get("s", "")),
         fingerprint=fingerprint,

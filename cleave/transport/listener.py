@@ -209,7 +209,18 @@ class GuardedConnection(ServerConnection):
         """Time for a last word; a stranger's goodbye is not waited for."""
         if not self._ending:
             self._ending = True
-            self.loop.call_later(_FAREWELL_S, self.transport.abort)
+            deadline_s = self.loop.time() + self.time_left_s
+            self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
+
+    def _end(self, deadline_s: float) -> None:
+        """Shut the connection, unless a page is still on its way to a slow peer.
+
+        That one has as long as any stranger: until its deadline.
+        """
+        if self.transport.get_write_buffer_size() and self.loop.time() < deadline_s:
+            self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
+        else:
+            self.transport.abort()
 
     @property
     def time_left_s(self) -> float:

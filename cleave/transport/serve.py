@@ -14,10 +14,11 @@ from typing import Any, Final, cast
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
+from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
-from cleave.fleet.admission import Doorkeeper, OneKey
+from cleave.fleet.admission import Clearance, Doorkeeper, OneKey, Refusal
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.verification import Verification
@@ -35,7 +36,8 @@ from cleave.transport.connection import (
     WebSocketConnection,
 )
 from cleave.transport.door import ConnectionLimits
-from cleave.transport.join import JoinUrl, plain_reason
+from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_request
+from cleave.transport.join import JOIN_PATH, JoinUrl, plain_reason
 from cleave.transport.listener import GuardedConnection
 from cleave.transport.live import LiveShell
 from cleave.transport.refusals import RefusalLog
@@ -52,7 +54,7 @@ _WHY: Final = {
 }
 """What is logged of those that are refused: never what they sent."""
 
-OperatorHandler = Callable[[Connection, messages.Hello], Awaitable[None]]
+OperatorHandler = Callable[[Connection, messages.Hello, Clearance], Awaitable[None]]
 
 
 class ServedFleet(Fleet):
@@ -61,7 +63,9 @@ class ServedFleet(Fleet):
     Attributes:
         address: where it listens: `url` without the credential.
         url: what a device needs to join, its credential included.
+        page_url: the same as a page that a browser opens.
         operator_url: likewise for operators.
+        dashboard_url: the page for those who may only look; empty where there are none.
         fingerprint: of the certificate, where clients are to pin it; else empty.
     """
 
@@ -72,9 +76,11 @@ class ServedFleet(Fleet):
         *,
         credential: str,
         operator_credential: str,
+        viewer_credential: str,
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
+        pages: HttpHandler | None,
         verify: Verification | str | bool,
         door: Doorkeeper | None,
         exposure: Exposure,
@@ -90,10 +96,12 @@ class ServedFleet(Fleet):
         self._allowed = allowed
         self._say = notify or (lambda _: None)
         self._origins = frozenset(allow_origins)
-        self._operators = 0
+        self._present = dict.fromkeys(Clearance, 0)
         self._operator = operator
+        self._pages = pages
         self._credential = credential
         self._operator_credential = operator_credential
+        self._viewer_credential = viewer_credential
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
         started = threading.Event()
@@ -162,9 +170,12 @@ class ServedFleet(Fleet):
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
         self.url = self.join_url(self._credential)
+        self.page_url = self.join_page_url(self._credential)
         self.operator_url = JoinUrl(
             self.address, self._operator_credential, fingerprint=shown.fingerprint
         ).text
+        viewer = JoinUrl(self.address, self._viewer_credential)
+        self.dashboard_url = viewer.page("/") if viewer.credential else ""
         self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
@@ -195,42 +206,62 @@ class ServedFleet(Fleet):
                 f"{hello.version}; install the same version of cleave on both"
             )
             await _refuse(socket, connection, ErrorCode.VERSION, reason)
-        elif refusal := door.admit_operator(hello.credential, _address(socket)):
-            await _refuse(socket, connection, refusal.code, refusal.reason)
-        elif self._operators >= self._allowed.operators:
-            reason = f"this server takes {self._allowed.operators} operators and has them"
+            return
+        verdict = door.admit_operator(hello.credential, _address(socket))
+        if isinstance(verdict, Refusal):
+            await _refuse(socket, connection, verdict.code, verdict.reason)
+        elif self._present[verdict] >= self._allowed.operators:
+            reason = f"this server takes {self._allowed.operators} {verdict.value}s and has them"
             await _refuse(socket, connection, ErrorCode.LIMIT, reason)
         elif self._operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
             await _refuse(socket, connection, ErrorCode.REQUEST, reason)
         else:
             socket.admitted()
-            self._operators += 1
+            self._present[verdict] += 1
             try:
-                await self._operator(connection, hello)
+                await self._operator(connection, hello, verdict)
             finally:
-                self._operators -= 1
+                self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Answer what is no WebSocket. Paths are compared with two constants and name no files."""
+        """Answer what is no WebSocket."""
         assert isinstance(socket, GuardedConnection)
-        path = request.path.split("?")[0]
-        if path == "/healthz":
-            socket.answered()
-            return socket.respond(HTTPStatus.OK, "ok\n")
-        if path != WEBSOCKET_PATH:
-            socket.refused("it asked for a path that does not exist")
-            return socket.respond(HTTPStatus.NOT_FOUND, "nothing is here\n")
+        secure = self._exposure.context is not None
+        asked = read_request(request.path, request.headers, _address(socket), secure=secure)
+        if asked.path != WEBSOCKET_PATH:
+            return self._answer_plain(socket, request.method, asked)
         stated = request.headers.get_all("Origin")  # browsers state it, other clients do not
         if any(origin.lower() not in self._origins for origin in stated):
             socket.refused("a web page of another origin, which --allow-origin would allow")
             return socket.respond(HTTPStatus.FORBIDDEN, "pages of this origin may not connect\n")
         return None
 
+    def _answer_plain(self, socket: GuardedConnection, method: str, asked: HttpRequest) -> Response:
+        if method not in ("GET", "HEAD"):
+            socket.refused("it asked with another method than GET")
+            answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
+            return _response(answer.having(("Allow", "GET, HEAD")))
+        found = HttpAnswer.text(HTTPStatus.OK, "ok\n") if asked.path == "/healthz" else None
+        if found is None and self._pages is not None:
+            found = self._pages(asked)
+        if found is None:
+            socket.refused("it asked for a path that does not exist")
+            return _response(HttpAnswer.text(HTTPStatus.NOT_FOUND, "nothing is here\n"))
+        socket.answered()
+        return _response(found, head=method == "HEAD")
+
     def join_url(self, credential: str) -> str:
         """What a device needs to join with this credential or join code."""
+        return self._joining(credential).text
+
+    def join_page_url(self, credential: str) -> str:
+        """Likewise, for browsers: the join page. `cleave join` takes it as well."""
+        return self._joining(credential).page(JOIN_PATH)
+
+    def _joining(self, credential: str) -> JoinUrl:
         server = self._live.coordinator.door.server
-        return JoinUrl(self.address, credential, server, self.fingerprint).text
+        return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the server's loop."""
@@ -268,6 +299,14 @@ class ServedFleet(Fleet):
 def _address(socket: ServerConnection) -> str:
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
+
+
+def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
+    """An answer as the WebSocket library sends it; the connection ends after it."""
+    length = str(len(answer.body))
+    headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
+    body = b"" if head else answer.body
+    return Response(answer.status, HTTPStatus(answer.status).phrase, headers, body)
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None) -> None:
@@ -320,9 +359,11 @@ def serve(
     *,
     credential: str | None = None,
     operator_credential: str | None = None,
+    viewer_credential: str = "",
     planner: Planner | None = None,
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
+    pages: HttpHandler | None = None,
     verify: Verification | str | bool = True,
     door: Doorkeeper | None = None,
     security: Security | None = None,
@@ -335,9 +376,11 @@ def serve(
         port: 0 for any free one.
         credential: what devices must know; a random one unless given. It is part of `url`.
         operator_credential: likewise for operators, in `operator_url`.
+        viewer_credential: what `dashboard_url` holds; who may use it says `door`.
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
+        pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
         verify: which results to check before they are used (`cleave.verify`), as `cleave serve
             --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
             computed elsewhere, and a device that sends several, or one that is wrong as a whole,
@@ -366,9 +409,11 @@ def serve(
         operator_credential=(
             secrets.token_urlsafe(24) if operator_credential is None else operator_credential
         ),
+        viewer_credential=viewer_credential,
         planner=planner or TilePlanner(),
         notify=notify,
         operator=operator,
+        pages=pages,
         verify=verify,
         door=door,
         exposure=expose(host, security, datetime.now(UTC)),

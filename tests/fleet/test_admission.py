@@ -9,7 +9,15 @@ import pytest
 
 from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
-from cleave.fleet.admission import MAX_NAME, Admission, Contribution, OneKey, Refusal, Verdict
+from cleave.fleet.admission import (
+    MAX_NAME,
+    Admission,
+    Clearance,
+    Contribution,
+    OneKey,
+    Refusal,
+    Verdict,
+)
 from cleave.fleet.coordinator import (
     Check,
     Close,
@@ -65,7 +73,7 @@ class Door:
         identity = int(hello.credential)
         return Admission(identity, f"device {identity}", "new", self.faults_before)
 
-    def admit_operator(self, credential: str, address: str) -> Refusal | None:
+    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
         raise AssertionError("no operator came")
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -332,5 +340,5 @@ def test_one_key_opens_as_credential_or_as_code() -> None:
     assert isinstance(door.admit(replace(HELLO, credential="k", join_code="y"), ""), Refusal)
     assert isinstance(door.admit(replace(HELLO, credential=""), ""), Refusal)
     assert OneKey("").admit(HELLO, "") == Admission()
-    assert door.admit_operator("token", "") is None
-    assert door.admit_operator("key", "") is not None
+    assert door.admit_operator("token", "") is Clearance.OPERATOR
+    assert isinstance(door.admit_operator("key", ""), Refusal)

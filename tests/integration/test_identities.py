@@ -214,7 +214,7 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
     with place.server():
         code = place.ask("pair", "--uses", "3", "--minutes", "60")
         done = run(
-            "emulate", "--devices", "3", "--server", code["url"], "--duration", "0.5", "--json"
+            "emulate", "--devices", "3", "--server", code["page_url"], "--duration", "0.5", "--json"
         )
         assert done.returncode == 0, done.stderr
         assert records(done.stdout)[-1]["joined"] == 3
@@ -222,8 +222,12 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
         shown = run("devices", "--data", str(place.data))
         assert len(shown.stdout.splitlines()) == 4
         assert "lost (the connection was closed)" in shown.stdout
-        shown = run("pair", "--data", str(place.data))
-        assert "cleave join 'ws://" in shown.stdout
+        picture = place.data / "code.png"
+        shown = run("pair", "--data", str(place.data), "--png", str(picture))
+        assert "cleave join 'http://" in shown.stdout
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        nowhere = run("pair", "--data", str(place.data), "--png", str(place.data / "no" / "x.png"))
+        assert (nowhere.returncode, "x.png cannot be written" in nowhere.stderr) == (2, True)
         assert "▀" in shown.stderr
         assert "no jobs yet" in run("jobs", "--data", str(place.data)).stderr
 
@@ -318,6 +322,7 @@ def served(data: Path) -> Iterator[tuple[ServedFleet, Office]]:
     with open_office(str(data), "", "", lambda text: None) as office:
         fleet = serve(
             operator_credential=office.operator_token,
+            viewer_credential=office.viewer_token,
             operator=office.operators.serve,
             door=office.access,
         )

@@ -25,6 +25,7 @@ from websockets.typing import Origin
 import cleave
 from cleave.arrays import Buffer, DType, empty
 from cleave.errors import CleaveError
+from cleave.fleet.admission import Clearance
 from cleave.fleet.fleet import Fleet, Side
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
@@ -421,7 +422,7 @@ def welcomed(fleet: ServedFleet, said: bytes) -> bool:
         return isinstance(heard(connection), messages.Welcome)
 
 
-async def _idle(connection: Any, _: messages.Hello) -> None:
+async def _idle(connection: Any, _: messages.Hello, __: Clearance) -> None:
     await connection.send(encode(messages.Welcome(device=0)))
     with suppress(Exception):
         await connection.receive()

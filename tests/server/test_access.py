@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.errors import UsageError
-from cleave.fleet.admission import MAX_NAME, Admission, Contribution, Refusal, clean_name
+from cleave.fleet.admission import MAX_NAME, Admission, Clearance, Contribution, Refusal, clean_name
 from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.server.access import MAX_USES, Access
 from cleave.server.attempts import BURST, REFILL_S
@@ -22,6 +23,7 @@ from tests.server.clocks import Clock
 HELLO = Hello(Role.DEVICE, name="phone")
 HERE = "192.0.2.1"
 TOKEN = "operator's token"
+VIEWER = "viewer's token"
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def access(clock: Clock) -> Iterator[Access]:
-    access = Access(Store(None), TOKEN, clocks=clock.clocks)
+    access = Access(Store(None), TOKEN, VIEWER, clocks=clock.clocks)
     yield access
     access.close()
     access.store.close()
@@ -219,15 +221,22 @@ def test_guessing_is_limited_per_address(access: Access, clock: Clock) -> None:
 
 
 def test_operators_show_a_token(access: Access) -> None:
-    assert access.admit_operator(TOKEN, HERE) is None
+    assert access.admit_operator(TOKEN, HERE) is Clearance.OPERATOR
+    assert access.admit_operator(VIEWER, HERE) is Clearance.VIEWER
     for _ in range(BURST):
         refusal = access.admit_operator("guess", HERE)
-        assert refusal is not None
+        assert isinstance(refusal, Refusal)
         assert refusal.code is ErrorCode.CREDENTIAL
     limited = access.admit_operator("guess", HERE)
-    assert limited is not None
+    assert isinstance(limited, Refusal)
     assert limited.code is ErrorCode.LIMIT
-    assert access.admit_operator(TOKEN, HERE) is None
+    assert access.admit_operator(TOKEN, HERE) is Clearance.OPERATOR
+    assert access.admit_operator(VIEWER, HERE) is Clearance.VIEWER
+
+
+def test_without_a_viewers_token_nobody_only_looks(clock: Clock) -> None:
+    with closing(Access(Store(None), TOKEN, clocks=clock.clocks)) as access:
+        assert isinstance(access.admit_operator("", HERE), Refusal)
 
 
 # --- what is written ---

@@ -20,6 +20,9 @@ def test_the_token_is_made_once_and_for_one_reader(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     with DataFolder(tmp_path / "data") as folder:
         assert folder.operator_token() == token
+        assert folder.viewer_token() == folder.viewer_token() != token
+    viewers = tmp_path / "data" / "viewer.token"
+    assert stat.S_IMODE(viewers.stat().st_mode) == 0o600
     with DataFolder(tmp_path / "other") as folder:
         assert folder.operator_token() != token
 

@@ -21,12 +21,16 @@ class Sessions:
     """A server with these sessions."""
 
     def __init__(self, access: Access) -> None:
+        self.dashboard_url = "http://x/#c=look"
         self.here: list[dict[str, object]] = []
         self.ended: list[tuple[int, ErrorCode, str]] = []
         self._access = access
 
     def describe_devices(self) -> list[dict[str, object]]:
         return self.here
+
+    def join_page_url(self, credential: str) -> str:
+        return f"http://x/join#c={credential}"
 
     def join_url(self, credential: str) -> str:
         return f"ws://x/ws#c={credential}"
@@ -68,6 +72,7 @@ def sessions(desk: Desk) -> Sessions:
 def pair(desk: Desk, access: Access, name: str) -> int:
     code = desk.answer("pair", {})
     assert code["url"] == f"ws://x/ws#c={code['code']}"
+    assert code["page_url"] == f"http://x/join#c={code['code']}"
     verdict = access.admit(Hello(Role.DEVICE, name=name, credential=code["code"]), "")
     assert isinstance(verdict, Admission)
     assert verdict.identity is not None

@@ -35,6 +35,9 @@ def test_join_urls_are_read_as_they_are_written(
     url = JoinUrl(f"{scheme}://{place}/ws", credential, server, pin)
     assert parse_join_url(url.text) == url
     assert parse_join_url(url.text.replace("/ws#", "#")) == url
+    page = url.page("/join")
+    assert page.startswith(scheme.replace("ws", "http") + f"://{place}/join#c=")
+    assert parse_join_url(page) == url
 
 
 def test_a_join_url_moves_to_another_address() -> None:
@@ -52,6 +55,10 @@ def test_a_join_url_moves_to_another_address() -> None:
         ("ws://host:port/ws#c=s3cret", "no join URL"),
         ("ws://[::1/ws#c=s3cret", "no join URL"),
         ("http://host#c=s3cret", "no join URL"),
+        ("https://host/#c=s3cret", "no join URL"),
+        ("ftp://host/join#c=s3cret", "no join URL"),
+        ("http:///join#c=s3cret", "no join URL"),
+        (f"http://host/join#c=s3cret&fp={PIN}", "https://"),
     ],
 )
 def test_wrong_join_urls_are_said_without_their_secret(url: str, words: str) -> None:

@@ -1,0 +1,169 @@
+"""The web pages of a server: the dashboard at `/`, the join page at `/join`, and their parts.
+
+They are built from `web_client/` into `cleave/server/web/`. All of it is read once, into a table of
+paths, and requests are only ever compared with these: no path can lead to another file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
+
+_PAGES: Final = {"index.html": "/", "join.html": "/join"}
+"""Under which path a page is; everything else is under its own."""
+
+_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "ico": "image/x-icon",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+    "wasm": "application/wasm",
+    "webmanifest": "application/manifest+json",
+}
+_PACKED: Final = ("ico", "png")  # compressing these again gains nothing
+_GZIP_LEAST_BYTES: Final = 512
+
+_FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset has another name
+_ASK_AGAIN: Final = "no-cache"
+
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+
+_SAME_SITE: Final = (
+    # These two make a page cross-origin isolated: only then it may share memory among workers.
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Embedder-Policy", "require-corp"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    NO_SNIFFING,
+    ("Referrer-Policy", "no-referrer"),
+)
+
+_NOT_BUILT: Final = b"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>Cleave: pages not built</title>
+</head>
+<body>
+<h1>This server has no web pages</h1>
+<p>It runs from a copy of Cleave whose pages were not built. Whoever runs it can get them in one of
+two ways, and start it again:</p>
+<ul>
+<li>with Node.js: <code>npm ci &amp;&amp; npm run build</code> in <code>web_client</code>;</li>
+<li>install a released wheel of Cleave, which has them built.</li>
+</ul>
+<p>Without pages, a machine with Python joins: <code>pip install cleave</code>, then
+<code>cleave join 'THE ADDRESS OF THIS PAGE'</code>, with all that follows its <code>#</code>.
+<code>cleave status</code> shows what the fleet is doing.</p>
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content_type: str
+    cache: str
+    body: bytes
+    zipped: bytes | None
+
+
+class Pages:
+    """The table of paths.
+
+    Args:
+        built: the built files, by their path under `web/`, like `assets/join-Ck3s.js`; without
+            both pages among them, `/` and `/join` say how to get them.
+
+    Attributes:
+        complete: whether both pages are there.
+    """
+
+    def __init__(self, built: Mapping[str, bytes]) -> None:
+        self.complete = all(page in built for page in _PAGES)
+        if not self.complete:
+            built = dict.fromkeys(_PAGES, _NOT_BUILT)
+        self._files = {
+            _PAGES.get(name, f"/{name}"): _entry(name, body) for name, body in built.items()
+        }
+
+    @classmethod
+    def of_package(cls) -> Pages:
+        """The pages that lie in this installation."""
+        folder = files("cleave.server").joinpath("web")
+        return cls(dict(_read(folder, "")) if folder.is_dir() else {})
+
+    def answer(self, request: HttpRequest) -> HttpAnswer | None:
+        """The file of a path; None where there is none."""
+        file = self._files.get(request.path)
+        if file is None:
+            return None
+        headers = [
+            ("Content-Type", file.content_type),
+            ("Cache-Control", file.cache),
+            ("Content-Security-Policy", _policy(request)),
+            *_SAME_SITE,
+        ]
+        body = file.body
+        if file.zipped is not None:
+            headers.append(("Vary", "Accept-Encoding"))
+            if takes_gzip(request.accept_encoding):
+                headers.append(("Content-Encoding", "gzip"))
+                body = file.zipped
+        return HttpAnswer(200, tuple(headers), body)
+
+
+def takes_gzip(accept_encoding: str) -> bool:
+    """Whether a client that sends this header reads gzip."""
+    for part in accept_encoding.lower().split(","):
+        coding, _, parameters = part.partition(";")
+        if coding.strip() in ("gzip", "x-gzip"):
+            return re.fullmatch(r"\s*q\s*=\s*0(?:\.0*)?\s*", parameters) is None
+    return False
+
+
+def _policy(request: HttpRequest) -> str:
+    """The Content-Security-Policy: only what this server serves, and only to this server.
+
+    Some browsers do not take `'self'` for the WebSocket of the same host, so it is named.
+    """
+    scheme = "wss" if request.secure else "ws"
+    named = f" {scheme}://{request.host}" if _HOST.fullmatch(request.host) else ""
+    return (
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+        f"style-src 'self'; img-src 'self' data:; connect-src 'self'{named}; "
+        "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _entry(name: str, body: bytes) -> _File:
+    suffix = name.rpartition(".")[2].lower()
+    zipped = None
+    if suffix not in _PACKED and len(body) >= _GZIP_LEAST_BYTES:
+        zipped = gzip.compress(body, mtime=0)
+    return _File(
+        _TYPES.get(suffix, "application/octet-stream"),
+        _FOR_EVER if name.startswith("assets/") else _ASK_AGAIN,
+        body,
+        zipped if zipped is not None and len(zipped) < len(body) else None,
+    )
+
+
+def _read(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _read(entry, f"{under}{entry.name}/")
+        else:
+            yield f"{under}{entry.name}", entry.read_bytes()

@@ -1,0 +1,153 @@
+"""Plain HTTP on a real server's port."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import BadStatusLine, HTTPConnection, HTTPResponse, HTTPSConnection
+from urllib.parse import urlsplit
+
+import pytest
+
+import cleave
+from cleave.server.pages import Pages
+from cleave.transport.door import ConnectionLimits
+from cleave.transport.serve import ServedFleet
+from cleave.transport.tls import Security, TlsMode
+from tests.integration.processes import PATIENCE_S
+
+LARGE = b"0123456789abcdef" * 2**20  # 16 MiB: more than the system buffers
+BUILT = {
+    "index.html": b"<!doctype html><title>dashboard</title>",
+    "join.html": b"<!doctype html><title>join</title>" + b" " * 1000,
+    "assets/large.bin": LARGE,
+}
+
+
+@pytest.fixture
+def fleet() -> Iterator[ServedFleet]:
+    with cleave.serve(pages=Pages(BUILT).answer) as fleet:
+        yield fleet
+
+
+def place(fleet: ServedFleet) -> tuple[str, int]:
+    parts = urlsplit(fleet.url)
+    assert parts.hostname
+    assert parts.port
+    return parts.hostname, parts.port
+
+
+def ask(
+    fleet: ServedFleet, path: str, method: str = "GET", **headers: str
+) -> tuple[HTTPResponse, bytes]:
+    with closing(HTTPConnection(*place(fleet), timeout=PATIENCE_S)) as connection:
+        connection.request(
+            method, path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+        response = connection.getresponse()
+        return response, response.read()
+
+
+def test_pages_over_a_socket(fleet: ServedFleet) -> None:
+    response, body = ask(fleet, "/join?ignored=1", Accept_Encoding="gzip")
+    assert (response.status, gzip.decompress(body)) == (200, BUILT["join.html"])
+    assert response.getheader("Content-Length") == str(len(body))
+    assert response.getheader("Cross-Origin-Embedder-Policy") == "require-corp"
+    host, port = place(fleet)
+    assert f"ws://{host}:{port};" in (response.getheader("Content-Security-Policy") or "")
+    assert ask(fleet, "/")[1] == BUILT["index.html"]
+    assert ask(fleet, "/healthz")[1] == b"ok\n"
+    assert ask(fleet, "/assets/large.bin")[1] == LARGE
+
+
+def test_head_is_all_but_the_body(fleet: ServedFleet) -> None:
+    response, body = ask(fleet, "/join", "HEAD")
+    assert (response.status, body) == (200, b"")
+    assert response.getheader("Content-Length") == str(len(BUILT["join.html"]))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/index.html", "/join.html", "/join/", "//", "/assets/", "/assets/../index.html",
+     "/../pages.py", "/%2e%2e/pages.py", "/assets/%2e%2e/%2e%2e/pages.py", "/..\\pages.py"],
+)  # fmt: skip
+def test_nothing_else_is_there(fleet: ServedFleet, path: str) -> None:
+    response, body = ask(fleet, path)
+    assert (response.status, body) == (404, b"nothing is here\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_other_methods_are_refused(fleet: ServedFleet, method: str) -> None:
+    response, _ = ask(fleet, "/join", method)
+    assert response.status == 405
+    assert response.getheader("Allow") == "GET, HEAD"
+
+
+def test_readers_of_pages_do_not_stay_in_the_doorway() -> None:
+    allowed = ConnectionLimits(waiting_per_address=2, waiting=2)
+    with cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as fleet:
+        for _ in range(10):
+            assert ask(fleet, "/")[0].status == 200
+
+
+def asked_for_much(fleet: ServedFleet) -> socket.socket:
+    """A connection on which the large file is under way, more of it than buffers hold."""
+    connection = socket.create_connection(place(fleet), PATIENCE_S)
+    connection.sendall(b"GET /assets/large.bin HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert connection.recv(1) == b"H"
+    return connection
+
+
+def let_in(fleet: ServedFleet) -> bool:
+    """Whether there is room in the doorway; waits a moment if not."""
+    try:
+        return ask(fleet, "/healthz")[0].status == 200
+    except (ConnectionError, BadStatusLine):
+        return False
+
+
+def test_a_slow_reader_gets_all_of_its_page() -> None:
+    allowed = ConnectionLimits(waiting_per_address=2)
+    with (
+        cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as fleet,
+        asked_for_much(fleet) as slow,
+        socket.create_connection(place(fleet), PATIENCE_S) as silent,
+    ):
+        silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        while not let_in(fleet):  # this one does not close: it is cut a moment after its answer
+            pass
+        received = 1
+        while data := slow.recv(65536):
+            received += len(data)
+        assert received > len(LARGE)
+
+
+def test_who_does_not_read_its_page_is_cut_in_time() -> None:
+    allowed = ConnectionLimits(handshake_s=2.0, waiting_per_address=1)
+    with cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as fleet, asked_for_much(fleet):
+        attempts = 0
+        while not let_in(fleet):
+            attempts += 1
+        assert attempts  # it was in the way, and is no more
+
+
+def test_pages_over_tls() -> None:
+    security = Security(tls=TlsMode.AUTO)
+    unchecked = ssl.create_default_context()
+    unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+    with cleave.serve(pages=Pages(BUILT).answer, security=security) as fleet:
+        connection = HTTPSConnection(*place(fleet), timeout=PATIENCE_S, context=unchecked)
+        with closing(connection):
+            connection.request("GET", "/assets/large.bin")
+            response = connection.getresponse()
+            assert response.read() == LARGE
+            assert "wss://" in (response.getheader("Content-Security-Policy") or "")
+
+
+def test_without_pages_only_the_health_is_told() -> None:
+    with cleave.serve() as fleet:
+        assert ask(fleet, "/")[0].status == 404
+        assert ask(fleet, "/healthz")[0].status == 200

@@ -1,0 +1,89 @@
+"""Viewers of a real server: what they may ask, and how they come in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from cleave.errors import CleaveError, UsageError
+from cleave.server.client import OperatorClient
+from cleave.server.jobs import Jobs
+from cleave.server.office import Office, open_office
+from cleave.training.run_job import JobRunner
+from cleave.transport.serve import ServedFleet, serve
+from tests.integration.processes import run, started, wait_for_event
+
+
+@contextmanager
+def served(runs: Path) -> Iterator[tuple[ServedFleet, Office]]:
+    """What `cleave serve --data none` does, in this process."""
+    with open_office("none", "", "", lambda text: None) as office:
+        fleet = serve(
+            operator_credential=office.operator_token,
+            viewer_credential=office.viewer_token,
+            operator=office.operators.serve,
+            door=office.access,
+        )
+        with fleet:
+            office.operators.jobs = jobs = Jobs(fleet, JobRunner(runs), lambda text: None)
+            office.operators.fleet = fleet
+            office.open(fleet)
+            yield fleet, office
+            jobs.close(10.0)
+
+
+def url_of(fleet: ServedFleet, token: str) -> str:
+    return f"{fleet.address}#c={token}"
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["submit", "attach", "stop", "pair", "dashboard", "devices", "revoke", "release", "history"],
+)
+def test_viewers_may_only_look(tmp_path: Path, action: str) -> None:
+    async def scenario(url: str) -> None:
+        client = await OperatorClient.connect(url)
+        assert (await client.request("status", {}))["jobs"] == []
+        with pytest.raises(UsageError, match=f"a viewer may ask for .* not for '{action}'"):
+            await client.request(action, {"job": "job-1", "device": "1"})
+        assert (await client.request("status", {}))["jobs"] == []  # the session goes on
+        await client.close()
+
+    with served(tmp_path) as (fleet, office):
+        asyncio.run(scenario(url_of(fleet, office.viewer_token)))
+
+
+def test_operators_may_look_and_are_told_where(tmp_path: Path) -> None:
+    async def scenario(url: str) -> str:
+        client = await OperatorClient.connect(url)
+        await client.request("status", {})
+        told = str((await client.request("dashboard", {}))["url"])
+        await client.close()
+        return told
+
+    with served(tmp_path) as (fleet, office):
+        told = asyncio.run(scenario(fleet.operator_url))
+        assert told == fleet.dashboard_url
+        parts = urlsplit(told)
+        assert (parts.scheme, parts.path) == ("http", "/")
+        assert parts.fragment == f"c={office.viewer_token}"
+
+
+def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
+    with served(tmp_path) as (fleet, _), pytest.raises(CleaveError, match="nor is it a viewer's"):
+        asyncio.run(OperatorClient.connect(url_of(fleet, "guess")))
+
+
+def test_the_address_is_printed_again(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with started("serve", "--port", "0", "--data", data, "--json") as (_, lines):
+        listening = wait_for_event(lines, "listening")
+        shown = run("dashboard", "--data", data)
+        assert shown.stdout.strip() == listening["dashboard_url"]
+        assert "▀" in shown.stderr
+    assert run("dashboard", "--data", data).returncode == 1
