@@ -11,6 +11,8 @@ import { WebGpuKernel } from "./webgpu";
 /** What kernels need of the browser. */
 export interface Surroundings {
   readonly gpu: GPU | undefined;
+  /** Whether a GPU that is only emulated by the processor will do. */
+  readonly softwareGpu: boolean;
   /** Whether memory can be shared between threads (the page is cross-origin isolated). */
   readonly isolated: boolean;
   /** How many threads multiply. */
@@ -43,7 +45,9 @@ const SPARE_BYTES = 32 * 2 ** 20;
  * @throws Error where this browser does not have it
  */
 export async function makeKernel(name: KernelName, around: Surroundings): Promise<Kernel> {
-  if (name === KernelName.WEBGPU) return WebGpuKernel.create(around.gpu, around.now_s);
+  if (name === KernelName.WEBGPU) {
+    return WebGpuKernel.create(around.gpu, around.softwareGpu, around.now_s);
+  }
   if (name === KernelName.JS) {
     const crew = new Crew(around.threads, around.spawn);
     return new OwnPool(name, threadsText(around.threads), crew, { kind: "js" });
