@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 def pages() -> None:
     """The pages, built where servers look for them."""
     _needs_node_and_browser()
-    subprocess.run(["npm", "run", "--silent", "build"], cwd=WEB_CLIENT, check=True)  # noqa: S607
+    subprocess.run(["npm", "run", "--silent", "build"], cwd=WEB_CLIENT, check=True)
 
 
 @pytest.fixture(scope="session")

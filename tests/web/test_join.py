@@ -113,11 +113,9 @@ def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
             with started(*command) as (trainer, lines):
                 seen = [wait_for_event(lines, "step")]
                 # In the midst of a step: it has blocks of the one that runs now.
+                now = "document.querySelector('[data-figure=blocks]').innerText"
                 before = figure(page, "blocks")
-                page.wait_for_function(
-                    "(before) => document.querySelector('[data-figure=blocks]').innerText !== before",
-                    arg=before,
-                )
+                page.wait_for_function(f"(before) => {now} !== before", arg=before)
                 page.close()
                 seen += [record for record in lines if record["event"] == "step"]
                 assert trainer.wait(PATIENCE_S) == 0
