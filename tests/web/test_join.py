@@ -18,6 +18,7 @@ from tests.integration.processes import (
     started,
     wait_for_event,
 )
+from tests.web.browser import WEB_CLIENT
 
 PATIENCE_MS = 1000 * PATIENCE_S
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
@@ -185,3 +186,24 @@ def test_stopping_by_the_owners_choice_and_going_on(browser: Browser, tmp_path: 
         assert "not in front" in page.get_by_role("status").inner_text()
         page.evaluate(hide, "visible")
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everyone_can_use_the_page(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    """The rules of axe-core, before the start, at work and after the end; all by keyboard."""
+    with server(tmp_path) as place, visit(browser) as page:
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        page.goto(place["page_url"])
+        expect_accessible(page)
+        page.get_by_role("button", name="Start helping").press("Enter")
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        expect_accessible(page)
+        page.get_by_role("button", name="Stop").press("Space")
+        page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
+        expect_accessible(page)
+
+
+def expect_accessible(page: Page) -> None:
+    page.evaluate((WEB_CLIENT / "node_modules/axe-core/axe.min.js").read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    assert [(rule["id"], rule["help"]) for rule in found] == []
