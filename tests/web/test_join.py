@@ -119,7 +119,7 @@ def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
         second = records(code.stdout)[-1]["url"]
         command = (*training(corpus_file, 10), "--server", place["operator_url"])
         with visit(browser) as page, started(*command) as (trainer, steps):
-            join(page, forced(place["page_url"], "js"))  # slow enough to be caught at work
+            join(page, forced(place["page_url"], "webgpu"))  # emulated: slow, so caught at work
             another_block(page)
             with started("join", second, *DEVICE, cwd=tmp_path) as (_, lines):
                 wait_for_event(lines, "ready")
