@@ -1,0 +1,77 @@
+"""Chromium, and a small static server that sends the headers that the PS sends."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from playwright.sync_api import Browser, sync_playwright
+
+WEB_CLIENT: Final = Path(__file__).parents[2] / "web_client"
+
+CHROMIUM: Final = shutil.which("chromium") or ""
+
+_CONTENT_SECURITY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+    "style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless browser with WebGPU, in software where there is no GPU."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--enable-unsafe-webgpu"]
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class _Isolated(SimpleHTTPRequestHandler):
+    """Sends files of a folder; pages are cross-origin isolated unless told otherwise."""
+
+    def __init__(self, *arguments: Any, isolated: bool, **options: Any) -> None:
+        self._isolated = isolated
+        super().__init__(*arguments, **options)
+
+    def end_headers(self) -> None:
+        if self._isolated:
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        self.send_header("Content-Security-Policy", _CONTENT_SECURITY)
+        super().end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        return
+
+
+@contextmanager
+def serving(folder: Path, *, isolated: bool = True) -> Iterator[str]:
+    """Serve a folder on this machine; the URL of its root."""
+    handler = partial(_Isolated, directory=str(folder), isolated=isolated)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def build_lab() -> Path:
+    """The built page `web_client/tests/lab`, which tries the kernels."""
+    subprocess.run(["npm", "run", "--silent", "lab"], cwd=WEB_CLIENT, check=True)
+    return WEB_CLIENT / "lab-dist"

@@ -1,0 +1,177 @@
+/** What the page knows, and how each thing that happens changes it. No clock, no network, no DOM. */
+
+import type { Plain } from "../protocol/messages";
+import type { LinkState } from "./link";
+import type { FinishedGemm, FleetEvent, JobPart, Overview } from "./overview";
+import type { EvalRecord, StepRecord } from "./records";
+import { thin } from "./series";
+
+/** Events kept; the PS keeps no more either. */
+export const MAX_EVENTS = 500;
+/** Replies whose rates are kept: ten minutes at one a second. */
+export const MAX_SAMPLES = 600;
+/** GEMMs whose prediction is held against what they took. */
+export const MAX_GEMMS = 200;
+/** Most records in a reply: so many mean that there are more. */
+export const RECORDS_A_REPLY = 500;
+const MAX_NOTES = 20;
+
+/** Rates at one moment, for the network's chart. */
+export interface Sample {
+  readonly time_s: number;
+  readonly egress_bytes_per_s: number | null;
+  readonly ingress_bytes_per_s: number | null;
+}
+
+/** A job and all that was read of it so far. */
+export interface JobModel {
+  readonly job: string;
+  readonly state: string;
+  readonly model: string;
+  readonly steps: number | null;
+  readonly started_s: number | null;
+  readonly next_record: number;
+  readonly step_records: readonly StepRecord[];
+  readonly eval_records: readonly EvalRecord[];
+  readonly notes: readonly string[];
+}
+
+export interface Model {
+  readonly link: LinkState;
+  /** The newest overview; null before the first. */
+  readonly overview: Overview | null;
+  /** Unix time by this machine's clock when it came. */
+  readonly received_s: number;
+  /** Why the last question was not answered; "" if it was. */
+  readonly failure: string;
+  readonly job: JobModel | null;
+  readonly events: readonly FleetEvent[];
+  readonly samples: readonly Sample[];
+  readonly gemms: readonly FinishedGemm[];
+  /** The device whose timeline is shown; 0: none. */
+  readonly chosen: number;
+  /** More records wait on the PS: ask at once. */
+  readonly behind: boolean;
+}
+
+export type Action =
+  | { readonly kind: "link"; readonly state: LinkState }
+  | { readonly kind: "overview"; readonly overview: Overview; readonly received_s: number }
+  | { readonly kind: "failed"; readonly text: string }
+  | { readonly kind: "choose"; readonly device: number };
+
+/** Before anything happened. */
+export const EMPTY: Model = {
+  link: { kind: "connecting" },
+  overview: null,
+  received_s: 0,
+  failure: "",
+  job: null,
+  events: [],
+  samples: [],
+  gemms: [],
+  chosen: 0,
+  behind: false,
+};
+
+/** The model after `action`. */
+export function reduce(model: Model, action: Action): Model {
+  switch (action.kind) {
+    case "link":
+      return { ...model, link: action.state };
+    case "failed":
+      return { ...model, failure: action.text };
+    case "choose":
+      return { ...model, chosen: action.device === model.chosen ? 0 : action.device };
+    case "overview":
+      return take(model, action.overview, action.received_s);
+  }
+}
+
+/** The arguments of the next `overview` request. */
+export function question(model: Model): { [name: string]: Plain } {
+  return {
+    after_event: model.overview?.last_event ?? 0,
+    after_record: model.job?.next_record ?? 0,
+    job: "",
+    device: model.chosen,
+  };
+}
+
+function take(model: Model, overview: Overview, received_s: number): Model {
+  const restarted = model.overview?.server.started_s !== overview.server.started_s;
+  const before = restarted
+    ? { ...EMPTY, chosen: model.overview === null ? model.chosen : 0 }
+    : model;
+  const { job, behind } = takeJob(before.job, overview.job);
+  // A restarted PS was asked for events after one of its predecessor's: ask again from its first.
+  const stale = restarted && model.overview !== null;
+  return {
+    link: model.link,
+    overview: stale ? { ...overview, last_event: 0 } : overview,
+    received_s,
+    failure: "",
+    job,
+    behind: behind || stale,
+    events: stale ? [] : [...before.events, ...newer(before, overview)].slice(-MAX_EVENTS),
+    samples: [...before.samples, sample(overview)].slice(-MAX_SAMPLES),
+    gemms: [...before.gemms, ...laterGemms(before, overview)].slice(-MAX_GEMMS),
+    chosen: before.chosen,
+  };
+}
+
+function newer(model: Model, overview: Overview): readonly FleetEvent[] {
+  const last = model.events.at(-1)?.id ?? 0;
+  return overview.events.filter((event) => event.id > last);
+}
+
+function sample(overview: Overview): Sample {
+  const { egress_bytes_per_s, ingress_bytes_per_s } = overview.rates;
+  return { time_s: overview.server.now_s, egress_bytes_per_s, ingress_bytes_per_s };
+}
+
+/** Another job's records start at its first, so what came after the old job's last is of no use. */
+function takeJob(
+  known: JobModel | null,
+  part: JobPart | null,
+): { job: JobModel | null; behind: boolean } {
+  if (part === null) return { job: null, behind: false };
+  const about = {
+    job: part.job,
+    state: part.state,
+    model: part.model,
+    steps: part.steps,
+    started_s: part.started_s,
+  };
+  const old = known !== null && known.job === part.job ? known : null;
+  const next = old?.next_record ?? 0;
+  if (part.first_record > next) {
+    const fresh = { ...about, next_record: 0, step_records: [], eval_records: [], notes: [] };
+    return { job: fresh, behind: true };
+  }
+  const records = part.first_record === next ? part.records : [];
+  const texts = records.flatMap((record) => ("text" in record ? [record.text] : []));
+  return {
+    job: {
+      ...about,
+      next_record: part.first_record === next ? part.next_record : next,
+      step_records: thin([...(old?.step_records ?? []), ...records.filter(isStep)]),
+      eval_records: thin([...(old?.eval_records ?? []), ...records.filter(isEval)]),
+      notes: [...(old?.notes ?? []), ...texts].slice(-MAX_NOTES),
+    },
+    behind: part.next_record - part.first_record >= RECORDS_A_REPLY,
+  };
+}
+
+function laterGemms(model: Model, overview: Overview): readonly FinishedGemm[] {
+  const known = new Set(model.gemms.map((gemm) => gemm.generation));
+  return overview.gemms.filter((gemm) => !known.has(gemm.generation));
+}
+
+function isStep(record: { event: string }): record is StepRecord {
+  return record.event === "step";
+}
+
+function isEval(record: { event: string }): record is EvalRecord {
+  return record.event === "eval";
+}

@@ -1,0 +1,355 @@
+/**
+ * What the PS answers to `overview`, and how it is read from a reply.
+ *
+ * Names are those of the protocol, units are in them. A figure that the PS does not know is null.
+ * Columns and keys of a newer PS are ignored; those that an older one lacks are null.
+ */
+
+import { type JobRecord, readRecords } from "./records";
+
+export interface ServerInfo {
+  readonly version: string;
+  readonly name: string;
+  /** Which results the PS checks: `auto`, `all`, `sample:P` or `off`. */
+  readonly verify: string;
+  readonly started_s: number;
+  readonly now_s: number;
+}
+
+export interface Card {
+  readonly egress_bytes_per_s: number | null;
+  readonly ingress_bytes_per_s: number | null;
+}
+
+export interface Totals {
+  readonly blocks: number | null;
+  readonly flops: number | null;
+  readonly down_bytes: number | null;
+  readonly up_bytes: number | null;
+  readonly reissued: number | null;
+  readonly wrong: number | null;
+  readonly joined: number | null;
+  readonly left: number | null;
+}
+
+export interface Rates {
+  readonly window_s: number | null;
+  readonly blocks_per_s: number | null;
+  readonly flops_per_s: number | null;
+  readonly egress_bytes_per_s: number | null;
+  readonly ingress_bytes_per_s: number | null;
+}
+
+export interface JobPart {
+  readonly job: string;
+  readonly state: string;
+  readonly model: string;
+  /** Steps that it is to do in all. */
+  readonly steps: number | null;
+  readonly started_s: number | null;
+  readonly first_record: number;
+  readonly records: readonly JobRecord[];
+  readonly next_record: number;
+}
+
+const DEVICE_TEXTS = ["identity", "name", "kind", "state", "reason"] as const;
+const DEVICE_NUMBERS = [
+  "blocks",
+  "compute_s",
+  "down_bytes",
+  "up_bytes",
+  "downlink_bytes_per_s",
+  "uplink_bytes_per_s",
+  "flops_per_s",
+  "profile_downlink_bytes_per_s",
+  "profile_uplink_bytes_per_s",
+  "profile_flops_per_s",
+  "round_trip_s",
+  "energy_j",
+] as const;
+
+export type DeviceText = (typeof DEVICE_TEXTS)[number];
+export type DeviceNumber = (typeof DEVICE_NUMBERS)[number];
+
+/** One session; `reputation` is what the PS calls it, a word or a number. */
+export type Device = { readonly device: number; readonly reputation: string | number | null } & {
+  readonly [name in DeviceText]: string;
+} & { readonly [name in DeviceNumber]: number | null };
+
+/** A box of a GEMM's index space, the device that has it, its blocks and how many are back. */
+export interface PlanTile {
+  readonly device: number;
+  readonly m0: number;
+  readonly m1: number;
+  readonly n0: number;
+  readonly n1: number;
+  readonly k0: number;
+  readonly k1: number;
+  readonly blocks: number;
+  readonly done: number;
+}
+
+export interface Plan {
+  readonly name: string;
+  readonly m: number;
+  readonly n: number;
+  readonly k: number;
+  readonly predicted_s: number | null;
+  readonly elapsed_s: number | null;
+  readonly generation: number;
+  readonly tiles: readonly PlanTile[];
+}
+
+/** A GEMM that is finished: what its plan promised and what it took. */
+export interface FinishedGemm {
+  readonly generation: number;
+  readonly name: string;
+  readonly predicted_s: number;
+  readonly took_s: number;
+}
+
+export const LANES = ["receive", "compute", "send"] as const;
+export type Lane = (typeof LANES)[number];
+
+export interface Span {
+  readonly lane: Lane;
+  readonly start_s: number;
+  readonly end_s: number;
+}
+
+export interface Timeline {
+  readonly device: number;
+  readonly spans: readonly Span[];
+}
+
+export interface FleetEvent {
+  readonly id: number;
+  readonly time_s: number;
+  readonly kind: string;
+  readonly device: number | null;
+  readonly text: string;
+}
+
+export interface Energy {
+  readonly devices_j: number | null;
+  readonly ps_j: number | null;
+  readonly gco2e: number | null;
+  readonly devices_known: number | null;
+  readonly devices_unknown: number | null;
+  readonly assumed: readonly string[];
+}
+
+export interface Overview {
+  readonly server: ServerInfo;
+  readonly card: Card;
+  readonly totals: Totals;
+  readonly rates: Rates;
+  readonly job: JobPart | null;
+  readonly devices: readonly Device[];
+  readonly plan: Plan | null;
+  readonly gemms: readonly FinishedGemm[];
+  readonly timeline: Timeline | null;
+  readonly events: readonly FleetEvent[];
+  readonly last_event: number;
+  readonly energy: Energy;
+}
+
+/** The reply is not what this page understands. */
+export class OverviewError extends Error {}
+
+/** Read the `data` of a reply. Throws OverviewError where it is no overview. */
+export function readOverview(data: unknown): Overview {
+  const root = asMap(data);
+  if (root === null || asMap(root.server) === null)
+    throw new OverviewError("the server's answer is no overview; is it of another version?");
+  const server = asMap(root.server) ?? {};
+  const card = asMap(root.card) ?? {};
+  const events = readEvents(root.events);
+  const energy = asMap(root.energy) ?? {};
+  return {
+    server: {
+      version: text(server.version),
+      name: text(server.name),
+      verify: text(server.verify),
+      started_s: number(server.started_s) ?? 0,
+      now_s: number(server.now_s) ?? 0,
+    },
+    card: {
+      egress_bytes_per_s: number(card.egress_bytes_per_s),
+      ingress_bytes_per_s: number(card.ingress_bytes_per_s),
+    },
+    totals: numbers(root.totals, TOTALS),
+    rates: numbers(root.rates, RATES),
+    job: readJob(root.job),
+    devices: readDevices(root.devices),
+    plan: readPlan(root.plan),
+    gemms: readGemms(root.gemms),
+    timeline: readTimeline(root.timeline),
+    events: events.rows,
+    last_event: events.last,
+    energy: {
+      ...numbers(energy, ENERGY),
+      assumed: list(energy.assumed).map(text),
+    },
+  };
+}
+
+const TOTALS = [
+  "blocks",
+  "flops",
+  "down_bytes",
+  "up_bytes",
+  "reissued",
+  "wrong",
+  "joined",
+  "left",
+] as const;
+const RATES = [
+  "window_s",
+  "blocks_per_s",
+  "flops_per_s",
+  "egress_bytes_per_s",
+  "ingress_bytes_per_s",
+] as const;
+const ENERGY = ["devices_j", "ps_j", "gco2e", "devices_known", "devices_unknown"] as const;
+
+function readJob(value: unknown): JobPart | null {
+  const job = asMap(value);
+  if (job === null) return null;
+  const first = number(job.first_record) ?? 0;
+  const raw = list(job.records);
+  return {
+    job: text(job.job),
+    state: text(job.state),
+    model: text(job.model),
+    steps: number(job.steps),
+    started_s: number(job.started_s),
+    first_record: first,
+    records: readRecords(raw),
+    next_record: number(job.next_record) ?? first + raw.length,
+  };
+}
+
+function readDevices(value: unknown): Device[] {
+  const { place, rows } = table(value);
+  return rows.map((row) => {
+    const device: Record<string, unknown> = {
+      device: number(row[place("device")]) ?? 0,
+      reputation: textOrNumber(row[place("reputation")]),
+    };
+    for (const name of DEVICE_TEXTS) device[name] = text(row[place(name)]);
+    for (const name of DEVICE_NUMBERS) device[name] = number(row[place(name)]);
+    return device as unknown as Device;
+  });
+}
+
+function readPlan(value: unknown): Plan | null {
+  const plan = asMap(value);
+  if (plan === null) return null;
+  return {
+    name: text(plan.name),
+    m: number(plan.m) ?? 0,
+    n: number(plan.n) ?? 0,
+    k: number(plan.k) ?? 0,
+    predicted_s: number(plan.predicted_s),
+    elapsed_s: number(plan.elapsed_s),
+    generation: number(plan.generation) ?? 0,
+    tiles: list(plan.tiles).map((tile) => {
+      const at = list(tile);
+      const field = (index: number): number => number(at[index]) ?? 0;
+      return {
+        device: field(0),
+        m0: field(1),
+        m1: field(2),
+        n0: field(3),
+        n1: field(4),
+        k0: field(5),
+        k1: field(6),
+        blocks: field(7),
+        done: field(8),
+      };
+    }),
+  };
+}
+
+function readGemms(value: unknown): FinishedGemm[] {
+  const gemms: FinishedGemm[] = [];
+  for (const item of list(value)) {
+    const [generation, name, predicted, took] = list(item);
+    const predicted_s = number(predicted);
+    const took_s = number(took);
+    if (predicted_s === null || took_s === null || predicted_s <= 0) continue;
+    gemms.push({ generation: number(generation) ?? 0, name: text(name), predicted_s, took_s });
+  }
+  return gemms;
+}
+
+function readTimeline(value: unknown): Timeline | null {
+  const timeline = asMap(value);
+  if (timeline === null) return null;
+  const spans: Span[] = [];
+  for (const item of list(timeline.spans)) {
+    const [lane, start, end] = list(item);
+    const start_s = number(start);
+    const end_s = number(end);
+    if (isLane(lane) && start_s !== null && end_s !== null) spans.push({ lane, start_s, end_s });
+  }
+  return { device: number(timeline.device) ?? 0, spans };
+}
+
+function readEvents(value: unknown): { rows: FleetEvent[]; last: number } {
+  const { place, rows } = table(value);
+  const events = rows.map((row) => ({
+    id: number(row[place("id")]) ?? 0,
+    time_s: number(row[place("time_s")]) ?? 0,
+    kind: text(row[place("kind")]),
+    device: number(row[place("device")]),
+    text: text(row[place("text")]),
+  }));
+  const stated = number(asMap(value)?.last);
+  return { rows: events, last: stated ?? events.at(-1)?.id ?? 0 };
+}
+
+/** Rows of a table in columns, and where a column is: -1, which no row has, if it is not there. */
+function table(value: unknown): { place: (name: string) => number; rows: unknown[][] } {
+  const map = asMap(value);
+  const columns = list(map?.columns);
+  const places = new Map(columns.map((name, index) => [name, index]));
+  return { place: (name) => places.get(name) ?? -1, rows: list(map?.rows).map(list) };
+}
+
+function isLane(value: unknown): value is Lane {
+  return (LANES as readonly unknown[]).includes(value);
+}
+
+function numbers<Name extends string>(
+  value: unknown,
+  names: readonly Name[],
+): { readonly [name in Name]: number | null } {
+  const map = asMap(value) ?? {};
+  return Object.fromEntries(names.map((name) => [name, number(map[name])])) as {
+    [name in Name]: number | null;
+  };
+}
+
+function asMap(value: unknown): Record<string, unknown> | null {
+  const isMap = typeof value === "object" && value !== null && !Array.isArray(value);
+  return isMap ? (value as Record<string, unknown>) : null;
+}
+
+function list(value: unknown): unknown[] {
+  return Array.isArray(value) ? value : [];
+}
+
+function number(value: unknown): number | null {
+  if (typeof value === "bigint") return Number(value);
+  return typeof value === "number" && Number.isFinite(value) ? value : null;
+}
+
+function text(value: unknown): string {
+  return typeof value === "string" ? value : "";
+}
+
+function textOrNumber(value: unknown): string | number | null {
+  return typeof value === "string" && value !== "" ? value : number(value);
+}

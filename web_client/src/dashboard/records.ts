@@ -1,0 +1,82 @@
+/** Records of a job, as `cleave train --json` prints them; the dashboard reads what it shows. */
+
+export interface StepRecord {
+  readonly event: "step";
+  readonly step: number;
+  /** Not finite where training went wrong. */
+  readonly loss: number;
+  readonly tokens: number;
+  /** What `fleet_s` counts: `wall` or `virtual`. */
+  readonly clock: string;
+  readonly wall_s: number;
+  readonly fleet_s: number;
+  readonly ps_s: number;
+  readonly downlink_bytes: number;
+  readonly uplink_bytes: number;
+  readonly floor_bytes: number;
+  readonly reissued: number;
+}
+
+export interface EvalRecord {
+  readonly event: "eval";
+  readonly step: number;
+  readonly eval_loss: number;
+}
+
+/** What a user should know; `fleet` says who multiplies, `failed` why the job ended. */
+export interface TextRecord {
+  readonly event: "note" | "fleet" | "failed" | "stopped";
+  readonly text: string;
+}
+
+export type JobRecord = StepRecord | EvalRecord | TextRecord;
+
+const STEP_NUMBERS = [
+  "step",
+  "loss",
+  "tokens",
+  "wall_s",
+  "fleet_s",
+  "ps_s",
+  "downlink_bytes",
+  "uplink_bytes",
+  "floor_bytes",
+  "reissued",
+] as const;
+
+/** The records that are known here, in their order; others are left out. */
+export function readRecords(values: readonly unknown[]): JobRecord[] {
+  const records: JobRecord[] = [];
+  for (const value of values) {
+    const record = readRecord(value);
+    if (record !== null) records.push(record);
+  }
+  return records;
+}
+
+function readRecord(value: unknown): JobRecord | null {
+  if (typeof value !== "object" || value === null) return null;
+  const map = value as Record<string, unknown>;
+  switch (map.event) {
+    case "step": {
+      const read = Object.fromEntries(STEP_NUMBERS.map((name) => [name, real(map[name])]));
+      const clock = map.clock === "virtual" ? "virtual" : "wall";
+      return { ...read, event: "step", clock } as unknown as StepRecord;
+    }
+    case "eval":
+      return { event: "eval", step: real(map.step), eval_loss: real(map.eval_loss) };
+    case "note":
+    case "fleet":
+    case "failed":
+    case "stopped":
+      return { event: map.event, text: String(map.text ?? "") };
+    default:
+      return null;
+  }
+}
+
+/** A loss may be NaN or infinite, and stays so; a number that is not there counts nothing. */
+function real(value: unknown): number {
+  if (typeof value === "bigint") return Number(value);
+  return typeof value === "number" ? value : 0;
+}

@@ -1,0 +1,98 @@
+/** Series of steps, as charts and figures need them. Pure. */
+
+import type { EvalRecord, StepRecord } from "./records";
+
+/** Points that a series keeps. A chart is no wider. */
+export const MAX_POINTS = 4000;
+/** Steps that "now" means in tokens/s, step time and time left. */
+const RECENT_STEPS = 10;
+
+/** The same series with at most MAX_POINTS: of its older half, every second point is left out. */
+export function thin<Point>(points: readonly Point[]): readonly Point[] {
+  if (points.length <= MAX_POINTS) return points;
+  const half = points.length >> 1;
+  return thin(points.filter((_, index) => index >= half || index % 2 === 0));
+}
+
+/** What the last steps say about the pace. */
+export interface Pace {
+  readonly steps: number;
+  readonly step_s: number;
+  readonly ps_s: number;
+  readonly fleet_s: number;
+  readonly tokens_per_s: number;
+  /** Until the job's last step; null where that is not known. */
+  readonly left_s: number | null;
+  /** Bytes sent both ways over the fewest possible. */
+  readonly traffic_ratio: number | null;
+}
+
+/**
+ * The pace of the last ten steps, or null before the first.
+ *
+ * @param records steps done so far
+ * @param steps that the job is to do in all; null where that is not known
+ */
+export function pace(records: readonly StepRecord[], steps: number | null): Pace | null {
+  const recent = records.slice(-RECENT_STEPS);
+  const last = recent.at(-1);
+  if (last === undefined) return null;
+  const sum = (of: (record: StepRecord) => number) =>
+    recent.reduce((total, record) => total + of(record), 0);
+  const wall_s = sum((record) => record.wall_s);
+  const floor_bytes = sum((record) => record.floor_bytes);
+  const bytes = sum((record) => record.downlink_bytes + record.uplink_bytes);
+  const step_s = wall_s / recent.length;
+  return {
+    steps: recent.length,
+    step_s,
+    ps_s: sum((record) => record.ps_s) / recent.length,
+    fleet_s: sum((record) => record.fleet_s) / recent.length,
+    tokens_per_s: sum((record) => record.tokens) / Math.max(wall_s, 1e-9),
+    left_s: steps === null ? null : Math.max(0, steps - last.step) * step_s,
+    traffic_ratio: floor_bytes > 0 ? bytes / floor_bytes : null,
+  };
+}
+
+/** Training and held-out loss over steps, aligned: `[step, loss, held-out loss]`. */
+export function lossSeries(
+  steps: readonly StepRecord[],
+  evals: readonly EvalRecord[],
+): [number[], (number | null)[], (number | null)[]] {
+  const held = new Map(evals.map((record) => [record.step, record.eval_loss]));
+  const losses = new Map(steps.map((record) => [record.step, record.loss]));
+  const at = [...new Set([...losses.keys(), ...held.keys()])].sort((a, b) => a - b);
+  return [at, at.map((step) => finite(losses.get(step))), at.map((step) => finite(held.get(step)))];
+}
+
+/** Step time over steps, stacked: `[step, PS, PS and fleet]`, seconds. */
+export function timeSeries(steps: readonly StepRecord[]): [number[], number[], number[]] {
+  return [
+    steps.map((record) => record.step),
+    steps.map((record) => record.ps_s),
+    steps.map((record) => record.ps_s + record.fleet_s),
+  ];
+}
+
+/** A running mean over a twentieth of the series (at least 1): what a noisy loss tends to. */
+export function smooth(values: readonly (number | null)[]): (number | null)[] {
+  const window = Math.max(1, Math.floor(values.length / 20));
+  let sum = 0;
+  let count = 0;
+  return values.map((value, index) => {
+    const gone = index >= window ? (values[index - window] ?? null) : null;
+    if (value !== null) {
+      sum += value;
+      count += 1;
+    }
+    if (gone !== null) {
+      sum -= gone;
+      count -= 1;
+    }
+    return count > 0 ? sum / count : null;
+  });
+}
+
+function finite(value: number | undefined): number | null {
+  return value !== undefined && Number.isFinite(value) ? value : null;
+}

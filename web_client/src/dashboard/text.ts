@@ -1,0 +1,50 @@
+/** Figures in words that only the dashboard needs; the others are in `ui/figures.ts`. */
+
+import { count, duration, quantity } from "../ui/figures";
+
+const DASH = "–";
+
+/** A span of time with three digits, e.g. `850 ms`, `2.41 s`, `3 min 20 s`. */
+export function seconds(value: number | null): string {
+  if (value === null || !Number.isFinite(value)) return DASH;
+  if (value >= 99.5) return duration(value);
+  if (value >= 9.995) return `${value.toFixed(1)} s`;
+  if (value >= 0.9995) return `${value.toFixed(2)} s`;
+  return value === 0 ? "0 s" : `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+}
+
+/** A share, e.g. `93 %`. */
+export function percent(value: number | null): string {
+  if (value === null || !Number.isFinite(value)) return DASH;
+  return `${(value * 100).toFixed(value < 0.00995 && value > 0 ? 1 : 0)}\u202f%`;
+}
+
+/** A loss with four digits after the point, or what it is instead of a number. */
+export function loss(value: number): string {
+  if (Number.isFinite(value)) return value.toFixed(4);
+  return Number.isNaN(value) ? "not a number" : "infinite";
+}
+
+/** Energy, in watt hours from a kilojoule on. */
+export function energy(joules: number | null): string {
+  if (joules === null) return DASH;
+  return joules < 1000 ? quantity(joules, "J") : quantity(joules / 3600, "Wh");
+}
+
+/** Carbon dioxide equivalent, from milligrams to tonnes. */
+export function carbon(gco2e: number | null): string {
+  if (gco2e === null) return DASH;
+  return gco2e < 1 && gco2e > 0 ? `${(gco2e * 1000).toPrecision(3)} mg` : quantity(gco2e, "g");
+}
+
+/** The time of day, e.g. `14:02:11`. */
+export function timeOfDay(unix_s: number): string {
+  const date = new Date(unix_s * 1000);
+  const two = (part: number) => String(part).padStart(2, "0");
+  return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+/** A count with its noun, e.g. `1 device`, `12 devices`. */
+export function counted(number: number, one: string, many = `${one}s`): string {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}

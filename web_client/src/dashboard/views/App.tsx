@@ -1,0 +1,68 @@
+/** The whole page. */
+
+import { useEffect } from "preact/hooks";
+import { duration } from "../../ui/figures";
+import type { Model } from "../model";
+import type { Overview } from "../overview";
+import { pace } from "../series";
+import { EnergyView } from "./EnergyView";
+import { EventsView } from "./EventsView";
+import { FleetView } from "./FleetView";
+import { Headline } from "./Headline";
+import { JobView } from "./JobView";
+import { NetworkView } from "./NetworkView";
+import { Connecting, Refused, Stale } from "./Notice";
+import { PlanView } from "./PlanView";
+
+export function App(props: { readonly model: Model; readonly choose: (device: number) => void }) {
+  const { model, choose } = props;
+  const { link, overview, job } = model;
+  useTitle(model);
+  if (link.kind === "refused") return <Refused code={link.code} text={link.text} />;
+  if (overview === null) return <Connecting model={model} />;
+  return (
+    <>
+      <TopBar overview={overview} live={link.kind === "open"} />
+      <Stale model={model} />
+      <main class="page">
+        <Headline model={model} overview={overview} />
+        <JobView job={job} gemms={model.gemms} devices={overview.devices.length} />
+        <PlanView plan={overview.plan} devices={overview.devices} chosen={model.chosen} />
+        <NetworkView overview={overview} samples={model.samples} />
+        <FleetView overview={overview} chosen={model.chosen} choose={choose} />
+        <EventsView events={model.events} now_s={overview.server.now_s} />
+        <EnergyView energy={overview.energy} />
+      </main>
+    </>
+  );
+}
+
+function TopBar(props: { readonly overview: Overview; readonly live: boolean }) {
+  const { server } = props.overview;
+  return (
+    <header class="top">
+      <h1>
+        Cleave <span class="soft">{server.name}</span>
+      </h1>
+      <p class="soft small">
+        up {duration(Math.max(0, server.now_s - server.started_s))} · version {server.version}
+        {server.verify !== "" && ` · checks ${server.verify}`}
+      </p>
+      <p class={`chip ${props.live ? "good" : "bad"}`}>{props.live ? "live" : "not connected"}</p>
+    </header>
+  );
+}
+
+/** The tab's title says how far the job is: it can be read without looking at the page. */
+function useTitle({ job, overview, link }: Model): void {
+  const step = job?.step_records.at(-1)?.step;
+  const left_s = job === null ? null : (pace(job.step_records, job.steps)?.left_s ?? null);
+  const running = job !== null && job.state === "running" && step !== undefined;
+  const left = left_s === null ? "" : `, ${duration(left_s)} left`;
+  const title = running
+    ? `Step ${step}${left} · Cleave`
+    : `${overview?.server.name || "Dashboard"} · Cleave`;
+  useEffect(() => {
+    document.title = link.kind === "open" ? title : "Cleave, not connected";
+  }, [title, link.kind]);
+}

@@ -1,0 +1,41 @@
+/** Energy and carbon so far, and what had to be assumed for them. */
+
+import type { Energy } from "../overview";
+import { carbon, counted, energy as inWords } from "../text";
+import { Figure } from "./Figure";
+
+export function EnergyView(props: { readonly energy: Energy }) {
+  const { devices_j, ps_j, gco2e, devices_known, devices_unknown, assumed } = props.energy;
+  const unknown = devices_unknown ?? 0;
+  return (
+    <section class="card" aria-labelledby="energy">
+      <div class="title">
+        <h2 id="energy">Energy and carbon so far</h2>
+      </div>
+      <dl class="figures">
+        <Figure
+          name="Devices"
+          value={inWords(devices_j)}
+          note={devices_known === null ? undefined : `of ${counted(devices_known, "device")}`}
+        />
+        <Figure name="PS" value={inWords(ps_j)} />
+        <Figure name="Carbon" value={carbon(gco2e)} note="CO₂ equivalent" />
+      </dl>
+      {unknown > 0 && (
+        <p class="small warning-text">
+          {counted(unknown, "device")} without a known profile: not counted.
+        </p>
+      )}
+      {assumed.length > 0 && (
+        <>
+          <h3 class="soft small">Assumed</h3>
+          <ul class="small soft assumed">
+            {assumed.map((sentence) => (
+              <li key={sentence}>{sentence}</li>
+            ))}
+          </ul>
+        </>
+      )}
+    </section>
+  );
+}

@@ -1,0 +1,76 @@
+/** The figures that an operator looks at first. */
+
+import { count, duration, quantity } from "../../ui/figures";
+import { share } from "../fleet";
+import type { Model } from "../model";
+import type { Overview } from "../overview";
+import { pace } from "../series";
+import { carbon, loss, percent } from "../text";
+import { Figure } from "./Figure";
+
+export function Headline(props: { readonly model: Model; readonly overview: Overview }) {
+  const { job } = props.model;
+  const { devices, rates, card, totals, energy } = props.overview;
+  const last = job?.step_records.at(-1);
+  const recent = job === null ? null : pace(job.step_records, job.steps);
+  const running = job?.state === "running";
+  const busy = devices.filter((device) => device.state === "busy").length;
+  return (
+    <section class="headline" aria-label="At a glance">
+      <dl class="figures">
+        <Figure
+          name="Loss"
+          value={last === undefined ? "–" : loss(last.loss)}
+          note={
+            last === undefined ? "no step yet" : `step ${stepOf(last.step, job?.steps ?? null)}`
+          }
+        />
+        <Figure
+          name="Tokens"
+          value={recent === null ? "–" : `${tokens(recent.tokens_per_s)}/s`}
+          note={recent === null ? undefined : lastSteps(recent.steps)}
+        />
+        <Figure
+          name="Time left"
+          value={running && recent?.left_s != null ? duration(recent.left_s) : "–"}
+          note={job === null ? "no job" : job.state}
+        />
+        <Figure name="Devices" value={count(devices.length)} note={`${count(busy)} busy`} />
+        <Figure
+          name="Multiplying"
+          value={quantity(rates.flops_per_s, "FLOP/s")}
+          note={`${quantity(totals.flops, "FLOP")} so far`}
+        />
+        <Figure
+          name="Egress"
+          value={quantity(rates.egress_bytes_per_s, "B/s")}
+          note={ofCard(rates.egress_bytes_per_s, card.egress_bytes_per_s)}
+        />
+        <Figure
+          name="Ingress"
+          value={quantity(rates.ingress_bytes_per_s, "B/s")}
+          note={ofCard(rates.ingress_bytes_per_s, card.ingress_bytes_per_s)}
+        />
+        <Figure name="Carbon" value={carbon(energy.gco2e)} note="CO₂ equivalent so far" />
+      </dl>
+    </section>
+  );
+}
+
+/** A step and how many there will be, e.g. `12 of 100`. */
+export function stepOf(step: number, steps: number | null): string {
+  return steps === null ? count(step) : `${count(step)} of ${count(steps)}`;
+}
+
+function tokens(per_s: number): string {
+  return per_s < 100 ? per_s.toPrecision(3) : quantity(per_s, "");
+}
+
+function lastSteps(steps: number): string {
+  return steps === 1 ? "in the last step" : `in the last ${steps} steps`;
+}
+
+function ofCard(rate: number | null, card: number | null): string {
+  const part = share(rate, card);
+  return part === null ? "card's rate not stated" : `${percent(part)} of the card`;
+}

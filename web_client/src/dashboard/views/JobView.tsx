@@ -1,0 +1,174 @@
+/** The job: how far, at which loss, where a step's time goes. */
+
+import { useMemo } from "preact/hooks";
+import type uPlot from "uplot";
+import type { JobModel } from "../model";
+import type { FinishedGemm } from "../overview";
+import { lossSeries, type Pace, pace, smooth, timeSeries } from "../series";
+import { loss, percent, seconds, timeOfDay } from "../text";
+import { Chart } from "./Chart";
+import { Figure } from "./Figure";
+import { GemmChart } from "./GemmChart";
+import { stepOf } from "./Headline";
+
+export function JobView(props: {
+  readonly job: JobModel | null;
+  readonly gemms: readonly FinishedGemm[];
+  readonly devices: number;
+}) {
+  const { job } = props;
+  if (job === null) return <NoJob devices={props.devices} />;
+  const done = job.step_records.at(-1)?.step ?? 0;
+  const recent = pace(job.step_records, job.steps);
+  return (
+    <section class="card wide" aria-labelledby="job">
+      <div class="title">
+        <h2 id="job">Job {job.job}</h2>
+        <p class="soft">{job.model}</p>
+        <p class={`chip ${stateTone(job.state)}`}>{job.state}</p>
+        {job.started_s !== null && <p class="soft small end">since {timeOfDay(job.started_s)}</p>}
+      </div>
+      {job.steps !== null && (
+        <progress max={job.steps} value={done} aria-label="Steps done">
+          {done}
+        </progress>
+      )}
+      <dl class="figures">
+        <Figure name="Step" value={stepOf(done, job.steps)} />
+        <Figure
+          name="Step time"
+          value={seconds(recent?.step_s ?? null)}
+          note="mean of the last steps"
+        />
+        <Figure name="of it PS" value={seconds(recent?.ps_s ?? null)} note={part(recent, "ps_s")} />
+        <Figure
+          name="of it fleet"
+          value={seconds(recent?.fleet_s ?? null)}
+          note={part(recent, "fleet_s")}
+        />
+        <Figure
+          name="Traffic"
+          value={recent?.traffic_ratio == null ? "–" : `${recent.traffic_ratio.toFixed(2)} ×`}
+          note="of the least possible"
+        />
+      </dl>
+      {job.step_records.length > 0 ? (
+        <div class="charts">
+          <LossChart job={job} />
+          <TimeChart job={job} />
+          {props.gemms.length > 1 && <GemmChart gemms={props.gemms} />}
+        </div>
+      ) : (
+        <p class="soft empty">The first step is under way; charts begin after it.</p>
+      )}
+      {job.notes.length > 0 && <p class="soft small note-line">{job.notes.at(-1)}</p>}
+    </section>
+  );
+}
+
+function NoJob(props: { readonly devices: number }) {
+  return (
+    <section class="card wide" aria-labelledby="job">
+      <div class="title">
+        <h2 id="job">No job</h2>
+      </div>
+      <p>
+        Nothing is being trained.
+        {props.devices === 0 ? " No device is connected either." : ""} Start a job with{" "}
+        <code>cleave train --server @FILE --model NAME</code>, where FILE holds the operator's URL.
+      </p>
+    </section>
+  );
+}
+
+function LossChart(props: { readonly job: JobModel }) {
+  const { step_records, eval_records } = props.job;
+  const [at, losses, held] = useMemo(
+    () => lossSeries(step_records, eval_records),
+    [step_records, eval_records],
+  );
+  const trend = useMemo(() => smooth(losses), [losses]);
+  const data = useMemo(
+    () => [at, losses, trend, held] as uPlot.AlignedData,
+    [at, losses, trend, held],
+  );
+  const first = step_records[0];
+  const last = step_records.at(-1);
+  const summary =
+    first === undefined || last === undefined
+      ? "No step yet."
+      : `From ${loss(first.loss)} at step ${first.step} to ${loss(last.loss)} at step ${last.step}.`;
+  const figure = (values: readonly (number | null)[]) => (index: number) => {
+    const value = values[index];
+    return value == null ? "–" : loss(value);
+  };
+  return (
+    <Chart
+      title="Loss"
+      summary={summary}
+      data={data}
+      axisText={fourDigits}
+      series={[
+        { label: "step", colour: "soft", value: figure(losses) },
+        { label: "running mean", colour: "accent", thick: true, value: figure(trend) },
+        ...(eval_records.length > 0
+          ? [{ label: "held out", colour: "warning" as const, points: true, value: newest(held) }]
+          : []),
+      ]}
+    />
+  );
+}
+
+function TimeChart(props: { readonly job: JobModel }) {
+  const { step_records } = props.job;
+  const data = useMemo(() => timeSeries(step_records), [step_records]);
+  const clock = step_records.at(-1)?.clock ?? "wall";
+  const recent = pace(step_records, null);
+  const summary =
+    recent === null
+      ? "No step yet."
+      : `In the last steps ${seconds(recent.ps_s)} for the PS and ${seconds(recent.fleet_s)} for the fleet.`;
+  return (
+    <Chart
+      title={clock === "virtual" ? "Step time, fleet on its virtual clock" : "Step time"}
+      summary={summary}
+      data={data}
+      fromZero
+      axisText={seconds}
+      series={[
+        { label: "PS", colour: "soft", fill: "line", value: (i) => seconds(data[1][i] ?? null) },
+        {
+          label: "waiting for the fleet",
+          colour: "accent",
+          fill: "accentSoft",
+          value: (i) => seconds((data[2][i] ?? 0) - (data[1][i] ?? 0)),
+        },
+      ]}
+    />
+  );
+}
+
+function fourDigits(value: number): string {
+  return String(Number(value.toPrecision(4)));
+}
+
+/** The newest value up to an index: held-out losses are few. */
+function newest(values: readonly (number | null)[]): (index: number) => string {
+  return (index) => {
+    for (let i = index; i >= 0; i -= 1) {
+      const value = values[i];
+      if (value != null) return loss(value);
+    }
+    return "–";
+  };
+}
+
+function part(recent: Pace | null, of: "ps_s" | "fleet_s"): string {
+  if (recent === null || recent.ps_s + recent.fleet_s <= 0) return "–";
+  return percent(recent[of] / (recent.ps_s + recent.fleet_s));
+}
+
+function stateTone(state: string): string {
+  if (state === "failed") return "bad";
+  return state === "running" ? "good" : "neutral";
+}

@@ -1,0 +1,67 @@
+import { expect, test } from "vitest";
+import { OverviewError, readOverview } from "../../src/dashboard/overview";
+import { deviceRow, job, overviewData, step } from "./example";
+
+test("figures that the PS does not know stay unknown", () => {
+  const overview = readOverview(overviewData());
+  expect(overview.card).toEqual({ egress_bytes_per_s: 1.25e8, ingress_bytes_per_s: null });
+  expect(overview.energy.devices_j).toBeNull();
+  expect(overview.energy.ps_j).toBe(5);
+});
+
+test("devices are read by the names of their columns, in any order", () => {
+  const row = deviceRow({ device: 7, name: "phone", state: "busy", flops_per_s: 2e9 });
+  const [device] = readOverview(
+    overviewData({ devices: { columns: ["state", "new", "device"], rows: [["busy", 1, 7]] } }),
+  ).devices;
+  expect(device).toMatchObject({ device: 7, state: "busy", name: "", flops_per_s: null });
+  const { columns } = overviewData().devices as { columns: string[] };
+  const [full] = readOverview(overviewData({ devices: { columns, rows: [row] } })).devices;
+  expect(full).toMatchObject({ device: 7, name: "phone", flops_per_s: 2e9, energy_j: null });
+});
+
+test("a plan's tiles, a timeline's spans and finished GEMMs have names", () => {
+  const overview = readOverview(
+    overviewData({
+      plan: {
+        name: "fc1",
+        m: 4,
+        n: 4,
+        k: 2,
+        predicted_s: 1.5,
+        elapsed_s: 0.5,
+        generation: 3,
+        tiles: [[9, 0, 4, 0, 2, 0, 1, 6, 2]],
+      },
+      timeline: {
+        device: 9,
+        spans: [
+          ["receive", 1, 2],
+          ["nap", 2, 3],
+          ["send", 3, 4],
+        ],
+      },
+      gemms: [
+        [2, "fc1", 1, 1.25],
+        [1, "fc2", 0, 1],
+      ],
+    }),
+  );
+  expect(overview.plan?.tiles).toEqual([
+    { device: 9, m0: 0, m1: 4, n0: 0, n1: 2, k0: 0, k1: 1, blocks: 6, done: 2 },
+  ]);
+  expect(overview.timeline?.spans.map((span) => span.lane)).toEqual(["receive", "send"]);
+  expect(overview.gemms).toEqual([{ generation: 2, name: "fc1", predicted_s: 1, took_s: 1.25 }]);
+});
+
+test("records keep a loss that is no number, and leave out what is not known here", () => {
+  const records = [step(1, { loss: Number.NaN }), { event: "other" }, { event: "note", text: "a" }];
+  const part = readOverview(overviewData({ job: job(5, records) })).job;
+  expect(part?.records).toMatchObject([{ event: "step", loss: Number.NaN }, { text: "a" }]);
+  expect(part?.next_record).toBe(8);
+});
+
+test("what is no overview is refused with a sentence", () => {
+  for (const data of [null, [], {}, { server: 3 }])
+    expect(() => readOverview(data)).toThrow(OverviewError);
+});

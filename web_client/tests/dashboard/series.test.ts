@@ -1,0 +1,56 @@
+import { expect, test } from "vitest";
+import { type EvalRecord, readRecords, type StepRecord } from "../../src/dashboard/records";
+import { lossSeries, pace, smooth, timeSeries } from "../../src/dashboard/series";
+import { busyShare, extent } from "../../src/dashboard/timeline";
+import { step } from "./example";
+
+const STEPS = readRecords([step(1), step(2, { loss: Number.NaN }), step(3)]) as StepRecord[];
+const EVALS = readRecords([{ event: "eval", step: 2, eval_loss: 4 }]) as EvalRecord[];
+
+test("losses by step; what is no number is a gap", () => {
+  expect(lossSeries(STEPS, EVALS)).toEqual([
+    [1, 2, 3],
+    [10, null, 10 / 3],
+    [null, 4, null],
+  ]);
+});
+
+test("step time is stacked", () => {
+  expect(timeSeries(STEPS)).toEqual([
+    [1, 2, 3],
+    [0.5, 0.5, 0.5],
+    [2, 2, 2],
+  ]);
+});
+
+test("the pace is that of the last ten steps", () => {
+  const slow = Array.from({ length: 10 }, (_, index) => step(index + 1, { wall_s: 100 }));
+  const fast = Array.from({ length: 10 }, (_, index) => step(index + 11));
+  expect(pace(readRecords([...slow, ...fast]) as StepRecord[], 50)).toEqual({
+    steps: 10,
+    step_s: 2,
+    ps_s: 0.5,
+    fleet_s: 1.5,
+    tokens_per_s: 256,
+    left_s: 60,
+    traffic_ratio: 2,
+  });
+  expect(pace([], 50)).toBeNull();
+  expect(pace(STEPS, null)?.left_s).toBeNull();
+});
+
+test("a running mean skips gaps", () => {
+  expect(smooth([1, null, 3])).toEqual([1, null, 3]);
+  const noisy = Array.from({ length: 200 }, (_, index) => (index % 2 === 0 ? 0 : 2));
+  expect(smooth(noisy).at(-1)).toBeCloseTo(1);
+});
+
+test("time that overlaps is busy once", () => {
+  const spans = [
+    { lane: "receive" as const, start_s: 0, end_s: 4 },
+    { lane: "receive" as const, start_s: 2, end_s: 5 },
+    { lane: "send" as const, start_s: 9, end_s: 10 },
+  ];
+  expect(extent(spans)).toEqual({ start_s: 0, end_s: 10 });
+  expect(busyShare(spans)).toEqual({ receive: 0.5, compute: 0, send: 0.1 });
+});
