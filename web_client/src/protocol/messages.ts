@@ -192,11 +192,9 @@ export const SCHEMAS = {
 export type MessageType = keyof typeof SCHEMAS;
 
 type FieldsOf<T extends MessageType> = {
-  -readonly [N in keyof (typeof SCHEMAS)[T]["fields"]]: (typeof SCHEMAS)[T]["fields"][N] extends Field<
-    infer K
-  >
-    ? TypeOf[K]
-    : never;
+  -readonly [
+    N in keyof (typeof SCHEMAS)[T]["fields"]
+  ]: (typeof SCHEMAS)[T]["fields"][N] extends Field<infer K> ? TypeOf[K] : never;
 };
 
 /** One message: its type, its fields, and its payload where it has one. */
