@@ -225,8 +225,8 @@ class Feed:
 
 
 @contextmanager
-def serving(feed: Feed, token: str = "viewer") -> Iterator[str]:  # noqa: S107
-    """The feed and the built pages on a free port; gives the dashboard's address.
+def serving(feed: Feed, token: str = "viewer", port: int = 0) -> Iterator[str]:  # noqa: S107
+    """The feed and the built pages on a port (0: a free one); gives the dashboard's address.
 
     Raises:
         SystemExit: when the pages are not built.
@@ -246,9 +246,10 @@ def serving(feed: Feed, token: str = "viewer") -> Iterator[str]:  # noqa: S107
         async def session(connection: ServerConnection) -> None:
             await _serve(connection, feed, token)
 
-        async with serve(session, "127.0.0.1", 0, process_request=plain, compression=None) as server:
-            port = server.sockets[0].getsockname()[1]
-            url = f"http://127.0.0.1:{port}/#c={token}"
+        async with serve(
+            session, "127.0.0.1", port, process_request=plain, compression=None
+        ) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/#c={token}"
             started.append((url, lambda: loop.call_soon_threadsafe(stop.set)))
             ready.set()
             await stop.wait()

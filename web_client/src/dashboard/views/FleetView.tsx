@@ -77,8 +77,7 @@ interface FilterProps {
 function CensusTable({ overview, filter, setFilter }: FilterProps) {
   const { kinds, states, counts } = useMemo(() => census(overview.devices), [overview.devices]);
   return (
-    // What scrolls must be reached by keys.
-    <section class="scroll" tabIndex={0} aria-label="Devices by kind and state">
+    <section class="scroll" aria-label="Devices by kind and state">
       <table class="plain census">
         <thead>
           <tr>
@@ -128,22 +127,25 @@ function Filters({ overview, filter, setFilter }: FilterProps) {
   const { kinds, states } = useMemo(() => census(overview.devices), [overview.devices]);
   return (
     <search class="filters">
-      <label class="field">
-        <span>Find</span>
+      <div class="field">
+        <label for="find">Find</label>
         <input
+          id="find"
           type="search"
           value={filter.text}
           placeholder="name, number, kind"
           onInput={(event) => setFilter({ ...filter, text: event.currentTarget.value })}
         />
-      </label>
+      </div>
       <Choice
+        id="kind"
         label="Kind"
         value={filter.kind}
         options={kinds}
         change={(kind) => setFilter({ ...filter, kind })}
       />
       <Choice
+        id="state"
         label="State"
         value={filter.state}
         options={states}
@@ -159,6 +161,7 @@ function Filters({ overview, filter, setFilter }: FilterProps) {
 }
 
 function Choice(props: {
+  readonly id: string;
   readonly label: string;
   readonly value: string;
   readonly options: readonly string[];
@@ -170,9 +173,13 @@ function Choice(props: {
       ? props.options
       : [...props.options, props.value];
   return (
-    <label class="field">
-      <span>{props.label}</span>
-      <select value={props.value} onChange={(event) => props.change(event.currentTarget.value)}>
+    <div class="field">
+      <label for={props.id}>{props.label}</label>
+      <select
+        id={props.id}
+        value={props.value}
+        onChange={(event) => props.change(event.currentTarget.value)}
+      >
         <option value="">all</option>
         {options.map((option) => (
           <option key={option} value={option}>
@@ -180,7 +187,7 @@ function Choice(props: {
           </option>
         ))}
       </select>
-    </label>
+    </div>
   );
 }
 
