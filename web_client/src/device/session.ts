@@ -1,0 +1,242 @@
+/** One connection: the device core between a WebSocket and a kernel. */
+
+import type { Kernel, Matrix, Product } from "../kernels/kernel";
+import { cleanText, decode, encode } from "../protocol/codec";
+import { ProtocolError } from "../protocol/errors";
+import { HANDSHAKE_S, SILENCE_S } from "../protocol/limits";
+import { ErrorCode, type Message, type MessageOf } from "../protocol/messages";
+import type { Clock } from "./clock";
+import { type Action, DeviceCore } from "./core";
+
+/** What a session needs of a WebSocket. */
+export type Socket = Pick<
+  WebSocket,
+  "send" | "close" | "bufferedAmount" | "binaryType" | "onopen" | "onmessage" | "onclose"
+>;
+
+/** How a session ended. */
+export enum End {
+  /** The PS said goodbye. */
+  BYE = "bye",
+  /** The PS refused the device, or ended the session as the device's fault. */
+  REFUSED = "refused",
+  /** The connection is gone, or never was. */
+  LOST = "lost",
+  /** We closed it. */
+  LEFT = "left",
+}
+
+/** How a session ended, for people, and the PS's code if it refused. */
+export interface Ending {
+  readonly end: End;
+  readonly text: string;
+  readonly code: ErrorCode | null;
+}
+
+/** What a session did. */
+export interface Counts {
+  readonly blocks: number;
+  readonly flops: number;
+  readonly down_bytes: number;
+  readonly up_bytes: number;
+}
+
+/** Serves a PS over a socket until the session ends. */
+export class Session {
+  readonly core: DeviceCore;
+  readonly #socket: Socket;
+  readonly #kernel: Kernel;
+  readonly #clock: Clock;
+  readonly #refused = new Map<Matrix, string>(); // by the kernel, and why
+  readonly #timers = new Set<() => void>();
+  #down_bytes = 0;
+  #up_bytes = 0;
+  #opened = false;
+  #end: ((ending: Ending) => void) | null = null;
+  #ended: Ending | null = null;
+
+  constructor(
+    socket: Socket,
+    kernel: Kernel,
+    private readonly hello: MessageOf<"hello">,
+    clock: Clock,
+    private readonly onWelcome: (welcome: MessageOf<"welcome">) => void,
+  ) {
+    this.core = new DeviceCore(hello.memory_bytes);
+    this.#socket = socket;
+    this.#kernel = kernel;
+    this.#clock = clock;
+  }
+
+  /** What it did so far. */
+  get counts(): Counts {
+    const { blocks, flops } = this.core;
+    return { blocks, flops, down_bytes: this.#down_bytes, up_bytes: this.#up_bytes };
+  }
+
+  /** Serve until the session ends. Call it at once: the socket's events are missed else. */
+  run(): Promise<Ending> {
+    return new Promise<Ending>((resolve) => {
+      if (this.#ended) {
+        resolve(this.#ended); // it was left before it began
+        return;
+      }
+      this.#end = resolve;
+      const socket = this.#socket;
+      socket.binaryType = "arraybuffer";
+      socket.onopen = () => {
+        this.#opened = true;
+        this.#send(this.hello);
+      };
+      socket.onmessage = ({ data }) => this.#receive(data);
+      socket.onclose = () => this.#finish(lost(this.#closedText()));
+      this.#after(HANDSHAKE_S, () => {
+        if (!this.core.welcome) this.#finish(lost("the server does not answer"));
+      });
+      this.#kernel.lost.then((reason) => this.#finish(lost(`the kernel stopped: ${reason}`)));
+    });
+  }
+
+  /** Take nothing new, answer what is there; the PS then says bye. */
+  drain(): void {
+    if (this.core.welcome) this.#act(this.core.drain());
+    else this.leave("stopped");
+  }
+
+  /** End it now. */
+  leave(reason: string): void {
+    if (this.core.welcome) this.#send({ type: "bye", reason: cleanText(reason) });
+    this.#finish({ end: End.LEFT, text: reason, code: null });
+  }
+
+  /** The network is gone: do not wait until the socket notices. */
+  drop(reason: string): void {
+    this.#finish(lost(reason));
+  }
+
+  /** Tell the PS how the device is. */
+  tell(values: MessageOf<"telemetry">["values"]): void {
+    if (this.core.welcome) this.#send({ type: "telemetry", values });
+  }
+
+  #receive(data: unknown): void {
+    if (this.#ended) return;
+    try {
+      if (!(data instanceof ArrayBuffer)) throw new ProtocolError("a message is binary, not text");
+      this.#down_bytes += data.byteLength;
+      const message = decode(new Uint8Array(data));
+      if (message.type === "bye") {
+        this.#finish({ end: End.BYE, text: message.reason || "the server said bye", code: null });
+      } else if (message.type === "error") {
+        this.#finish({ end: End.REFUSED, text: message.message, code: message.code });
+      } else {
+        this.#act(this.core.received(message));
+        if (message.type === "welcome") this.#begin(message);
+      }
+    } catch (error) {
+      if (!(error instanceof ProtocolError)) throw error;
+      const text = cleanText(error.message);
+      this.#send({ type: "error", code: ErrorCode.PROTOCOL, message: text });
+      this.#finish(lost(`the server broke the protocol: ${text}`));
+    }
+  }
+
+  #begin(welcome: MessageOf<"welcome">): void {
+    const every_s = Math.max(0.1, welcome.heartbeat_s / 2);
+    let waiting_bytes = 0;
+    let moved_s = this.#clock.now_s();
+    const beat = () => {
+      this.#send({ type: "heartbeat" });
+      // Browsers send no pings: a vanished PS shows in that nothing leaves any more.
+      const now_s = this.#clock.now_s();
+      const waits = this.#socket.bufferedAmount;
+      if (waits === 0 || waits < waiting_bytes) moved_s = now_s;
+      waiting_bytes = waits;
+      if (now_s - moved_s > SILENCE_S) this.#finish(lost("the server takes nothing any more"));
+      else this.#after(every_s, beat);
+    };
+    this.#after(every_s, beat);
+    this.onWelcome(welcome);
+  }
+
+  #act(actions: readonly Action[]): void {
+    for (const action of actions) {
+      switch (action.kind) {
+        case "send":
+          this.#send(action.message);
+          break;
+        case "hold":
+          this.#hold(action.matrix);
+          break;
+        case "forget":
+          if (!this.#refused.delete(action.matrix)) this.#kernel.forget(action.matrix);
+          break;
+        case "compute":
+          this.#compute(action.run, action.product);
+          break;
+      }
+    }
+  }
+
+  #hold(matrix: Matrix): void {
+    try {
+      this.#kernel.hold(matrix);
+    } catch (error) {
+      this.#refused.set(matrix, String(error)); // told when a run names it
+    }
+  }
+
+  #compute(run: bigint, product: Product): void {
+    for (const matrix of product.pairs.flat()) {
+      const reason = this.#refused.get(matrix);
+      if (reason !== undefined) {
+        this.#act(this.core.failed(run, reason));
+        return;
+      }
+    }
+    this.#kernel
+      .multiply(product, () => this.core.wants(run))
+      .then(
+        (outcome) => {
+          if (outcome) this.#act(this.core.computed(run, outcome.payload, outcome.compute_s));
+        },
+        (error) => this.#act(this.core.failed(run, String(error))),
+      );
+  }
+
+  #send(message: Message): void {
+    if (this.#ended || !this.#opened) return;
+    const bytes = encode(message);
+    this.#up_bytes += bytes.length;
+    this.#socket.send(bytes);
+  }
+
+  #after(seconds: number, what: () => void): void {
+    const cancel = this.#clock.after(seconds, () => {
+      this.#timers.delete(cancel);
+      what();
+    });
+    this.#timers.add(cancel);
+  }
+
+  #closedText(): string {
+    return this.#opened ? "the connection was lost" : "no server answers";
+  }
+
+  #finish(ending: Ending): void {
+    if (this.#ended) return;
+    this.#ended = ending;
+    for (const cancel of this.#timers) cancel();
+    this.#timers.clear();
+    this.#act(this.core.end());
+    this.#socket.onopen = null;
+    this.#socket.onmessage = null;
+    this.#socket.onclose = null;
+    this.#socket.close();
+    this.#end?.(ending);
+  }
+}
+
+function lost(text: string): Ending {
+  return { end: End.LOST, text, code: null };
+}

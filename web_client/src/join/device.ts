@@ -1,0 +1,78 @@
+/** The page's side of the worker that is the device. */
+
+import type { Command, Report, Status } from "../device/commands";
+import { threadsOf } from "../kernels/browser";
+import type { KernelName } from "../kernels/kernel";
+import { memoryBytes } from "./names";
+import type { Keys } from "./saved";
+
+/** What the page learns of its device. */
+export interface Listener {
+  status(status: Status): void;
+  credential(server: string, credential: string): void;
+  /** The worker itself failed, which is a fault of ours or of the browser. */
+  failed(reason: string): void;
+}
+
+/** A device that runs in a worker until it is ended. */
+export class DeviceLink {
+  readonly #worker: Worker;
+
+  /**
+   * @param address where the server speaks the protocol
+   * @param paused why it may not work yet; null if it may
+   */
+  constructor(
+    address: string,
+    keys: Keys,
+    name: string,
+    kernel: KernelName | null,
+    paused: string | null,
+    listener: Listener,
+  ) {
+    // Vite finds a worker only where it is written out like this.
+    this.#worker = new Worker(new URL("../device/device.worker.ts", import.meta.url), {
+      type: "module",
+    });
+    this.#worker.onmessage = ({ data }: MessageEvent<Report>) => {
+      if (data.kind === "status") listener.status(data.status);
+      else listener.credential(data.server, data.credential);
+    };
+    this.#worker.onerror = (event) => listener.failed(event.message || "its worker did not start");
+    const { deviceMemory } = navigator as { deviceMemory?: number };
+    this.#tell({
+      kind: "start",
+      address,
+      ...keys,
+      name,
+      kernel,
+      memory_bytes: memoryBytes(deviceMemory, globalThis.crossOriginIsolated === true),
+      threads: threadsOf(navigator.hardwareConcurrency || 2),
+      paused,
+    });
+  }
+
+  /** Let it work, or not: `reason` says why not. */
+  allow(reason: string | null): void {
+    this.#tell(reason === null ? { kind: "resume" } : { kind: "pause", reason });
+  }
+
+  /** Finish what it was given, then end; a second time, end at once. */
+  stop(): void {
+    this.#tell({ kind: "stop" });
+  }
+
+  /** Tell the server how the device is. */
+  telemetry(values: { readonly [name: string]: number }): void {
+    this.#tell({ kind: "telemetry", values });
+  }
+
+  /** End the worker. */
+  close(): void {
+    this.#worker.terminate();
+  }
+
+  #tell(command: Command): void {
+    this.#worker.postMessage(command);
+  }
+}

@@ -1,0 +1,56 @@
+/** What the page's address holds, and what of it may be used. */
+
+import { KernelName } from "../kernels/kernel";
+
+/** An invitation to a fleet: the fragment of a join URL, which never reaches a server's log. */
+export interface Invitation {
+  /** A join code or a credential; empty where the address has none. */
+  readonly code: string;
+  /** The server's id; empty where the address does not tell. */
+  readonly server: string;
+}
+
+/**
+ * Read `#c=CODE&s=SERVER`. Other names are ignored; a value that is not percent-encoded rightly
+ * counts as missing.
+ */
+export function readInvitation(fragment: string): Invitation {
+  const values = new Map<string, string>();
+  for (const part of fragment.replace(/^#/, "").split("&")) {
+    const at = part.indexOf("=");
+    if (at >= 0) values.set(part.slice(0, at), decoded(part.slice(at + 1)));
+  }
+  return { code: values.get("c") ?? "", server: values.get("s") ?? "" };
+}
+
+/** The page's fragment once the code is used: what is needed to come back, and no secret. */
+export function usedFragment(server: string): string {
+  return server ? `#s=${encodeURIComponent(server)}` : "";
+}
+
+/** Where the server of this page speaks the protocol. */
+export function socketAddress(page: Pick<Location, "protocol" | "host">): string {
+  return `${page.protocol === "https:" ? "wss:" : "ws:"}//${page.host}/ws`;
+}
+
+/**
+ * The kernel that `?kernel=` asks for, or null where it does not.
+ *
+ * @throws Error for one that does not exist
+ */
+export function forcedKernel(search: string): KernelName | null {
+  const asked = new URLSearchParams(search).get("kernel");
+  if (asked === null) return null;
+  const name = Object.values(KernelName).find((kernel) => kernel === asked);
+  if (name) return name;
+  const names = Object.values(KernelName).join(", ");
+  throw new Error(`?kernel=${asked} is no kernel; use one of ${names}, or leave it out.`);
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return "";
+  }
+}

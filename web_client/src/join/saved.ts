@@ -1,0 +1,90 @@
+/** What this browser keeps: a credential for each server, the owner's choices, what it gave. */
+
+import type { Invitation } from "./invitation";
+
+/** This device, as one server knows it. */
+export interface SavedDevice {
+  readonly server: string;
+  readonly credential: string;
+}
+
+/** What a device gave to a server so far, over all visits. */
+export interface Contribution {
+  readonly blocks: number;
+  readonly flops: number;
+}
+
+const LATEST = "cleave.latest";
+
+/** What `hello` carries: a credential, and a code in reserve. */
+export interface Keys {
+  readonly credential: string;
+  readonly join_code: string;
+}
+
+/** Reads and writes the browser's storage, which may be full or forbidden: then nothing is kept. */
+export class Saved {
+  readonly #storage: Storage | null;
+
+  /** @param storage `localStorage`, or null where the browser forbids it */
+  constructor(storage: Storage | null) {
+    this.#storage = storage;
+  }
+
+  /** The device of an invitation's server; of the latest server, if the invitation names none. */
+  device(invitation: Invitation): SavedDevice | null {
+    const server = invitation.server || (this.#read(LATEST) as string | null) || "";
+    const credential = this.#read(`cleave.credential.${server}`);
+    return typeof credential === "string" ? { server, credential } : null;
+  }
+
+  /** Ours if we have one, with the invitation's code in reserve; null where there is neither. */
+  keys(invitation: Invitation): Keys | null {
+    const device = this.device(invitation);
+    if (device) return { credential: device.credential, join_code: invitation.code };
+    return invitation.code ? { credential: invitation.code, join_code: "" } : null;
+  }
+
+  /** Keep a device; returns whether it could be kept. */
+  keep({ server, credential }: SavedDevice): boolean {
+    return this.#write(`cleave.credential.${server}`, credential) && this.#write(LATEST, server);
+  }
+
+  contribution(server: string): Contribution {
+    const saved = this.#read(`cleave.contribution.${server}`) as Partial<Contribution> | null;
+    return { blocks: Number(saved?.blocks) || 0, flops: Number(saved?.flops) || 0 };
+  }
+
+  keepContribution(server: string, contribution: Contribution): void {
+    this.#write(`cleave.contribution.${server}`, contribution);
+  }
+
+  /** The owner's choices, laid over what holds without any. */
+  choices<T extends object>(standard: T): T {
+    const saved = this.#read("cleave.choices");
+    return typeof saved === "object" && saved !== null ? { ...standard, ...saved } : standard;
+  }
+
+  keepChoices(choices: object): void {
+    this.#write("cleave.choices", choices);
+  }
+
+  #read(key: string): unknown {
+    const text = this.#storage?.getItem(key);
+    if (text === null || text === undefined) return null;
+    try {
+      return JSON.parse(text);
+    } catch {
+      return null; // not ours, or half written: as good as nothing
+    }
+  }
+
+  #write(key: string, value: unknown): boolean {
+    try {
+      this.#storage?.setItem(key, JSON.stringify(value));
+      return this.#storage !== null;
+    } catch {
+      return false; // full, or forbidden: the device needs a new code next time
+    }
+  }
+}

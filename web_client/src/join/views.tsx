@@ -1,0 +1,198 @@
+/** The join page's parts, as plain functions of what they show. */
+
+import type { ComponentChildren } from "preact";
+import type { Status } from "../device/commands";
+import { State } from "../device/guest";
+import { count, quantity } from "../ui/figures";
+import type { Conditions } from "./conditions";
+import type { Contribution } from "./saved";
+import type { Heat } from "./sensors";
+import { kernelText, needsCode, said } from "./words";
+
+const CHOICES: { readonly [K in keyof Conditions]: string } = {
+  lowBattery: "Stop below 20 % battery",
+  unplugged: "Work only when plugged in",
+  hidden: "Stop when this page is not in front",
+  metered: "Stop on a metered network",
+};
+
+/** There is no code in the address, and none was used here before. */
+export function NoCode() {
+  return (
+    <section class="card stack">
+      <h1>This page needs a join code</h1>
+      <p>
+        Open it from the QR code or the link that the server prints. Whoever runs the server gets
+        one with <code>cleave pair</code>; each is for one device, and good for some minutes.
+      </p>
+    </section>
+  );
+}
+
+/** A page that cannot go on, and why. */
+export function Fault({ text }: { text: string }) {
+  return (
+    <section class="card stack" role="alert">
+      <h1>This does not work</h1>
+      <p>{text}</p>
+    </section>
+  );
+}
+
+export interface ReadyProps {
+  readonly host: string;
+  readonly name: string;
+  readonly onName: (name: string) => void;
+  readonly known: boolean;
+  readonly secure: boolean;
+  readonly start: () => void;
+  readonly children: ComponentChildren;
+}
+
+/** Before the start: what will happen. */
+export function Ready({ host, name, onName, known, secure, start, children }: ReadyProps) {
+  return (
+    <form
+      class="stack"
+      onSubmit={(event) => {
+        event.preventDefault();
+        start();
+      }}
+    >
+      <section class="card stack">
+        <h1>{known ? "Help again" : "Lend this device"}</h1>
+        <p>
+          A model is being trained on <strong>{host}</strong>. This device gets blocks of numbers,
+          multiplies them and sends the results back, until you stop it or close the page.
+        </p>
+        <ul class="plain">
+          <li>Nothing on this device is read, and nothing is installed.</li>
+          <li>It uses power and data: on a phone, better with a charger and Wi-Fi.</li>
+          <li>It gets warm; the browser keeps it within its limits.</li>
+        </ul>
+        <button type="submit" class="button primary wide">
+          Start helping
+        </button>
+        {secure ? null : (
+          <p class="soft small">
+            This page came over http: over https this browser could also use the GPU and shared
+            memory, and keep the screen on.
+          </p>
+        )}
+      </section>
+      <section class="card stack">
+        <label class="field">
+          <span>Name in the server's list</span>
+          <input
+            type="text"
+            value={name}
+            maxLength={100}
+            autocomplete="off"
+            onInput={(event) => onName(event.currentTarget.value)}
+          />
+        </label>
+        {children}
+      </section>
+    </form>
+  );
+}
+
+export interface ChoicesProps {
+  readonly conditions: Conditions;
+  readonly offered: readonly (keyof Conditions)[];
+  readonly onChange: (conditions: Conditions) => void;
+}
+
+/** The owner's conditions, those that this browser can tell. */
+export function Choices({ conditions, offered, onChange }: ChoicesProps) {
+  return (
+    <fieldset class="choices">
+      <legend>When to stop by itself</legend>
+      {offered.map((name) => (
+        <label key={name} class="choice">
+          <input
+            type="checkbox"
+            checked={conditions[name]}
+            onChange={(event) => onChange({ ...conditions, [name]: event.currentTarget.checked })}
+          />
+          <span>{CHOICES[name]}</span>
+        </label>
+      ))}
+    </fieldset>
+  );
+}
+
+export interface RunningProps {
+  readonly status: Status;
+  readonly flops_per_s: number;
+  readonly contribution: Contribution;
+  readonly heat: Heat;
+  readonly stop: () => void;
+  readonly again: () => void;
+}
+
+/** While it works, and after. */
+export function Running(props: RunningProps) {
+  const { status, flops_per_s, contribution, heat, stop, again } = props;
+  const { headline, detail } = said(status);
+  const { state, code } = status.notice;
+  const over = state === State.ENDED;
+  return (
+    <section class="card stack" data-state={state} data-kernel={status.kernel?.name ?? ""}>
+      <div role="status" aria-live="polite" class="stack tight">
+        <h1 class={state === State.WORKING ? "working" : ""}>{headline}</h1>
+        <p class="soft">{detail}</p>
+      </div>
+      <dl class="figures">
+        <Figure name="Blocks multiplied" value={count(status.counts.blocks)} id="blocks" />
+        <Figure name="Speed" value={quantity(over ? 0 : flops_per_s, "FLOP/s")} id="speed" />
+        <Figure name="Received" value={quantity(status.counts.down_bytes, "B")} id="down" />
+        <Figure name="Sent" value={quantity(status.counts.up_bytes, "B")} id="up" />
+        {heat === null ? null : <Figure name="Processor" value={heat} id="heat" />}
+        <Figure
+          name="Contribution so far"
+          value={`${quantity(contribution.flops, "FLOP")}, ${count(contribution.blocks)} blocks`}
+          id="contribution"
+        />
+      </dl>
+      {over ? null : <p class="soft small">Multiplies with {kernelText(status) || "…"}</p>}
+      {over ? (
+        needsCode(code) ? null : (
+          <button type="button" class="button primary wide" onClick={again}>
+            Join again
+          </button>
+        )
+      ) : (
+        <button type="button" class="button wide" onClick={stop}>
+          {state === State.DRAINING ? "Stop at once" : "Stop"}
+        </button>
+      )}
+      <Unused status={status} />
+    </section>
+  );
+}
+
+function Figure({ name, value, id }: { name: string; value: string; id: string }) {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd data-figure={id}>{value}</dd>
+    </div>
+  );
+}
+
+function Unused({ status }: { status: Status }) {
+  if (status.unused.length === 0) return null;
+  return (
+    <details class="small soft">
+      <summary>What this browser does not use</summary>
+      <ul class="plain">
+        {status.unused.map(({ name, reason }) => (
+          <li key={`${name} ${reason}`}>
+            {name}: {reason.replace(/^Error: /, "")}
+          </li>
+        ))}
+      </ul>
+    </details>
+  );
+}
