@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, ConsoleMessage, Page
 
 from tests.web.browser import WEB_CLIENT
 
@@ -57,10 +57,12 @@ def watched(
     )
     seen = Watched(context.new_page())
     page = seen.page
-    page.on(
-        "console",
-        lambda said: seen.complaints.append(said.text) if said.type in ("error", "warning") else 0,
-    )
+
+    def heard(said: ConsoleMessage) -> None:
+        if said.type in ("error", "warning"):
+            seen.complaints.append(said.text)
+
+    page.on("console", heard)
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     page.on("request", lambda request: seen.asked.append(request.url))
     page.on("websocket", lambda socket: seen.asked.append(socket.url))

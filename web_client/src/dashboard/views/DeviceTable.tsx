@@ -114,7 +114,7 @@ function Heading(props: {
   const active = order.key === column.key;
   const direction = order.descending ? "descending" : "ascending";
   return (
-    <th scope="col" class={column.isText ? "" : "number"} aria-sort={active ? direction : "none"}>
+    <th scope="col" class={headingClass(column)} aria-sort={active ? direction : "none"}>
       <button type="button" onClick={() => setOrder(turned(order, column.key, column.isText))}>
         {column.title}
         <span class="arrow" aria-hidden="true">
@@ -123,6 +123,13 @@ function Heading(props: {
       </button>
     </th>
   );
+}
+
+/** Widths are those of the headings; a figure with its share needs more room than one alone. */
+function headingClass(column: Column): string {
+  if (column === COLUMNS[0]) return "first";
+  const narrow = column.share === undefined ? "narrow" : "";
+  return column.isText ? narrow : `number ${narrow}`;
 }
 
 interface RowProps {
