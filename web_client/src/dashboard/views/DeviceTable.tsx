@@ -66,7 +66,8 @@ export function DeviceTable({ devices, order, setOrder, chosen, choose }: Props)
     >
       <table aria-rowcount={devices.length + 1} onKeyDown={onKeyDown}>
         <caption class="spoken">
-          Devices. The share after a figure is of what the profile or the first measurement said.
+          Devices. The share after a figure is of what the profile or the first measurement said; of
+          a link, of what crosses it now.
         </caption>
         <thead>
           <tr aria-rowindex={1}>
@@ -128,8 +129,8 @@ function Heading(props: {
 /** Widths are those of the headings; a figure with its share needs more room than one alone. */
 function headingClass(column: Column): string {
   if (column === COLUMNS[0]) return "first";
-  const narrow = column.share === undefined ? "narrow" : "";
-  return column.isText ? narrow : `number ${narrow}`;
+  if (column.isText) return "word";
+  return column.share === undefined ? "number figure-alone" : "number";
 }
 
 interface RowProps {
@@ -158,16 +159,18 @@ function Row({ device, index, chosen, choose }: RowProps) {
         <td key={column.key} class={column.isText ? "" : "number"}>
           {column.key === "state" && <span class={`dot ${concern(device.state)}`} />}
           {column.text(device)}
-          {column.share !== undefined && <Share value={column.share(device)} />}
+          {column.share !== undefined && (
+            <Share value={column.share(device)} low={column.low ?? 0} />
+          )}
         </td>
       ))}
     </tr>
   );
 }
 
-/** Much less than what was promised stands out. */
-function Share(props: { readonly value: number | null }) {
-  const low = props.value !== null && props.value < 0.5;
+/** Much less than what was promised stands out; a link that has nothing to do does not. */
+function Share(props: { readonly value: number | null; readonly low: number }) {
+  const low = props.value !== null && props.value < props.low;
   return <span class={low ? "share warning-text" : "share soft"}>{percent(props.value)}</span>;
 }
 

@@ -18,8 +18,12 @@ export function EnergyView(props: { readonly energy: Energy }) {
           value={inWords(devices_j)}
           note={devices_known === null ? undefined : `of ${counted(devices_known, "device")}`}
         />
-        <Figure name="PS" value={inWords(ps_j)} />
-        <Figure name="Carbon" value={carbon(gco2e)} note="CO₂ equivalent" />
+        <Figure name="PS" value={inWords(ps_j)} note={ps_j === null ? "not measured" : undefined} />
+        <Figure
+          name="Carbon"
+          value={carbon(gco2e)}
+          note={gco2e === null ? "not known" : "CO₂ equivalent"}
+        />
       </dl>
       {unknown > 0 && (
         <p class="small warning-text">

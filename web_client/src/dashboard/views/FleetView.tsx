@@ -15,7 +15,7 @@ interface Props {
 }
 
 export function FleetView({ overview, chosen, choose }: Props) {
-  const { devices, timeline, totals } = overview;
+  const { devices, devices_total, timeline, totals } = overview;
   const [filter, setFilter] = useState<Filter>(NO_FILTER);
   const [order, setOrder] = useState<Order>({ key: "device", descending: false });
   const shown = useMemo(() => arrange(devices, filter, order), [devices, filter, order]);
@@ -41,9 +41,11 @@ export function FleetView({ overview, chosen, choose }: Props) {
             <Filters filter={filter} setFilter={setFilter} overview={overview} />
           </div>
           <p class="soft small">
-            {shown.length === devices.length
-              ? counted(devices.length, "device")
-              : `${count(shown.length)} of ${counted(devices.length, "device")}`}
+            {shown.length === devices_total
+              ? counted(devices_total, "device")
+              : `${count(shown.length)} of ${counted(devices_total, "device")}`}
+            {devices.length < devices_total &&
+              `; the server sends only ${count(devices.length)} of them`}
           </p>
           <div class={picked === undefined ? "fleet" : "fleet with-detail"}>
             <DeviceTable
