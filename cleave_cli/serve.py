@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -77,6 +78,12 @@ def serve(
         list[str] | None,
         typer.Option(help="Web page whose browsers may join, like https://example.org; repeat it."),
     ] = None,
+    ps_gbit: Annotated[
+        float, typer.Option(help="This machine's network card, Gbit/s each way; 0: unlimited.")
+    ] = 0,
+    grid: Annotated[
+        str, typer.Option(help="Country of the devices' electricity, like DEU, to count carbon.")
+    ] = "",
     max_devices: Annotated[int, typer.Option(help="Most devices at once.")] = limits.MAX_DEVICES,
     max_waiting: Annotated[
         int, typer.Option(help="Most connections from one address that are not admitted yet.")
@@ -107,9 +114,17 @@ def serve(
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
+    if ps_gbit < 0:
+        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
     need_train_extra("cleave serve")
+    import cleave
+    from cleave.footprint.grid import load_grid
+    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.plan import PsRates
+    from cleave.planner.planner import TilePlanner
     from cleave.server.jobs import Jobs
     from cleave.server.office import open_office
+    from cleave.server.overview import ServerFacts
     from cleave.server.pages import Pages
     from cleave.training.run_job import JobRunner
     from cleave.transport.door import ConnectionLimits
@@ -127,7 +142,13 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     allow_many_connections()
-    with open_office(data, operator_credential, credential, log) as office:
+    card = ps_gbit * 1e9 / 8 or None
+    facts = ServerFacts(cleave.__version__, socket.gethostname(), verify, card, card)
+    planner = TilePlanner()
+    if card is not None:
+        planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
+    electricity = load_grid(grid) if grid else None
+    with open_office(data, operator_credential, credential, log, facts, electricity) as office:
         sessions = office.operators
         fleet = listen(
             host,
@@ -135,7 +156,9 @@ def serve(
             credential=credential,
             operator_credential=office.operator_token,
             viewer_credential=office.viewer_token,
+            planner=planner,
             notify=log,
+            witness=office.overview.happened,
             operator=sessions.serve,
             pages=Pages.of_package().answer,
             verify=verification,
@@ -155,8 +178,8 @@ def serve(
             ),
         )
         with fleet:
-            jobs = Jobs(fleet, JobRunner(runs), log, office.history)
-            sessions.jobs, sessions.fleet = jobs, fleet
+            jobs = Jobs(fleet, JobRunner(runs), log, office.history, office.overview.job_happened)
+            sessions.jobs, sessions.fleet, office.overview.jobs = jobs, fleet, jobs
             office.open(fleet)
             code = None if credential else office.access.pair()
             _welcome(fleet, credential, code, office.url_file, as_json=as_json)

@@ -99,6 +99,11 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     return profile
 
 
+def load_profiles() -> dict[str, DeviceProfile]:
+    """Every device profile of the library by its name: for those who look names up often."""
+    return {name: load_profile(name) for name in profile_names()}
+
+
 def network_names() -> list[str]:
     """The names of the networks of the library, sorted."""
     return _names("networks")

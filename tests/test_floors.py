@@ -34,6 +34,7 @@ FLOORS = {
 NEIGHBOURS = {  # the exceptions: same floor, one way
     ("cleave.training", "cleave.models"),
     ("emulator", "cleave.transport"),
+    ("cleave.server", "cleave.footprint"),
     ("cleave.verify", "cleave.arrays"),
 }
 PURE = (

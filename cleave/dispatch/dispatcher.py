@@ -46,19 +46,33 @@ _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
 WITHDRAWN: Final = "it was withdrawn"
 """The reason of a work's failure that is none."""
 
+FINISHED_KEPT: Final = 64
+"""Works that are remembered when they are done."""
+
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
 
 
 @dataclass(slots=True)
 class Counters:
-    """What happened so far."""
+    """What happened so far; `flops` are those of `results`."""
 
     units: int = 0
     results: int = 0
+    flops: int = 0
     reissued: int = 0
     late: int = 0
     hedged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedWork:
+    """What was predicted of some work, and what became of it."""
+
+    id: int
+    title: str
+    predicted_s: float
+    took_s: float
 
 
 @dataclass(slots=True)
@@ -126,6 +140,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.counters = Counters()
+        self.finished: deque[FinishedWork] = deque(maxlen=FINISHED_KEPT)  # the latest last
         self._devices: dict[int, _Device] = {}
         self._works: dict[int, Work] = {}
         self._waiting: list[Work] = []  # submitted while the fleet was empty
@@ -176,6 +191,14 @@ class Dispatcher:
     def idle(self) -> bool:
         """Whether no work is unfinished."""
         return not self._works
+
+    @property
+    def oldest(self) -> tuple[Work, float] | None:
+        """The work that is under way for longest, and since when; None where there is none."""
+        for id, begun_s in self._begun_s.items():
+            if self._works[id].expected_s is not None:  # else it waits for a device
+                return self._works[id], begun_s
+        return None
 
     @property
     def blank(self) -> bool:
@@ -609,6 +632,7 @@ class Dispatcher:
         work = self._works.get(unit.work)
         if work is not None:
             self.counters.results += 1
+            self.counters.flops += unit.flops
             self._assemble(work.arrived(unit, event.payload))
         self._pump(event.device, device)
         self._finish_draining(event.device, device)
@@ -650,8 +674,11 @@ class Dispatcher:
             self._complete(work.id)
 
     def _complete(self, work: int) -> None:
-        del self._works[work], self._begun_s[work]
+        done, begun_s = self._works.pop(work), self._begun_s.pop(work)
         self._finished_s = self._now_s
+        if done.expected_s is not None:
+            took_s = self._now_s - begun_s
+            self.finished.append(FinishedWork(work, done.title, done.expected_s, took_s))
         self._commands.append(events.Finished(work))
 
     def _fail(self, work: int, reason: str) -> None:

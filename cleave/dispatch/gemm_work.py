@@ -54,8 +54,29 @@ class GemmUnit:
     op: Op = Op.MATMUL
 
 
+@dataclass(slots=True)
+class TileProgress:
+    """A tile under way.
+
+    Attributes:
+        device: that it was planned for; when that one is late or lost, others do some of it.
+        tile: the box.
+        blocks: that it is cut into, and are not in another tile by now.
+        done: how many of them are back.
+    """
+
+    device: int
+    tile: Tile
+    blocks: int = 0
+    done: int = 0
+
+
 class GemmWork:
-    """C = A @ B on a fleet."""
+    """C = A @ B on a fleet.
+
+    Attributes:
+        tiles: by number, those that have blocks, once it is assigned.
+    """
 
     def __init__(
         self,
@@ -76,10 +97,18 @@ class GemmWork:
         self.dtype = dtype
         self.out = out
         self.plan: Plan | None = None
+        self.tiles: dict[int, TileProgress] = {}
+        self._recut_tiles: dict[int, TileProgress] = {}  # a proposal's
         self._planner = planner
         self._remaining = 0
         self._tiles = 0  # numbers of tiles that were used
         self._order: _FoldOrder | None = None
+
+    @property
+    def title(self) -> str:
+        """See `Work.title`: the shapes of A and B."""
+        m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
+        return f"{m}×{k} · {k}×{n}"
 
     @property
     def complete(self) -> bool:
@@ -103,9 +132,18 @@ class GemmWork:
         ]
         self._remaining = len(assigned)
         self._tiles = len(self.plan.tiles)
+        self.tiles = {
+            number: TileProgress(tile.device, tile.tile)
+            for number, tile in enumerate(self.plan.tiles)
+        }
+        self._count(assigned_unit for _, assigned_unit in assigned)
         if any(unit.detail.partial for _, unit in assigned):
             self._order = _FoldOrder([unit for _, unit in assigned if unit.detail.partial])
         return assigned
+
+    def _count(self, units: Iterable[Unit], each: int = 1) -> None:
+        for unit in units:
+            self.tiles[unit.detail.tile].blocks += each
 
     def _units(self, cut: TileCut, number: int, holdings: Holdings) -> Iterator[Unit]:
         partial = cut.tile.is_partial(self.gemm)
@@ -151,6 +189,7 @@ class GemmWork:
     ) -> Recut | None:
         """See `Work.recut`: every box of undone blocks is planned like a GEMM of its own."""
         found = Recut([], 0.0)
+        self._recut_tiles = {}
         planned_s, number = 0.0, self._tiles
         for box in boxes_of([unit.detail.block for unit in units]):
             gemm = Gemm(box.m.size, box.n.size, box.k.size)
@@ -167,6 +206,7 @@ class GemmWork:
                 cut = _moved(tile.cut, box)
                 found.finish_s = max(found.finish_s, busy_s[tile.device] + planned_s)
                 found.assigned += [(tile.device, u) for u in self._units(cut, number, holdings)]
+                self._recut_tiles[number] = TileProgress(tile.device, cut.tile)
                 number += 1
         return found
 
@@ -179,6 +219,10 @@ class GemmWork:
         """See `Work.replace`."""
         self._remaining += len(others) - len(units)
         self._tiles = 1 + max(unit.detail.tile for unit in others)
+        self.tiles |= self._recut_tiles
+        self._count(units, -1)
+        self._count(others)
+        self.tiles = {number: tile for number, tile in self.tiles.items() if tile.blocks}
         if self._order is not None:
             self._order.replace(units, others)
         elif any(unit.detail.partial for unit in others):
@@ -188,6 +232,7 @@ class GemmWork:
 
     def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
         """See `Work.arrived`."""
+        self.tiles[unit.detail.tile].done += 1
         if self._order is None or not unit.detail.partial:
             return [(unit, payload)]
         return self._order.arrived(unit, payload)

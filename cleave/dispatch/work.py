@@ -86,6 +86,11 @@ class Work(Protocol):
     @property
     def id(self) -> int: ...
 
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        ...
+
     def runs_on(self, device: DeviceRates) -> bool:
         """Whether a device can do any of it at all."""
         ...

@@ -109,13 +109,21 @@ class Failure:
 
 
 @dataclass(slots=True)
+class Late:
+    """For information: this device does not answer what it should have long ago, or does again."""
+
+    session: int
+    late: bool
+
+
+@dataclass(slots=True)
 class Note:
     """For information: something that an operator should know."""
 
     text: str
 
 
-Order: TypeAlias = Send | Close | Joined | Note | Check | Place | Done | Failure
+Order: TypeAlias = Send | Close | Joined | Late | Note | Check | Place | Done | Failure
 
 
 @dataclass(slots=True)
@@ -530,6 +538,7 @@ class Coordinator:
                 case events.Overdue(device, overdue):
                     self.epoch += 1
                     self.sessions[device].reason = "it does not answer" if overdue else ""
+                    yield Late(device, overdue)
                 case events.Drained(device):
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.happenings import EventKind
 from cleave.server.history import JobHistory
 
 Record = dict[str, Any]
@@ -32,22 +34,34 @@ FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
 @dataclass
 class Job:
-    """One training run on this server."""
+    """One training run on this server.
+
+    Attributes:
+        steps: that it is to have done at its end.
+        started_s: Unix time; None before.
+    """
 
     id: str
     number: int
     arguments: Mapping[str, Any]
+    steps: int
+    started_s: float | None = None
     state: JobState = JobState.QUEUED
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     followers: list[Callable[[], None]] = field(default_factory=list)
 
+    @property
+    def model(self) -> str:
+        """What it trains, as it was submitted."""
+        return _model(self.arguments)
+
 
 class RunJob(Protocol):
     """Trains. Given to the server, so that it needs to know nothing of training."""
 
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that cannot be run.
+    def check(self, arguments: Mapping[str, Any]) -> int:
+        """How many steps it is to have done at its end; refuse arguments that cannot be run.
 
         Raises:
             CleaveError: one sentence that says why.
@@ -77,6 +91,8 @@ class Jobs:
         runner: how they train.
         log: takes a line for the server's own output.
         history: remembers them, also those of earlier days; None to forget them.
+        witness: told of jobs that begin and end, and of pauses; in any thread.
+        clock: Unix time, in seconds.
     """
 
     def __init__(
@@ -85,12 +101,16 @@ class Jobs:
         runner: RunJob,
         log: Callable[[str], None],
         history: JobHistory | None = None,
+        witness: Callable[[EventKind, str], None] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
         self._runner = runner
         self._log = log
         self._jobs: dict[str, Job] = {}
         self._history = history
+        self._witness = witness or (lambda kind, text: None)
+        self._clock = clock
         self._numbers = count(history.next_number if history is not None else 1)
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -103,13 +123,14 @@ class Jobs:
         Raises:
             CleaveError: when its arguments cannot be run.
         """
-        self._runner.check(arguments)
+        steps = self._runner.check(arguments)
         with self._lock:
             number = next(self._numbers)
-            job = Job(f"job-{number}", number, arguments)
+            job = Job(f"job-{number}", number, arguments, steps)
             self._jobs[job.id] = job
         if self._history is not None:
-            self._history.submitted(number, _model(arguments))
+            self._history.submitted(number, job.model)
+        self._witness(EventKind.JOB, f"{job.id} ({job.model}) queued")
         self._queue.put(job)
         return job
 
@@ -170,13 +191,19 @@ class Jobs:
         self._report(job, final)
 
     def _enter(self, job: Job, state: JobState, reason: str = "") -> None:
+        if state is JobState.RUNNING:
+            job.started_s = self._clock()
         job.state = state
+        why = f": {reason}" if reason else ""
+        self._witness(EventKind.JOB, f"{job.id} ({job.model}) {state.value}{why}")
         if self._history is not None:
             self._history.changed(job.number, state.value, reason)
 
     def _report(self, job: Job, record: Record) -> None:
         if self._history is not None:
             self._history.reported(job.number, record)
+        if record.get("event") == "fleet":
+            self._witness(EventKind.PAUSE, str(record.get("text", "")))
         with self._lock:
             job.records.append(record)
             followers = list(job.followers)

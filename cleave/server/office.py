@@ -10,14 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cleave.server.access import Access
+from cleave.footprint.grid import Grid
+from cleave.server.access import Access, Clocks
 from cleave.server.codes import CREDENTIAL_BYTES
 from cleave.server.data_folder import DataFolder, default_folder
 from cleave.server.desk import Desk
+from cleave.server.energy import EnergyMeter
+from cleave.server.event_log import EventLog
 from cleave.server.history import JobHistory
 from cleave.server.operator import OperatorSessions
+from cleave.server.overview import Overview, ServerFacts
 from cleave.server.store import Store
 from cleave.transport.serve import ServedFleet
+from profiles.library import load_profiles
 
 KEEP_NOTHING: Final = "none"
 """Instead of a folder: everything is forgotten when the server ends."""
@@ -31,6 +36,7 @@ class Office:
     history: JobHistory
     desk: Desk
     operators: OperatorSessions
+    overview: Overview
     operator_token: str
     viewer_token: str
     folder: DataFolder | None
@@ -43,13 +49,19 @@ class Office:
     def open(self, fleet: ServedFleet) -> None:
         """The fleet listens: operators can be served, and find the server."""
         self.desk.sessions = fleet
+        self.overview.live = fleet.live
         if self.folder is not None:
             self.folder.write_url(fleet.operator_url)
 
 
 @contextmanager
 def open_office(
-    data: str, operator_token: str, fleet_credential: str, log: Callable[[str], None]
+    data: str,
+    operator_token: str,
+    fleet_credential: str,
+    log: Callable[[str], None],
+    facts: ServerFacts | None = None,
+    grid: Grid | None = None,
 ) -> Iterator[Office]:
     """All of it, as long as the block lasts; leave the fleet's own block first.
 
@@ -58,6 +70,8 @@ def open_office(
         operator_token: what operators must show; empty for the one in the folder.
         fleet_credential: see `Access`.
         log: takes a line for the server's own output.
+        facts: what overviews say of the server; nothing when None.
+        grid: of the electricity that devices use; None where nobody said.
 
     Raises:
         CleaveError: when the folder cannot be used.
@@ -77,4 +91,13 @@ def open_office(
         stack.callback(access.close)
         history = JobHistory(store, access.ledger, time.time)
         desk = Desk(access, history.all, time.time)
-        yield Office(access, history, desk, OperatorSessions(desk), token, viewer, folder)
+        profiles = load_profiles()
+        overview = Overview(
+            facts or ServerFacts(),
+            EventLog(time.time),
+            profiles,
+            EnergyMeter(profiles, grid),
+            Clocks(),
+        )
+        operators = OperatorSessions(desk, overview)
+        yield Office(access, history, desk, operators, overview, token, viewer, folder)

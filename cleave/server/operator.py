@@ -12,6 +12,7 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode
 from cleave.server.desk import Desk
 from cleave.server.jobs import FINAL_STATES, Job, Jobs
+from cleave.server.overview import Overview, Question
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.transport.serve import ServedFleet
 
@@ -24,14 +25,16 @@ class OperatorSessions:
 
     Args:
         desk: answers what is asked about devices; None for a server that keeps nothing of them.
+        overview: looks at all of it; None for a server that nobody looks at.
 
     Attributes:
         jobs: the server's jobs; set once the fleet that they train on exists.
         fleet: likewise.
     """
 
-    def __init__(self, desk: Desk | None = None) -> None:
+    def __init__(self, desk: Desk | None = None, overview: Overview | None = None) -> None:
         self._desk = desk
+        self._overview = overview
         self.jobs: Jobs | None = None
         self.fleet: ServedFleet | None = None
 
@@ -88,13 +91,15 @@ class OperatorSessions:
                     data = {"job": job.id, "state": job.state.value}
                 case "status":
                     data = self._status()
+                case "overview" if self._overview is not None:
+                    data = self._overview.answer(Question.of(arguments))
                 case action if self._desk is not None and self._desk.knows(action):
                     data = self._desk.answer(action, arguments)
                 case _:
                     raise UsageError(
                         f"unknown request {request.action!r}; "
-                        f"this server knows submit, attach, stop, status, pair, dashboard, "
-                        f"devices, revoke, release and history"
+                        f"this server knows submit, attach, stop, status, overview, pair, "
+                        f"dashboard, devices, revoke, release and history"
                     )
         except CleaveError as error:
             failed = {"text": str(error), "exit_code": error.exit_code}

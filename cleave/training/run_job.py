@@ -74,9 +74,9 @@ class JobRunner:
 
     runs: Path
 
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse a request that cannot be run; see `JobRequest.spec`."""
-        JobRequest.from_dict(arguments).spec()
+    def check(self, arguments: Mapping[str, Any]) -> int:
+        """Its steps; refuse a request that cannot be run, see `JobRequest.spec`."""
+        return JobRequest.from_dict(arguments).spec().steps
 
     def run(
         self,

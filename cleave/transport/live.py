@@ -28,6 +28,7 @@ from cleave.fleet.coordinator import (
     Done,
     Failure,
     Joined,
+    Late,
     Note,
     Order,
     Place,
@@ -35,11 +36,13 @@ from cleave.fleet.coordinator import (
     Session,
 )
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
+from cleave.fleet.happenings import EventKind, Witness
 from cleave.fleet.output import Output
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
+from cleave.transport.block_times import BlockTimes, Span
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.verify import Fault
 
@@ -59,11 +62,13 @@ PACK_IN_THREAD_BYTES = 4 * 2**20
 class _Peer:
     connection: Connection
     record: Session
+    times: BlockTimes = field(default_factory=BlockTimes)
     outbox: deque[Message] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # once it has joined
     refused: str = ""  # why its session was ended from here
+    outlawed: bool = False  # for wrong results
 
 
 class LiveShell:
@@ -72,14 +77,20 @@ class LiveShell:
     Args:
         coordinator: the PS's core.
         notify: called in the loop's thread with one line whenever devices come or go.
+        witness: told of what happens, likewise.
     """
 
     clock = "wall"
 
     def __init__(
-        self, coordinator: Coordinator, notify: Callable[[str], None] | None = None
+        self,
+        coordinator: Coordinator,
+        notify: Callable[[str], None] | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.coordinator = coordinator
+        self._witness = witness or _nobody
+        self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self._notify = notify or (lambda _: None)
         self._peers: dict[int, _Peer] = {}
@@ -127,7 +138,10 @@ class LiveShell:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
                 peer.record.uplink_bytes += len(data)
-                self._obey(self.coordinator.received(session, decode(data), self._now()))
+                message, now_s = decode(data), self._now()
+                if isinstance(message, messages.Result) and peer.record.probe is None:
+                    peer.times.answered(message.id, message.compute_s, now_s)
+                self._obey(self.coordinator.received(session, message, now_s))
         except ConnectionLostError as error:
             reason = str(error)
         except ProtocolError as error:
@@ -145,8 +159,11 @@ class LiveShell:
             await asyncio.wait([sender], timeout=1.0)
             sender.cancel()
             await connection.close()
+            why = peer.refused or (reason if known is not None else "")
+            if peer.name or peer.outlawed:
+                kind = EventKind.QUARANTINE if peer.outlawed else EventKind.LEAVE
+                self._witness(kind, peer.record, why)
             if peer.name:
-                why = peer.refused or (reason if known is not None else "")
                 self._notify(f"{peer.name} left{f' ({why})' if why else ''}; {self._fleet_size()}")
 
     async def _send_all(self, peer: _Peer) -> None:
@@ -158,9 +175,14 @@ class LiveShell:
                         parts = await asyncio.to_thread(encode, message)
                     else:
                         parts = encode(message)
+                    peer.times.sending(self._now())
                     sent_bytes = await peer.connection.send(parts)
                     self._counters.downlink_bytes += sent_bytes
                     peer.record.downlink_bytes += sent_bytes
+                    if isinstance(message, messages.Run) and peer.record.probe is None:
+                        peer.times.asked(message.id, self._now())
+                    elif isinstance(message, messages.Cancel):
+                        peer.times.given_up(message.ids)
                 if peer.closing:
                     await peer.connection.close()
                     return
@@ -173,6 +195,7 @@ class LiveShell:
         record = self.coordinator.sessions[session]
         peer = self._peers[session]
         peer.name = record.name or f"device {session}"
+        self._witness(EventKind.JOIN, record, record.profile)
         rates = record.rates
         if rates is not None:
             self._notify(
@@ -190,6 +213,7 @@ class LiveShell:
 
     def _obey(self, orders: Sequence[Order]) -> None:
         waiting = deque(orders)
+        self._tell_of_reissues()
         while waiting:
             order = waiting.popleft()
             match order:
@@ -200,6 +224,7 @@ class LiveShell:
                         peer.wake.set()
                         if isinstance(message, messages.Error):
                             peer.refused = message.message
+                            peer.outlawed = message.code is ErrorCode.QUARANTINED
                 case Check():
                     self._check(order)
                 case Place(unit, payload):
@@ -213,6 +238,9 @@ class LiveShell:
                     self._conclude(work, reason)
                 case Joined(session):
                     self._announce(session)
+                case Late(session, late):
+                    text = "it does not answer" if late else "it answers again"
+                    self._witness(EventKind.OVERDUE, self.coordinator.sessions.get(session), text)
                 case Note(text):
                     self._notify(text)
                 case Close(session):
@@ -220,6 +248,15 @@ class LiveShell:
                     if peer is not None:
                         peer.closing = True
                         peer.wake.set()
+
+    def _tell_of_reissues(self) -> None:
+        done = self.coordinator.dispatcher.counters
+        given_again = done.reissued + done.hedged
+        more = given_again - self._given_again
+        if more:
+            self._given_again = given_again
+            units = "unit was" if more == 1 else "units were"
+            self._witness(EventKind.REISSUE, None, f"{more} {units} given to other devices")
 
     def _check(self, order: Check) -> None:
         """Check a result: a small one at once, a larger one in a thread, so the loop stays free.
@@ -278,6 +315,7 @@ class LiveShell:
             record = self.coordinator.sessions.get(order.session)
             name = record.name if record else f"device {order.session}"
             self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
+            self._witness(EventKind.WRONG, record, fault.reason)
         self._obey(self.coordinator.checked(order, fault, self._now()))
 
     def _conclude(self, work: int, error: str) -> None:
@@ -314,6 +352,11 @@ class LiveShell:
     def credit(self) -> None:
         """Have the doorkeeper told what devices did up to now. Call it in the loop."""
         self.coordinator.credit(self._now())
+
+    def timeline(self, session: int) -> list[Span]:
+        """The last blocks of a device, on the clock `time.monotonic`. Call it in the loop."""
+        peer = self._peers.get(session)
+        return peer.times.spans() if peer is not None else []
 
     @staticmethod
     def _now() -> float:
@@ -401,6 +444,10 @@ class LiveShell:
         """See `Shell.close`. The owner of the loop stops it."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
+
+
+def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
+    """Nobody watches."""
 
 
 def _refusal(orders: Sequence[Order], session: int) -> messages.Error | None:

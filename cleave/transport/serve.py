@@ -21,6 +21,7 @@ from cleave.errors import ProtocolError, UsageError
 from cleave.fleet.admission import Clearance, Doorkeeper, OneKey, Refusal
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.happenings import Witness
 from cleave.fleet.verification import Verification
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
@@ -80,6 +81,7 @@ class ServedFleet(Fleet):
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
+        witness: Witness | None,
         pages: HttpHandler | None,
         verify: Verification | str | bool,
         door: Doorkeeper | None,
@@ -89,7 +91,7 @@ class ServedFleet(Fleet):
     ) -> None:
         door = door if door is not None else OneKey(credential, operator_credential)
         coordinator = Coordinator(verify=verify, door=door, max_devices=allowed.devices)
-        self._live = LiveShell(coordinator, notify)
+        self._live = LiveShell(coordinator, notify, witness)
         super().__init__(self._live, planner)
         self.fingerprint = exposure.fingerprint
         self._exposure = exposure
@@ -263,6 +265,11 @@ class ServedFleet(Fleet):
         server = self._live.coordinator.door.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
+    @property
+    def live(self) -> LiveShell:
+        """What runs the sessions, for those who look on from the server's loop."""
+        return self._live
+
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the server's loop."""
         self._live.end_identity(identity, code, reason)
@@ -364,6 +371,7 @@ def serve(
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
     pages: HttpHandler | None = None,
+    witness: Witness | None = None,
     verify: Verification | str | bool = True,
     door: Doorkeeper | None = None,
     security: Security | None = None,
@@ -380,6 +388,7 @@ def serve(
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
+        witness: told of what happens to devices, in the server's thread.
         pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
         verify: which results to check before they are used (`cleave.verify`), as `cleave serve
             --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
@@ -413,6 +422,7 @@ def serve(
         planner=planner or TilePlanner(),
         notify=notify,
         operator=operator,
+        witness=witness,
         pages=pages,
         verify=verify,
         door=door,

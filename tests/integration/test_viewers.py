@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -35,6 +36,23 @@ def served(runs: Path) -> Iterator[tuple[ServedFleet, Office]]:
             office.open(fleet)
             yield fleet, office
             jobs.close(10.0)
+
+
+def viewed(dashboard_url: str) -> str:
+    """Where the page of a dashboard connects to."""
+    return dashboard_url.replace("http", "ws", 1).replace("/#", "/ws#")
+
+
+def asked(url: str, *requests: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers to requests, in one session."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        client = await OperatorClient.connect(url)
+        answers = [await client.request(action, arguments) for action, arguments in requests]
+        await client.close()
+        return answers
+
+    return asyncio.run(scenario())
 
 
 def url_of(fleet: ServedFleet, token: str) -> str:

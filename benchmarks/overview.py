@@ -1,0 +1,91 @@
+"""What one overview costs the server's loop: 1000 devices, each known, with a GEMM under way.
+
+python -m benchmarks.overview --devices 1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from cleave.arrays import DType, empty
+from cleave.dispatch.gemm_work import GemmWork, MatrixRef
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.fleet import FleetCounters
+from cleave.gemm import Gemm
+from cleave.planner.plan import ElementBytes
+from cleave.planner.planner import TilePlanner
+from cleave.protocol import messages
+from cleave.protocol.codec import encode
+from cleave.protocol.messages import Op, Role
+from cleave.server.access import Clocks
+from cleave.server.energy import EnergyMeter
+from cleave.server.event_log import EventLog
+from cleave.server.overview import Overview, Question, ServerFacts
+from cleave.transport.block_times import Span
+from profiles.library import load_profiles, profile_names
+
+
+class Fleet:
+    """Devices without sockets."""
+
+    def __init__(self, devices: int) -> None:
+        self.coordinator = Coordinator()
+        names = profile_names()
+        for id in range(1, devices + 1):
+            now_s = time.monotonic()
+            self.coordinator.opened(id, now_s)
+            hello = messages.Hello(
+                Role.DEVICE,
+                name=f"device-{id}",
+                ops=(Op.MATMUL.value,),
+                dtypes=("fp32",),
+                memory_bytes=10**9,
+                profile=names[id % len(names)],
+                flops_per_s=1e10 + 1e7 * id,
+                downlink_bytes_per_s=1e7,
+                uplink_bytes_per_s=5e6,
+            )
+            self.coordinator.received(id, hello, now_s)
+
+    def counters(self) -> FleetCounters:
+        return FleetCounters()
+
+    def timeline(self, session: int) -> list[Span]:
+        return []
+
+
+def main() -> None:
+    """Print the times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--looks", type=int, default=100)
+    options = parser.parse_args()
+    fleet, profiles = Fleet(options.devices), load_profiles()
+    overview = Overview(
+        ServerFacts(), EventLog(time.time), profiles, EnergyMeter(profiles, None), Clocks()
+    )
+    overview.live = fleet
+    gemm = Gemm(4096, 4096, 4096)
+    a, b = MatrixRef(1, False), MatrixRef(2, False)
+    work = GemmWork(1, gemm, a, b, ElementBytes(4, 4, 4), "fp32", "fp32", TilePlanner())
+    matrix = empty(4096, 4096, DType.FP32)
+    fleet.coordinator.submit(work, matrix, matrix, time.monotonic())
+    answers, encodings, size = [], [], 0
+    for number in range(options.looks):
+        began_s = time.perf_counter()
+        data = overview.answer(Question())
+        answered_s = time.perf_counter()
+        size = sum(memoryview(p).nbytes for p in encode(messages.Reply(number, ok=True, data=data)))
+        encodings.append(time.perf_counter() - answered_s)
+        answers.append(answered_s - began_s)
+    rows, tiles = len(data["devices"]["rows"]), len(data["plan"]["tiles"])
+    print(f"{options.devices} devices ({rows} rows, {tiles} tiles), a reply of {size:,} bytes")
+    for name, times in (("computed", answers), ("encoded", encodings)):
+        median_s, most_s = statistics.median(times), max(times)
+        print(f"{name}: median {1e3 * median_s:.1f} ms, most {1e3 * most_s:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

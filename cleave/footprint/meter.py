@@ -1,0 +1,82 @@
+"""The energy that devices use, from what is known of them and of what they did. Pure numbers.
+
+With T the time a device was connected, t the time it multiplied, b the bytes that it received and
+sent and r the rates of its link,
+
+    E = P_idle (T - t) + P_compute t + P_radio (b_down / r_down + b_up / r_up)
+
+in joules, from watts, seconds, bytes and bytes/s. P_idle and P_compute are of the whole device,
+P_radio is what its radio draws more while it works, also while the device multiplies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from profiles.device_profile import Power
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a device did in a session.
+
+    Attributes:
+        present_s: connected.
+        compute_s: multiplying; more than `present_s` counts as that.
+        down_bytes, up_bytes: PS to device, device to PS.
+        downlink_bytes_per_s, uplink_bytes_per_s: of its link, above 0.
+    """
+
+    present_s: float
+    compute_s: float
+    down_bytes: float
+    up_bytes: float
+    downlink_bytes_per_s: float
+    uplink_bytes_per_s: float
+
+
+class Gap(Enum):
+    """What is not known of a device; the values say what is assumed."""
+
+    RADIO = "what their radios draw is unknown: left out"
+    IDLE = "what they draw while they wait is unknown: left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Energy that a device used, in joules, and what was assumed for it."""
+
+    energy_j: float
+    gaps: tuple[Gap, ...] = ()
+
+
+def used_by(power: Power | None, did: Activity) -> Used | None:
+    """The energy of a session by the formula above; None where it is unknown.
+
+    A phone (idle 0.5 W, 4 W multiplying, 0.8 W radio) that was connected 100 s, multiplied 40 s,
+    received 100 MB at 10 MB/s and sent 20 MB at 2 MB/s used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
+
+        >>> did = Activity(100, 40, 100e6, 20e6, 10e6, 2e6)
+        >>> used_by(Power(idle_w=0.5, compute_w=4, radio_w=0.8), did)
+        Used(energy_j=206.0, gaps=())
+
+    Args:
+        power: of its profile; None, or one without `compute_w`, where nobody knows it.
+        did: what it did.
+    """
+    if power is None or power.compute_w is None:
+        return None
+    computing_s = min(did.compute_s, did.present_s)
+    transfer_s = did.down_bytes / did.downlink_bytes_per_s + did.up_bytes / did.uplink_bytes_per_s
+    gaps = []
+    if power.idle_w is None:
+        gaps.append(Gap.IDLE)
+    if power.radio_w is None:
+        gaps.append(Gap.RADIO)
+    energy_j = (
+        (power.idle_w or 0.0) * (did.present_s - computing_s)
+        + power.compute_w * computing_s
+        + (power.radio_w or 0.0) * transfer_s
+    )
+    return Used(energy_j, tuple(gaps))

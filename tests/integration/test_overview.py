@@ -1,0 +1,68 @@
+"""Overviews of a real server: its figures are the server's own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from cleave.transport.join import parse_join_url
+from tests.integration.processes import run, started, wait_for_event
+from tests.integration.test_viewers import asked, viewed
+
+DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+
+
+def table(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(part["columns"], row, strict=True)) for row in part["rows"]]
+
+
+def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
+    data = tmp_path / "data"
+    serve = ("serve", "--port", "0", "--data", str(data), "--ps-gbit", "1", "--grid", "DEU")
+    with ExitStack() as stack:
+        _, lines = stack.enter_context(started(*serve, "--json", cwd=tmp_path))
+        listening = wait_for_event(lines, "listening")
+        _, device = stack.enter_context(started("join", listening["page_url"], *DEVICE))
+        wait_for_event(device, "ready")
+        trained = run(
+            "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3",
+            "--server", f"@{data / 'operator.url'}", "--json",
+        )  # fmt: skip
+        assert trained.returncode == 0, trained.stderr
+        url = viewed(listening["dashboard_url"])
+        seen, status = asked(url, ("overview", {}), ("status", {}))
+        assert seen["server"]["verify"] == "auto"
+        assert seen["card"]["egress_bytes_per_s"] == 1e9 / 8
+        job = seen["job"]
+        assert (job["job"], job["state"], job["model"], job["steps"]) == (
+            "job-1", "done", "opt-nano", 3,
+        )  # fmt: skip
+        steps = [record for record in job["records"] if record["event"] == "step"]
+        assert [record["step"] for record in steps] == [1, 2, 3]
+        assert seen["totals"]["blocks"] == sum(record["blocks"] for record in steps) > 0
+        (here,) = table(seen["devices"])
+        (known,) = status["devices"]
+        assert {name: here[name] for name in ("device", "name", "blocks", "compute_s")} == {
+            name: known[name] for name in ("device", "name", "blocks", "compute_s")
+        }
+        assert here["reputation"] in ("new", "good")
+        # What was probed before it joined crossed the network as well; nobody else is there.
+        assert seen["totals"]["down_bytes"] == here["down_bytes"]
+        assert seen["totals"]["up_bytes"] == here["up_bytes"]
+        assert seen["totals"]["flops"] > 0
+        kinds = [event["kind"] for event in table(seen["events"])]
+        assert [kind for kind in kinds if kind in ("join", "job")] == ["join", "job", "job", "job"]
+        more = {"after_record": job["next_record"], "after_event": seen["events"]["last"]}
+        (later,) = asked(url, ("overview", {**more, "device": here["device"]}))
+        assert later["job"]["records"] == later["events"]["rows"] == []
+        spans = later["timeline"]["spans"]
+        began_s, now_s = seen["server"]["started_s"], later["server"]["now_s"]
+        assert spans
+        assert all(began_s <= start <= end <= now_s for _, start, end in spans)
+        assert seen["gemms"]
+
+
+def test_the_address_of_a_viewer_is_read_as_one() -> None:
+    target = parse_join_url(viewed("https://host:1/#c=x"))
+    assert (target.address, target.credential) == ("wss://host:1/ws", "x")

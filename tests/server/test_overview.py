@@ -1,0 +1,347 @@
+"""Overviews: equal to the counters, None for what is not known, and never too large. No sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgpack
+import pytest
+
+from cleave.arrays import DType, empty
+from cleave.dispatch.gemm_work import GemmWork, MatrixRef
+from cleave.errors import CleaveError, UsageError
+from cleave.fleet.coordinator import Coordinator, Order, Place, Send
+from cleave.fleet.fleet import FleetCounters
+from cleave.fleet.happenings import EventKind
+from cleave.footprint.grid import load_grid
+from cleave.gemm import Gemm
+from cleave.planner.plan import ElementBytes
+from cleave.planner.planner import TilePlanner
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import encode
+from cleave.protocol.messages import Op, Role
+from cleave.server import overview as overviews
+from cleave.server.energy import EnergyMeter
+from cleave.server.event_log import EventLog
+from cleave.server.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
+from cleave.server.rates import Look, Rates, Sums
+from cleave.transport.block_times import KEPT, BlockTimes, Lane, Span
+from profiles.library import load_profiles
+from tests.server.clocks import Clock
+
+HELLO = messages.Hello(
+    Role.DEVICE,
+    name="phone",
+    ops=(Op.MATMUL.value,),
+    dtypes=("fp32",),
+    memory_bytes=10**9,
+    flops_per_s=1e10,
+    downlink_bytes_per_s=1e7,
+    uplink_bytes_per_s=5e6,
+    latency_s=0.01,
+)
+POWERED = "raspberry-pi-5"
+
+
+class Fleet:
+    """A fleet without sockets."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.coordinator = Coordinator()
+        self.done = FleetCounters()
+        self.spans: list[Span] = []
+        self._clock = clock
+
+    def counters(self) -> FleetCounters:
+        return self.done
+
+    def timeline(self, session: int) -> list[Span]:
+        return self.spans
+
+    def join(self, id: int, **changes: Any) -> None:
+        self.coordinator.opened(id, self._clock())
+        hello = dataclasses.replace(HELLO, **changes)
+        self.coordinator.received(id, hello, self._clock())
+
+    def submit(self, gemm: Gemm) -> list[Order]:
+        element = ElementBytes(4, 4, 4)
+        work = GemmWork(
+            7,
+            gemm,
+            MatrixRef(1, False),
+            MatrixRef(2, False),
+            element,
+            "fp32",
+            "fp32",
+            TilePlanner(),
+        )
+        a, b = (empty(*shape, DType.FP32) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
+        return self.coordinator.submit(work, a, b, self._clock())
+
+    def answer(self, order: Send, run: messages.Run) -> None:
+        """A device sends the right block, which is put in its place."""
+        unit = self.coordinator.sessions[order.session].expected[run.id]
+        rows, columns = unit.detail.block.m.size, unit.detail.block.n.size
+        result = messages.Result(run.id, rows, columns, "fp32", 0.5, bytes(unit.output_bytes))
+        for placed in self.coordinator.received(order.session, result, self._clock()):
+            if isinstance(placed, Place):
+                self.coordinator.placed(placed.unit, self._clock())
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fleet(clock: Clock) -> Fleet:
+    return Fleet(clock)
+
+
+@pytest.fixture
+def overview(fleet: Fleet, clock: Clock) -> Overview:
+    profiles = load_profiles()
+    made = Overview(
+        ServerFacts("1.2", "box", "auto"),
+        EventLog(clock),
+        profiles,
+        EnergyMeter(profiles, load_grid("DEU")),
+        clock.clocks,
+    )
+    made.live = fleet
+    return made
+
+
+def rows(overview: Overview) -> list[dict[str, Any]]:
+    devices = overview.answer(Question())["devices"]
+    return [dict(zip(devices["columns"], row, strict=True)) for row in devices["rows"]]
+
+
+def test_an_empty_server(overview: Overview) -> None:
+    seen = overview.answer(Question())
+    assert seen["server"]["name"] == "box"
+    assert seen["card"] == {"egress_bytes_per_s": None, "ingress_bytes_per_s": None}
+    assert seen["devices"] == {"columns": list(DEVICE_COLUMNS), "rows": [], "total": 0}
+    assert seen["job"] is seen["plan"] is seen["timeline"] is None
+    assert seen["totals"]["blocks"] == 0
+    assert seen["rates"]["blocks_per_s"] is None  # no time has passed
+    assert seen["energy"]["devices_j"] is seen["energy"]["gco2e"] is None
+    encode(messages.Reply(1, ok=True, data=seen))
+
+
+def test_while_it_starts(overview: Overview) -> None:
+    overview.live = None
+    with pytest.raises(CleaveError, match="still starting"):
+        overview.answer(Question())
+
+
+def test_devices_and_what_is_not_known_of_them(
+    overview: Overview, fleet: Fleet, clock: Clock
+) -> None:
+    fleet.join(1, profile=POWERED)
+    fleet.join(2, profile="../../etc/passwd.toml", latency_s=0.0)
+    fleet.coordinator.opened(3, clock())  # has not said hello
+    clock.now_s += 10
+    for session in (fleet.coordinator.sessions[1], fleet.coordinator.sessions[2]):
+        session.compute_s, session.flops, session.blocks = 4.0, 8e9, 3
+        session.downlink_bytes, session.uplink_bytes = 10**8, 10**7
+    known, stranger = rows(overview)
+    assert (known["device"], known["name"], known["state"]) == (1, "phone", "ready")
+    assert (known["kind"], stranger["kind"]) == ("sbc", None)
+    assert known["identity"] is None
+    assert known["reputation"] == "unchecked"
+    assert (known["blocks"], known["compute_s"]) == (3, 4.0)
+    assert (known["down_bytes"], known["up_bytes"]) == (10**8, 10**7)
+    assert known["downlink_bytes_per_s"] == pytest.approx(1e7)
+    assert known["uplink_bytes_per_s"] == pytest.approx(1e6)
+    assert known["flops_per_s"] == pytest.approx(2e9)
+    assert known["profile_downlink_bytes_per_s"] == 1e7
+    assert stranger["profile_flops_per_s"] == 1e10
+    assert known["round_trip_s"] == pytest.approx(0.02)
+    assert known["energy_j"] > 0
+    assert stranger["energy_j"] is None
+    energy = overview.answer(Question())["energy"]
+    assert energy["devices_j"] == known["energy_j"]
+    assert (energy["devices_known"], energy["devices_unknown"]) == (1, 1)
+    assert energy["gco2e"] == pytest.approx(
+        known["energy_j"] / 3.6e6 * load_grid("Germany").gco2e_per_kwh
+    )
+    assert any("1 of 2 devices" in line for line in energy["assumed"])
+
+
+def test_energy_of_those_who_left_is_kept(overview: Overview, fleet: Fleet, clock: Clock) -> None:
+    fleet.join(1)
+    session = fleet.coordinator.sessions[1]
+    overview.happened(EventKind.JOIN, session, "")
+    session.telemetry["energy_j"] = 50.0
+    assert overview.answer(Question())["energy"]["devices_j"] == 50.0
+    fleet.coordinator.closed(1, "gone", clock())
+    overview.happened(EventKind.LEAVE, session, "gone")
+    seen = overview.answer(Question())
+    assert seen["energy"]["devices_j"] == 50.0
+    assert (seen["totals"]["joined"], seen["totals"]["left"]) == (1, 1)
+
+
+def test_events_are_told_once_and_in_order(overview: Overview, fleet: Fleet) -> None:
+    fleet.join(1)
+    session = fleet.coordinator.sessions[1]
+    overview.happened(EventKind.JOIN, session, "pixel-7")
+    overview.happened(EventKind.WRONG, session, "an element is wrong")
+    overview.job_happened(EventKind.JOB, "job-1 (opt-tiny) running")
+    overview.happened(EventKind.REISSUE, None, "3 units were given to other devices")
+    first = overview.answer(Question())["events"]
+    assert [row[2:] for row in first["rows"]] == [
+        ["join", 1, "phone (pixel-7)"],
+        ["wrong", 1, "phone: an element is wrong"],
+        ["job", 0, "job-1 (opt-tiny) running"],
+        ["reissue", 0, "3 units were given to other devices"],
+    ]
+    assert first["last"] == 4
+    assert overview.answer(Question(after_event=4))["events"]["rows"] == []
+    assert len(overview.answer(Question(after_event=2))["events"]["rows"]) == 2
+    assert overview.answer(Question())["totals"]["wrong"] == 1
+
+
+def test_who_was_turned_away_while_probed_did_not_leave(overview: Overview, fleet: Fleet) -> None:
+    fleet.join(1)
+    overview.happened(EventKind.QUARANTINE, fleet.coordinator.sessions[1], "wrong")
+    totals = overview.answer(Question())["totals"]
+    assert (totals["joined"], totals["left"]) == (0, 0)
+
+
+def test_the_plan_fills_as_blocks_come_back(overview: Overview, fleet: Fleet, clock: Clock) -> None:
+    fleet.join(1)
+    fleet.join(2)
+    gemm = Gemm(256, 512, 128)
+    orders = fleet.submit(gemm)
+    clock.now_s += 1.5
+    plan = overview.answer(Question())["plan"]
+    assert (plan["m"], plan["n"], plan["k"], plan["generation"]) == (256, 512, 128, 7)
+    assert plan["name"] == "256×128 · 128×512"
+    assert plan["elapsed_s"] == pytest.approx(1.5)
+    assert plan["predicted_s"] > 0
+    volume = sum(
+        (m1 - m0) * (n1 - n0) * (k1 - k0) for _, m0, m1, n0, n1, k0, k1, *_ in plan["tiles"]
+    )
+    assert volume == gemm.volume
+    assert sum(tile[-1] for tile in plan["tiles"]) == 0
+    runs = [
+        (order, order.message)
+        for order in orders
+        if isinstance(order, Send) and isinstance(order.message, messages.Run)
+    ]
+    assert sum(tile[-2] for tile in plan["tiles"]) == len(runs)
+    for count, (order, run) in enumerate(runs[:-1], 1):
+        fleet.answer(order, run)
+        seen = overview.answer(Question())
+        assert sum(tile[-1] for tile in seen["plan"]["tiles"]) == count
+        assert seen["totals"]["blocks"] == count
+    fleet.answer(*runs[-1])
+    seen = overview.answer(Question())
+    assert seen["plan"] is None
+    assert seen["totals"]["flops"] == 2 * gemm.volume
+    ((generation, name, predicted_s, took_s),) = seen["gemms"]
+    assert (generation, name, predicted_s) == (7, plan["name"], plan["predicted_s"])
+    assert took_s == pytest.approx(1.5)
+
+
+def test_what_a_lost_device_had_is_in_the_tiles_of_others(
+    overview: Overview, fleet: Fleet, clock: Clock
+) -> None:
+    for id in (1, 2, 3):
+        fleet.join(id)
+    gemm = Gemm(2048, 2048, 512)
+    fleet.submit(gemm)
+    fleet.coordinator.closed(1, "gone", clock())
+    tiles = overview.answer(Question())["plan"]["tiles"]
+    volume = sum((t[2] - t[1]) * (t[4] - t[3]) * (t[6] - t[5]) for t in tiles)
+    assert volume == gemm.volume
+    assert overview.answer(Question())["totals"]["reissued"] > 0
+
+
+def test_a_timeline_in_unix_time(overview: Overview, fleet: Fleet) -> None:
+    fleet.join(4)
+    fleet.spans = [Span(Lane.RECEIVE, 1.0, 2.0), Span(Lane.COMPUTE, 2.0, 5.0)]
+    seen = overview.answer(Question(device=4))["timeline"]
+    assert seen == {"device": 4, "spans": [["receive", 1.0, 2.0], ["compute", 2.0, 5.0]]}
+    assert overview.answer(Question(device=5))["timeline"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"after_event": -1}, {"job": 3}, {"device": "x"}, {"after_record": True}]
+)
+def test_arguments_of_other_types(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="counts"):
+        Question.of(arguments)
+
+
+def test_any_fleet_fits_a_reply(
+    overview: Overview, fleet: Fleet, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet.coordinator, "state", lambda session: session.state)
+    for id in range(1, 5001):
+        fleet.join(id, name="\N{ROCKET}" * 60)
+        session = fleet.coordinator.sessions[id]
+        session.reason = "\N{ROCKET}" * 4096
+        if id <= 300:
+            overview.happened(EventKind.LEAVE, session, "\N{ROCKET}" * 4096)
+    seen = overview.answer(Question())
+    assert seen["devices"]["total"] == 5000
+    assert 0 < len(seen["devices"]["rows"]) < 5000
+    room = overviews.MAX_RECORDS_BYTES + overviews.MAX_TILES * 46
+    assert len(msgpack.packb(seen)) + room < limits.MAX_HEADER_BYTES
+
+
+# --- its parts ---
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    rates = Rates(0.0, window_s=10.0)
+    looks = [Look(float(second), Sums(second * 5)) for second in range(1, 40)]
+    for look in looks:
+        before = rates.since(look)
+        assert before.at_s == max(0.0, look.at_s - 10)
+        assert before.fleet.blocks == 5 * before.at_s
+
+
+def test_who_looks_seldom_sees_all_since_the_last_look() -> None:
+    rates = Rates(0.0, window_s=10.0)
+    assert rates.since(Look(100.0)).at_s == 0.0
+    assert rates.since(Look(160.0)).at_s == 100.0
+
+
+def test_the_log_forgets_the_oldest(clock: Clock) -> None:
+    log = EventLog(clock, kept=3)
+    for number in range(1, 6):
+        log.add(EventKind.JOIN, number, "x" * 1000)
+    assert [event.id for event in log.after(0, 10)] == [3, 4, 5]
+    assert [event.id for event in log.after(4, 10)] == [5]
+    assert [event.id for event in log.after(0, 2)] == [4, 5]
+    assert log.after(9, 10) == []
+    assert len(log.after(4, 1)[0].text) == 200
+
+
+def test_block_times_follow_the_order_of_runs() -> None:
+    times = BlockTimes()
+    times.sending(0.0)
+    times.sending(0.5)
+    times.asked(1, 1.0)
+    times.sending(1.0)
+    times.asked(2, 2.0)
+    times.asked(3, 2.0)
+    times.given_up((3,))
+    times.answered(1, 2.0, 4.0)
+    times.answered(2, 1.0, 5.0)
+    times.answered(3, 1.0, 6.0)  # nobody waited for it
+    assert times.spans() == [
+        Span(Lane.RECEIVE, 0.0, 1.0), Span(Lane.COMPUTE, 1.0, 3.0), Span(Lane.SEND, 3.0, 4.0),
+        Span(Lane.RECEIVE, 1.0, 2.0), Span(Lane.COMPUTE, 3.0, 4.0), Span(Lane.SEND, 4.0, 5.0),
+    ]  # fmt: skip
+    for run in range(10, 200):
+        times.sending(float(run))
+        times.asked(run, float(run))
+        times.answered(run, 1e9, run + 0.5)  # it says that it computed for years
+    spans = times.spans()
+    assert len(spans) == 3 * KEPT
+    assert all(span.start_s <= span.end_s for span in spans)
