@@ -199,6 +199,7 @@ def test_a_device_that_worked_has_a_timeline(
     page = seen.page
     page.get_by_role("columnheader", name="Blocks").get_by_role("button").click()
     page.locator(".devices tbody th button").first.click()
+    expect(page.locator(".devices tbody tr").first).to_have_class("chosen")
     expect(page.locator(".timeline canvas")).to_have_attribute(
         "aria-label", re.compile(r"computing \d")
     )

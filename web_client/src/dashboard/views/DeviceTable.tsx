@@ -31,6 +31,11 @@ export function DeviceTable({ devices, order, setOrder, chosen, choose }: Props)
   const first = Math.max(0, Math.min(Math.floor(top / ROW_PX) - MORE, devices.length - 1));
   const end = Math.min(devices.length, Math.ceil((top + height) / ROW_PX) + MORE);
 
+  // In another order, the rows worth seeing are at the top.
+  useLayoutEffect(() => {
+    if (scroller.current !== null) scroller.current.scrollTop = 0;
+  }, [order]);
+
   // A row that the keys go to may not be there yet: it is focused once it is.
   useLayoutEffect(() => {
     if (wanted.current === null) return;
