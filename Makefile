@@ -2,12 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NPM := $(shell command -v npm)
+PAGES := cleave/server/web/index.html
+PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -name '*.wasm')
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint setup web clean
 
-setup: $(VENV)/ready
+# Without npm everything but the web pages works.
+setup: $(VENV)/ready $(if $(NPM),web)
 
-$(VENV)/ready: pyproject.toml constraints.txt
+web: $(PAGES)
+
+$(PAGES): $(PAGE_SOURCES)
+	cd web_client && npm ci --no-audit --no-fund && npm run build
+
+$(VENV)/ready: pyproject.toml constraints.txt setup.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cleave needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -18,6 +27,7 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest -n 2
+	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,@echo "npm is not installed: the web client was not tested")
 
 lint: setup
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from cleave_cli import (
     profile,
     serve,
     service,
+    status,
     train,
 )
 
@@ -57,6 +58,7 @@ app.command("join")(join.join)
 app.command("pair")(pair.pair)
 app.command("dashboard")(dashboard.dashboard)
 app.command("jobs")(jobs.jobs)
+app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)

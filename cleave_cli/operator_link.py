@@ -37,10 +37,33 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
     Raises:
         CleaveError: when it cannot be done.
     """
+    url = _find(server, data)
+    if url:
+        return asyncio.run(_ask_server(url, action, arguments))
+    from cleave.server import data_folder
+
+    with data_folder.DataFolder(data or data_folder.default_folder()) as folder:
+        return _ask_store(folder.store_path, action, arguments)
+
+
+def running_server(server: str, data: Path | None) -> str:
+    """The operator's URL of a server that runs; the arguments are those of `ask`.
+
+    Raises:
+        CleaveError: when none does.
+    """
+    url = _find(server, data)
+    if not url:
+        raise CleaveError("no server runs here; start one with `cleave serve`")
+    return url
+
+
+def _find(server: str, data: Path | None) -> str:
+    """The operator's URL that is meant; empty where no server uses the folder."""
     from cleave.server import data_folder
 
     if server:
-        return asyncio.run(_ask_server(server, action, arguments))
+        return server
     path = data or data_folder.default_folder()
     if not path.is_dir():
         raise CleaveError(
@@ -48,14 +71,13 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
             f"it is with --server URL"
         )
     try:
-        folder = data_folder.DataFolder(path)
+        with data_folder.DataFolder(path):
+            return ""
     except data_folder.FolderInUseError:
         url = data_folder.read_operator_url(path)
         if not url:
             raise CleaveError(f"the server that uses {path} is still starting; try again") from None
-        return asyncio.run(_ask_server(url, action, arguments))
-    with folder:
-        return _ask_store(folder.store_path, action, arguments)
+        return url
 
 
 async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,15 @@ import importlib.util
 from cleave.errors import UsageError
 
 
-def need_train_extra(command: str) -> None:
-    """Say how to get what training needs, where it is not installed.
+def need_train_extra(command: str, *more: str) -> None:
+    """Say how to get what training needs, and `more` modules, where it is not installed.
 
     Raises:
         UsageError: when torch or transformers is missing.
     """
     missing = [
         name
-        for name in ("torch", "transformers", "tokenizers", "safetensors")
+        for name in ("torch", "transformers", "tokenizers", "safetensors", *more)
         if importlib.util.find_spec(name) is None
     ]
     if missing:

@@ -116,7 +116,7 @@ def serve(
             raise UsageError(f"{option} is {value}; give 1 or more")
     if ps_gbit < 0:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
-    need_train_extra("cleave serve")
+    need_train_extra("cleave serve", "prometheus_client")
     import cleave
     from cleave.footprint.grid import load_grid
     from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
@@ -125,7 +125,6 @@ def serve(
     from cleave.server.jobs import Jobs
     from cleave.server.office import open_office
     from cleave.server.overview import ServerFacts
-    from cleave.server.pages import Pages
     from cleave.training.run_job import JobRunner
     from cleave.transport.door import ConnectionLimits
     from cleave.transport.listener import allow_many_connections
@@ -160,7 +159,7 @@ def serve(
             notify=log,
             witness=office.overview.happened,
             operator=sessions.serve,
-            pages=Pages.of_package().answer,
+            pages=office.site.answer,
             verify=verification,
             door=office.access,
             security=Security(

@@ -18,8 +18,11 @@ from cleave.server.desk import Desk
 from cleave.server.energy import EnergyMeter
 from cleave.server.event_log import EventLog
 from cleave.server.history import JobHistory
+from cleave.server.metrics import Metrics
 from cleave.server.operator import OperatorSessions
 from cleave.server.overview import Overview, ServerFacts
+from cleave.server.pages import Pages
+from cleave.server.site import Site
 from cleave.server.store import Store
 from cleave.transport.serve import ServedFleet
 from profiles.library import load_profiles
@@ -37,6 +40,7 @@ class Office:
     desk: Desk
     operators: OperatorSessions
     overview: Overview
+    site: Site
     operator_token: str
     viewer_token: str
     folder: DataFolder | None
@@ -100,4 +104,5 @@ def open_office(
             Clocks(),
         )
         operators = OperatorSessions(desk, overview)
-        yield Office(access, history, desk, operators, overview, token, viewer, folder)
+        site = Site(Pages.of_package(), Metrics(overview, access.admit_operator))
+        yield Office(access, history, desk, operators, overview, site, token, viewer, folder)

@@ -7,6 +7,7 @@ devices and records there are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -257,6 +258,7 @@ class Overview:
             "first_record": first,
             "records": records,
             "next_record": first + len(records),
+            "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
         }
 
     def _wanted(self, id: str) -> Job | None:
@@ -284,7 +286,19 @@ class Overview:
             if room < 0:
                 break
             rows.append(row)
-        return {"columns": list(DEVICE_COLUMNS), "rows": rows, "total": len(sessions)}
+        by = Counter(
+            (self._kind(session), coordinator.state(session).value) for session in sessions
+        )
+        return {
+            "columns": list(DEVICE_COLUMNS),
+            "rows": rows,
+            "total": len(sessions),
+            "by": [[kind, state, count] for (kind, state), count in by.items()],
+        }
+
+    def _kind(self, session: Session) -> str | None:
+        profile = self._profiles.get(session.profile)
+        return profile.kind.value if profile is not None else None
 
     def _row(
         self,
@@ -311,7 +325,7 @@ class Overview:
             session.id,
             str(session.identity) if session.identity is not None else None,
             session.name,
-            profile.kind.value if profile is not None else None,
+            self._kind(session),
             coordinator.state(session).value,
             session.reason[:_MAX_REASON],
             _reputation(session, checked=coordinator.verify),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from cleave.transport.join import parse_join_url
-from tests.integration.processes import run, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
 from tests.integration.test_viewers import asked, viewed
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
@@ -61,6 +64,24 @@ def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
         assert spans
         assert all(began_s <= start <= end <= now_s for _, start, end in spans)
         assert seen["gemms"]
+        told = run("status", "--data", str(data), "--json")
+        assert json.loads(told.stdout)["totals"]["blocks"] == seen["totals"]["blocks"]
+        drawn = run("status", "--data", str(data))
+        assert "job-1 (opt-nano) done, step 3 of 3" in drawn.stdout
+        watch = ("status", "--watch", "--every", "0.2", "--data", str(data), "--json")
+        _, looks = stack.enter_context(started(*watch))
+        first, second = next(looks), next(looks)
+        assert first["job"]["next_record"] == second["job"]["first_record"] == job["next_record"]
+        parts = urlsplit(listening["dashboard_url"])
+        with urlopen(f"http://{parts.netloc}/metrics", timeout=PATIENCE_S) as reply:
+            shown = reply.read().decode()
+        assert f"cleave_blocks_total {float(seen['totals']['blocks'])}\n" in shown
+        assert 'cleave_job_step{job="job-1",model="opt-nano"} 3.0' in shown
+
+
+def test_where_no_server_runs(tmp_path: Path) -> None:
+    told = run("status", "--data", str(tmp_path))
+    assert (told.returncode, "cleave serve" in told.stderr) == (1, True)
 
 
 def test_the_address_of_a_viewer_is_read_as_one() -> None:

@@ -122,7 +122,7 @@ def test_an_empty_server(overview: Overview) -> None:
     seen = overview.answer(Question())
     assert seen["server"]["name"] == "box"
     assert seen["card"] == {"egress_bytes_per_s": None, "ingress_bytes_per_s": None}
-    assert seen["devices"] == {"columns": list(DEVICE_COLUMNS), "rows": [], "total": 0}
+    assert seen["devices"] == {"columns": list(DEVICE_COLUMNS), "rows": [], "total": 0, "by": []}
     assert seen["job"] is seen["plan"] is seen["timeline"] is None
     assert seen["totals"]["blocks"] == 0
     assert seen["rates"]["blocks_per_s"] is None  # no time has passed
@@ -288,6 +288,7 @@ def test_any_fleet_fits_a_reply(
             overview.happened(EventKind.LEAVE, session, "\N{ROCKET}" * 4096)
     seen = overview.answer(Question())
     assert seen["devices"]["total"] == 5000
+    assert seen["devices"]["by"] == [[None, "ready", 5000]]
     assert 0 < len(seen["devices"]["rows"]) < 5000
     room = overviews.MAX_RECORDS_BYTES + overviews.MAX_TILES * 46
     assert len(msgpack.packb(seen)) + room < limits.MAX_HEADER_BYTES

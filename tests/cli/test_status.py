@@ -1,0 +1,107 @@
+"""`cleave status`: what it makes of overviews."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cleave_cli.status_display import EVENTS_SHOWN, Seen, shown, span, sparkline
+
+STEP = {"event": "step", "tokens": 1000, "wall_s": 4.0, "fleet_s": 3.0, "ps_s": 1.0}
+
+
+def overview(first: int = 0, count: int = 0, job: str = "job-1", **changes: Any) -> dict[str, Any]:
+    steps = [{**STEP, "step": i + 1, "loss": 5.0 - i / 10} for i in range(first, first + count)]
+    return {
+        "server": {
+            "name": "box", "version": "1", "verify": "auto", "started_s": 0.0, "now_s": 60.0,
+        },
+        "card": {"egress_bytes_per_s": 1e8, "ingress_bytes_per_s": None},
+        "totals": {"down_bytes": 5e9, "up_bytes": 1e9, "reissued": 2, "wrong": 1},
+        "rates": {
+            "window_s": 10.0, "blocks_per_s": 50.0, "flops_per_s": 2e9,
+            "egress_bytes_per_s": 5e7, "ingress_bytes_per_s": 1e6,
+        },
+        "job": {
+            "job": job, "state": "running", "model": "opt-tiny", "steps": 100,
+            "first_record": first, "records": steps, "next_record": first + count,
+        },
+        "devices": {"total": 3, "by": [["phone", "busy", 2], [None, "ready", 1]]},
+        "events": {
+            "columns": ["id", "time_s", "kind", "device", "text"],
+            "rows": [[1, 1e9, "join", 1, "anna"]], "last": 1,
+        },
+        "energy": {"devices_j": 7200.0, "gco2e": 0.5, "devices_known": 2},
+        **changes,
+    }  # fmt: skip
+
+
+def text(seen: Seen) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(shown(seen))
+    return console.export_text()
+
+
+def test_the_essentials_are_there() -> None:
+    seen = Seen()
+    seen.take(overview(0, 20))
+    page = text(seen)
+    for words in (
+        "step 20 of 100", "3.1000", "█", "3.00 s waiting for devices", "250 tokens/s",
+        "about 5 min left", "3 devices", "phone", "unknown", "busy", "50% of the card's 100.0 MB/s",
+        "2.0 GFLOP/s", "2 given again, 1 wrong", "2.00 Wh, 0.5 g CO2e", "anna", "up 60 s",
+    ):  # fmt: skip
+        assert words in page, words
+
+
+def test_without_job_devices_and_figures() -> None:
+    seen = Seen()
+    nothing = {"window_s": None}
+    energy = {"devices_j": None, "gco2e": None, "devices_known": 0}
+    devices = {"total": 0, "by": []}
+    seen.take(overview(job="", rates=nothing, energy=energy, devices=devices) | {"job": None})
+    page = text(seen)
+    assert "no job" in page
+    assert "no devices" in page
+    assert seen.complete
+
+
+def test_records_are_asked_for_until_there_are_no_more() -> None:
+    seen = Seen()
+    seen.take(overview(0, 30))
+    assert not seen.complete
+    seen.take(overview(30, 5))
+    seen.take(overview(35, 0))
+    assert seen.complete
+    assert [record["step"] for record in seen.steps] == list(range(1, 36))
+    seen.take(overview(35, 0, job="job-2"))  # asked for what is new of the old job
+    assert (seen.complete, seen.next_record, seen.steps) == (False, 0, [])
+    seen.take(overview(0, 3, job="job-2"))
+    assert len(seen.steps) == 3
+    assert len(seen.events) <= EVENTS_SHOWN
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([], ""),
+        ([1.0], "▁"),
+        ([0.0, 7.0], "▁█"),
+        ([3.0, math.nan, 3.0], "▁ ▁"),
+        ([math.inf], " "),
+        (list(range(16)), "▁▂▃▄▅▆▇█"),
+    ],
+)
+def test_sparklines(values: list[float], line: str) -> None:
+    assert sparkline(values, 8) == line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(5, "5 s"), (300, "5 min"), (7200, "2.0 h"), (864000, "10.0 days")]
+)
+def test_lengths_of_time(seconds: float, said: str) -> None:
+    assert span(seconds) == said
