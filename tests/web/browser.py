@@ -52,7 +52,7 @@ class _Isolated(SimpleHTTPRequestHandler):
         self.send_header("Content-Security-Policy", _CONTENT_SECURITY)
         super().end_headers()
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - its name there
+    def log_message(self, format: str, *arguments: object) -> None:
         return
 
 
@@ -73,5 +73,5 @@ def serving(folder: Path, *, isolated: bool = True) -> Iterator[str]:
 
 def build_lab() -> Path:
     """The built page `web_client/tests/lab`, which tries the kernels."""
-    subprocess.run(["npm", "run", "--silent", "lab"], cwd=WEB_CLIENT, check=True)  # noqa: S607
+    subprocess.run(["npm", "run", "--silent", "lab"], cwd=WEB_CLIENT, check=True)
     return WEB_CLIENT / "lab-dist"

@@ -110,7 +110,8 @@ class Device {
     this.report();
     const all = this.#start.kernel ? [this.#start.kernel] : Object.values(KernelName);
     const names = all.filter((name) => !this.#lost.has(name));
-    const around = surroundings(this.#start.memory_bytes, this.#start.threads);
+    const { memory_bytes, threads } = this.#start;
+    const around = surroundings(memory_bytes, threads, this.#start.kernel !== null);
     const chosen = await chooseKernel(names, around, (name, reason) =>
       this.#unused.push({ name, reason }),
     );

@@ -146,10 +146,10 @@ export class Session {
     let waiting_bytes = 0;
     let moved_s = this.#clock.now_s();
     const beat = () => {
-      this.#send({ type: "heartbeat" });
       // Browsers send no pings: a vanished PS shows in that nothing leaves any more.
       const now_s = this.#clock.now_s();
-      const waits = this.#socket.bufferedAmount;
+      const waits = this.#socket.bufferedAmount; // what left since it was sent is not counted
+      this.#send({ type: "heartbeat" });
       if (waits === 0 || waits < waiting_bytes) moved_s = now_s;
       waiting_bytes = waits;
       if (now_s - moved_s > SILENCE_S) this.#finish(lost("the server takes nothing any more"));

@@ -14,9 +14,14 @@ export function threadsOf(cores: number): number {
 }
 
 /** What this browser offers to kernels. */
-export function surroundings(memory_bytes: number, threads: number): Surroundings {
+export function surroundings(
+  memory_bytes: number,
+  threads: number,
+  softwareGpu: boolean,
+): Surroundings {
   return {
     gpu: navigator.gpu,
+    softwareGpu,
     isolated: globalThis.crossOriginIsolated === true,
     threads,
     memory_bytes,

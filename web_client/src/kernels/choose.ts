@@ -11,6 +11,8 @@ import { WebGpuKernel } from "./webgpu";
 /** What kernels need of the browser. */
 export interface Surroundings {
   readonly gpu: GPU | undefined;
+  /** Whether a GPU that is only emulated by the processor will do. */
+  readonly softwareGpu: boolean;
   /** Whether memory can be shared between threads (the page is cross-origin isolated). */
   readonly isolated: boolean;
   /** How many threads multiply. */
@@ -43,19 +45,29 @@ const SPARE_BYTES = 32 * 2 ** 20;
  * @throws Error where this browser does not have it
  */
 export async function makeKernel(name: KernelName, around: Surroundings): Promise<Kernel> {
-  if (name === KernelName.WEBGPU) return WebGpuKernel.create(around.gpu, around.now_s);
+  if (name === KernelName.WEBGPU) {
+    return WebGpuKernel.create(around.gpu, around.softwareGpu, around.now_s);
+  }
   if (name === KernelName.JS) {
     const crew = new Crew(around.threads, around.spawn);
     return new OwnPool(name, threadsText(around.threads), crew, { kind: "js" });
   }
-  const module = await around.module(around.isolated);
   const max_bytes = Math.min(2 * around.memory_bytes + SPARE_BYTES, 2 ** 32 - 65536);
-  if (around.isolated) {
-    const memory = WasmMemory.create(max_bytes, true);
-    return new SharedPool(new Crew(around.threads, around.spawn), module, memory);
-  }
+  const memory = around.isolated ? sharedMemory(max_bytes) : null;
+  const module = await around.module(memory !== null);
   const crew = new Crew(around.threads, around.spawn);
+  if (memory) return new SharedPool(crew, module, memory);
   return new OwnPool(name, threadsText(around.threads), crew, { kind: "wasm", module, max_bytes });
+}
+
+/** A shared memory, or null where the system has no room for it, which it wants all at once. */
+function sharedMemory(max_bytes: number): WasmMemory | null {
+  try {
+    return WasmMemory.create(max_bytes, true);
+  } catch (error) {
+    if (error instanceof RangeError) return null;
+    throw error;
+  }
 }
 
 /**

@@ -65,6 +65,9 @@ export function trials(random: () => number): Trial[] {
     [127, 65, [3]],
     [33, 127, [127, 64]],
     [2, 3, [0]],
+    [5, 70, [20]],
+    [70, 5, [20]],
+    [1, 2, [1000, 3]],
   ];
   const turns = [
     { transposeA: false, transposeB: false },
@@ -75,7 +78,7 @@ export function trials(random: () => number): Trial[] {
   const made: Trial[] = [];
   for (const dtype of Object.values(DType)) {
     for (const [i, [rows, columns, depths]] of sides.entries()) {
-      const turn = turns[(i + made.length) % 4] as (typeof turns)[number];
+      const turn = turns[made.length % 4] as (typeof turns)[number];
       const out = i % 2 ? DType.FP32 : dtype;
       const product = randomProduct(rows, columns, depths, dtype, random, { ...turn, out });
       made.push({ name: `${rows}x${depths.join("+")}x${columns} ${dtype} to ${out}`, product });

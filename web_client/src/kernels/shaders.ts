@@ -2,8 +2,12 @@
 
 import { DType } from "./kernel";
 
-/** Rows and columns of the result that one workgroup computes. */
-export const TILE = 64;
+/** The sides of a workgroup, in invocations. */
+export const SIDE = 16;
+/** Rows or columns of the result that one invocation computes: few where the result is thin. */
+export type Each = 1 | 4;
+/** Up to so many elements, each has a workgroup of its own, which shares out the depth. */
+export const FEW = 64;
 /** Invocations of a workgroup of the rounding shader, each of which writes one word. */
 export const ROUND_WORKGROUP = 256;
 
@@ -40,75 +44,122 @@ fn readB(i: u32) -> Element { return ${value.replaceAll("WORDS", "b")}; }
 `;
 }
 
-/**
- * sums (+)= op(A) op(B): a workgroup takes a 64x64 tile of the sums, 16 columns of op(A) and rows
- * of op(B) at a time through workgroup memory; an invocation keeps 4x4 sums in registers.
- *
- * @param dtype of the operands
- * @param halves whether the GPU has 16-bit floats; products and sums are fp32 all the same
- */
-export function multiplyShader(dtype: DType, halves: boolean): string {
-  return /* wgsl */ `
+const BINDINGS = (dtype: DType, halves: boolean) => /* wgsl */ `
 ${dtype === DType.FP16 && halves ? "enable f16;" : ""}
 ${PARAMETERS}
 @group(0) @binding(0) var<uniform> p: Parameters;
 ${elements(dtype, halves)}
 @group(0) @binding(3) var<storage, read_write> sums: array<f32>;
+`;
 
-const TILE = ${TILE}u;
+/**
+ * sums (+)= op(A) op(B): a workgroup takes a tile of the sums, 16 columns of op(A) and rows of op(B)
+ * at a time through workgroup memory; an invocation keeps its sums in registers.
+ *
+ * @param dtype of the operands
+ * @param halves whether the GPU has 16-bit floats; products and sums are fp32 all the same
+ * @param rowsEach, columnsEach what an invocation computes; a tile has 16 times that
+ */
+export function multiplyShader(
+  dtype: DType,
+  halves: boolean,
+  rowsEach: Each,
+  columnsEach: Each,
+): string {
+  const vector = columnsEach === 4 ? "vec4f" : "f32";
+  const right = Array.from(
+    { length: columnsEach },
+    (_, j) => `f32(right[k * COLUMNS + local.x + ${SIDE * j}u])`,
+  ).join(", ");
+  const element = columnsEach === 4 ? "tile[i][j]" : "tile[i]";
+  return /* wgsl */ `
+${BINDINGS(dtype, halves)}
+const ROWS = ${SIDE * rowsEach}u;
+const COLUMNS = ${SIDE * columnsEach}u;
 const STEP = 16u;
-var<workgroup> left: array<Element, TILE * STEP>;   // by depth, then row
-var<workgroup> right: array<Element, TILE * STEP>;  // by depth, then column
+var<workgroup> left: array<Element, ROWS * STEP>;      // by depth, then row
+var<workgroup> right: array<Element, COLUMNS * STEP>;  // by depth, then column
 
-@compute @workgroup_size(16, 16)
+/** Row or column, and depth, of the i-th element to fetch: neighbours are fetched by neighbours. */
+fn place(i: u32, side: u32, depthStep: u32) -> vec2u {
+  if (depthStep == 1) { return vec2u(i / STEP, i % STEP); }
+  return vec2u(i % side, i / side);
+}
+
+@compute @workgroup_size(${SIDE}, ${SIDE})
 fn main(
   @builtin(local_invocation_id) local: vec3u,
   @builtin(local_invocation_index) index: u32,
   @builtin(workgroup_id) group: vec3u,
 ) {
-  let firstRow = group.y * TILE;
-  let firstColumn = group.x * TILE;
-  var tile: array<vec4f, 4>;
+  let firstRow = group.y * ROWS;
+  let firstColumn = group.x * COLUMNS;
+  var tile: array<${vector}, ${rowsEach}>;
   for (var start = 0u; start < p.depth; start += STEP) {
-    for (var i = index; i < TILE * STEP; i += 256u) {
-      // Neighbouring invocations read neighbouring elements, whichever way the operand lies.
-      let aAlong = select(vec2u(i % TILE, i / TILE), vec2u(i / STEP, i % STEP), p.aDepth == 1u);
-      let row = firstRow + aAlong.x;
-      let aDepth = start + aAlong.y;
+    for (var i = index; i < ROWS * STEP; i += ${SIDE * SIDE}u) {
+      let at = place(i, ROWS, p.aDepth);
+      let row = firstRow + at.x;
+      let depth = start + at.y;
       var x = Element(0);
-      if (row < p.rows && aDepth < p.depth) { x = readA(row * p.aRow + aDepth * p.aDepth); }
-      left[aAlong.y * TILE + aAlong.x] = x;
-      let bAlong = select(vec2u(i % TILE, i / TILE), vec2u(i / STEP, i % STEP), p.bDepth == 1u);
-      let column = firstColumn + bAlong.x;
-      let bDepth = start + bAlong.y;
+      if (row < p.rows && depth < p.depth) { x = readA(row * p.aRow + depth * p.aDepth); }
+      left[at.y * ROWS + at.x] = x;
+    }
+    for (var i = index; i < COLUMNS * STEP; i += ${SIDE * SIDE}u) {
+      let at = place(i, COLUMNS, p.bDepth);
+      let column = firstColumn + at.x;
+      let depth = start + at.y;
       var y = Element(0);
-      if (column < p.columns && bDepth < p.depth) {
-        y = readB(bDepth * p.bDepth + column * p.bColumn);
+      if (column < p.columns && depth < p.depth) {
+        y = readB(depth * p.bDepth + column * p.bColumn);
       }
-      right[bAlong.y * TILE + bAlong.x] = y;
+      right[at.y * COLUMNS + at.x] = y;
     }
     workgroupBarrier();
     for (var k = 0u; k < STEP; k++) {
-      let at = k * TILE;
-      let y = vec4f(
-        f32(right[at + local.x]), f32(right[at + local.x + 16]),
-        f32(right[at + local.x + 32]), f32(right[at + local.x + 48]),
-      );
-      for (var i = 0u; i < 4u; i++) {
-        tile[i] += f32(left[at + local.y + 16u * i]) * y;
+      let y = ${vector}(${right});
+      for (var i = 0u; i < ${rowsEach}u; i++) {
+        tile[i] += f32(left[k * ROWS + local.y + ${SIDE}u * i]) * y;
       }
     }
     workgroupBarrier();
   }
-  for (var i = 0u; i < 4u; i++) {
-    let row = firstRow + local.y + 16u * i;
-    for (var j = 0u; j < 4u; j++) {
-      let column = firstColumn + local.x + 16u * j;
+  for (var i = 0u; i < ${rowsEach}u; i++) {
+    let row = firstRow + local.y + ${SIDE}u * i;
+    for (var j = 0u; j < ${columnsEach}u; j++) {
+      let column = firstColumn + local.x + ${SIDE}u * j;
       if (row < p.rows && column < p.columns) {
         let at = row * p.columns + column;
-        if (p.add == 1u) { sums[at] += tile[i][j]; } else { sums[at] = tile[i][j]; }
+        if (p.add == 1u) { sums[at] += ${element}; } else { sums[at] = ${element}; }
       }
     }
+  }
+}
+`;
+}
+
+/** The same for a result of few elements, whose depth is what there is to share out. */
+export function dotShader(dtype: DType, halves: boolean): string {
+  return /* wgsl */ `
+${BINDINGS(dtype, halves)}
+const THREADS = ${SIDE * SIDE}u;
+var<workgroup> partial: array<f32, THREADS>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u) {
+  let row = group.x / p.columns;
+  let column = group.x % p.columns;
+  var sum = 0.0;
+  for (var k = index; k < p.depth; k += THREADS) {
+    let x = f32(readA(row * p.aRow + k * p.aDepth));
+    sum += x * f32(readB(k * p.bDepth + column * p.bColumn));
+  }
+  partial[index] = sum;
+  for (var half = THREADS / 2; half > 0; half /= 2) {
+    workgroupBarrier();
+    if (index < half) { partial[index] += partial[index + half]; }
+  }
+  if (index == 0) {
+    if (p.add == 1u) { sums[group.x] += partial[0]; } else { sums[group.x] = partial[0]; }
   }
 }
 `;

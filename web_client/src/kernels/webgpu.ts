@@ -1,8 +1,8 @@
 /** The GPU kernel: WebGPU, several products in flight. */
 
 import { GpuBuffers } from "./gpu_buffers";
+import { MOST_WORKGROUPS, type Multiplying, Pipelines } from "./gpu_pipelines";
 import {
-  DType,
   depthOf,
   itemBytes,
   type Kernel,
@@ -10,19 +10,34 @@ import {
   type Matrix,
   type Outcome,
   type Product,
+  type Shape,
 } from "./kernel";
-import { multiplyShader, ROUND_WORKGROUP, roundShader, TILE } from "./shaders";
+import { ROUND_WORKGROUP } from "./shaders";
 
 /** Products that the GPU is given before the first of them is done. */
 const IN_FLIGHT = 6;
 
-const MOST_WORKGROUPS = 65535; // in one dimension, on every GPU
+/** A matrix on the GPU. */
+interface Operand extends Shape {
+  readonly buffer: GPUBuffer;
+  readers: number; // products that are not submitted yet
+  forgotten: boolean;
+}
 
 interface Waiting {
-  readonly product: Product;
+  readonly product: Product<Operand>;
   readonly wanted: () => boolean;
   readonly resolve: (outcome: Outcome | null) => void;
   readonly reject: (reason: unknown) => void;
+}
+
+/** A product that the GPU has been given. */
+interface Submitted {
+  /** Where its result comes to lie. */
+  readonly staging: GPUBuffer;
+  /** The buffers that are free again once it has. */
+  readonly used: readonly GPUBuffer[];
+  readonly from_s: number;
 }
 
 /** Multiplies on a GPU. Made by `WebGpuKernel.create`. */
@@ -30,9 +45,7 @@ export class WebGpuKernel implements Kernel {
   readonly name = KernelName.WEBGPU;
   readonly lost: Promise<string>;
   readonly #buffers: GpuBuffers;
-  readonly #operands = new Map<Matrix, GPUBuffer>();
-  /** Matrices that were forgotten while products of them wait. */
-  readonly #orphans = new Map<Matrix, { buffer: GPUBuffer; readers: number }>();
+  readonly #operands = new Map<Matrix, Operand>();
   readonly #waiting: Waiting[] = [];
   #inFlight = 0;
   #doneAt_s = 0;
@@ -41,8 +54,7 @@ export class WebGpuKernel implements Kernel {
   private constructor(
     readonly about: string,
     readonly device: GPUDevice,
-    private readonly multiplying: ReadonlyMap<DType, GPUComputePipeline>,
-    private readonly rounding: ReadonlyMap<DType, GPUComputePipeline>,
+    private readonly pipelines: Pipelines,
     private readonly now_s: () => number,
   ) {
     this.#buffers = new GpuBuffers(device);
@@ -60,13 +72,21 @@ export class WebGpuKernel implements Kernel {
    * The kernel on this browser's best GPU.
    *
    * @param gpu of the browser; undefined where it has none, or the page is not secure
+   * @param software whether a GPU that the processor emulates will do; WASM is faster
    * @param now_s a clock
    * @throws Error where there is no GPU that can be used
    */
-  static async create(gpu: GPU | undefined, now_s: () => number): Promise<WebGpuKernel> {
+  static async create(
+    gpu: GPU | undefined,
+    software: boolean,
+    now_s: () => number,
+  ): Promise<WebGpuKernel> {
     if (!gpu) throw new Error("this browser has no WebGPU here");
     const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
     if (!adapter) throw new Error("no GPU offers WebGPU");
+    if (adapter.info.isFallbackAdapter && !software) {
+      throw new Error("the GPU is only emulated by the processor");
+    }
     const halves = adapter.features.has("shader-f16");
     const device = await adapter.requestDevice({
       requiredFeatures: halves ? ["shader-f16"] : [],
@@ -75,27 +95,15 @@ export class WebGpuKernel implements Kernel {
         maxBufferSize: adapter.limits.maxBufferSize,
       },
     });
-    const pipeline = (code: string) =>
-      device.createComputePipelineAsync({
-        layout: "auto",
-        compute: { module: device.createShaderModule({ code }) },
-      });
-    const multiplying = new Map<DType, GPUComputePipeline>();
-    for (const dtype of Object.values(DType)) {
-      multiplying.set(dtype, await pipeline(multiplyShader(dtype, halves)));
-    }
-    const rounding = new Map<DType, GPUComputePipeline>();
-    for (const dtype of [DType.BF16, DType.FP16] as const) {
-      rounding.set(dtype, await pipeline(roundShader(dtype)));
-    }
+    const pipelines = new Pipelines(device, halves);
     const { vendor, architecture, description } = adapter.info;
     const about = description || [vendor, architecture].filter(Boolean).join(" ") || "GPU";
-    return new WebGpuKernel(about, device, multiplying, rounding, now_s);
+    return new WebGpuKernel(about, device, pipelines, now_s);
   }
 
   hold(matrix: Matrix): void {
     const bytes = matrix.payload;
-    const whole = Math.ceil(bytes.length / 4) * 4;
+    const whole = words(bytes.length);
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST;
     const buffer = this.#buffers.take(whole, usage);
     let padded = bytes;
@@ -104,25 +112,25 @@ export class WebGpuKernel implements Kernel {
       padded.set(bytes);
     }
     this.device.queue.writeBuffer(buffer, 0, padded as Uint8Array<ArrayBuffer>);
-    this.#operands.set(matrix, buffer);
+    const { rows, columns, dtype } = matrix;
+    this.#operands.set(matrix, { rows, columns, dtype, buffer, readers: 0, forgotten: false });
     matrix.payload = new Uint8Array();
   }
 
   forget(matrix: Matrix): void {
-    const buffer = this.#operands.get(matrix);
-    if (!buffer) return;
+    const operand = this.#operands.get(matrix);
+    if (!operand) return;
     this.#operands.delete(matrix);
-    // Products that wait read it still; what is submitted is done before it is written again.
-    const readers = this.#waiting.filter(({ product }) =>
-      product.pairs.some((pair) => pair.includes(matrix)),
-    );
-    if (readers.length === 0) this.#buffers.give(buffer);
-    else this.#orphans.set(matrix, { buffer, readers: readers.length });
+    operand.forgotten = true;
+    // What is submitted is done before the buffer is written again; what waits has to read it yet.
+    if (operand.readers === 0) this.#buffers.give(operand.buffer);
   }
 
   multiply(product: Product, wanted: () => boolean): Promise<Outcome | null> {
     return new Promise((resolve, reject) => {
-      this.#waiting.push({ product, wanted, resolve, reject });
+      const pairs = product.pairs.map(([a, b]) => [this.#find(a), this.#find(b)] as const);
+      for (const operand of pairs.flat()) operand.readers += 1;
+      this.#waiting.push({ product: { ...product, pairs }, wanted, resolve, reject });
       this.#next();
     });
   }
@@ -138,39 +146,60 @@ export class WebGpuKernel implements Kernel {
       const job = this.#waiting.shift();
       if (!job) return;
       this.#inFlight += 1;
-      const started = job.wanted() ? this.#start(job.product) : Promise.resolve(null);
-      this.#release(job.product);
-      started.then(job.resolve, job.reject).finally(() => {
-        this.#inFlight -= 1;
-        this.#next();
-      });
+      this.#start(job)
+        .then(job.resolve, job.reject)
+        .finally(() => {
+          this.#inFlight -= 1;
+          this.#next();
+        });
     }
   }
 
-  /** A product that waited is submitted: matrices that were forgotten meanwhile have a reader less. */
-  #release(product: Product): void {
-    if (this.#orphans.size === 0) return;
-    for (const matrix of new Set(product.pairs.flat())) {
-      const orphan = this.#orphans.get(matrix);
-      if (!orphan) continue;
-      orphan.readers -= 1;
-      if (orphan.readers > 0) continue;
-      this.#orphans.delete(matrix);
-      this.#buffers.give(orphan.buffer);
+  /** A product is submitted, or will not be: it reads its operands no more. */
+  #release(product: Product<Operand>): void {
+    for (const operand of product.pairs.flat()) {
+      operand.readers -= 1;
+      if (operand.forgotten && operand.readers === 0) this.#buffers.give(operand.buffer);
     }
   }
 
-  #operand(matrix: Matrix): GPUBuffer {
-    const buffer = this.#operands.get(matrix) ?? this.#orphans.get(matrix)?.buffer;
-    if (!buffer) throw new Error("a matrix of the product is not on the GPU");
-    return buffer;
+  #find(matrix: Matrix): Operand {
+    const operand = this.#operands.get(matrix);
+    if (!operand) throw new Error("a matrix of the product is not held");
+    return operand;
   }
 
-  /** Submit a product; the commands are recorded before this returns its promise. */
-  async #start(product: Product): Promise<Outcome> {
+  async #start({ product, wanted }: Waiting): Promise<Outcome | null> {
     const { rows, columns, out } = product;
     const bytes = rows * columns * itemBytes(out);
-    if (bytes === 0) return { payload: new Uint8Array(), compute_s: 0 };
+    let submitted: Submitted;
+    try {
+      const multiplying = await this.pipelines.multiplying(product);
+      const rounding = await this.pipelines.rounding(out);
+      if (!wanted()) return null;
+      if (bytes === 0) return { payload: new Uint8Array(), compute_s: 0 };
+      submitted = this.#submit(product, multiplying, rounding);
+    } finally {
+      this.#release(product);
+    }
+    const { staging, used, from_s } = submitted;
+    await staging.mapAsync(GPUMapMode.READ, 0, words(bytes));
+    const payload = new Uint8Array(staging.getMappedRange(0, words(bytes))).slice(0, bytes);
+    staging.unmap();
+    for (const buffer of used) this.#buffers.give(buffer);
+    // The GPU does one after the other: this one began when the one before was done.
+    const now_s = this.now_s();
+    const compute_s = now_s - Math.max(from_s, this.#doneAt_s);
+    this.#doneAt_s = now_s;
+    return { payload, compute_s };
+  }
+
+  #submit(
+    product: Product<Operand>,
+    { pipeline, workgroups }: Multiplying,
+    rounding: GPUComputePipeline | null,
+  ): Submitted {
+    const { rows, columns, out } = product;
     const from_s = this.now_s();
     const used: GPUBuffer[] = [];
     const take = (size: number, usage: GPUBufferUsageFlags) => {
@@ -179,28 +208,26 @@ export class WebGpuKernel implements Kernel {
       return buffer;
     };
     const sumBytes = rows * columns * 4;
-    const copied = Math.ceil(bytes / 4) * 4;
+    const copied = words(rows * columns * itemBytes(out));
     const sums = take(sumBytes, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
     const encoder = this.device.createCommandEncoder();
     const pass = encoder.beginComputePass();
     for (const [i, [a, b]] of product.pairs.entries()) {
       const parameters = take(32, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
       this.device.queue.writeBuffer(parameters, 0, parametersOf(product, a, b, i > 0));
-      const pipeline = this.multiplying.get(a.dtype) as GPUComputePipeline;
       pass.setPipeline(pipeline);
       pass.setBindGroup(
         0,
         this.#bind(pipeline, [
           { buffer: parameters, size: 32 },
-          { buffer: this.#operand(a), size: wordBytes(a) },
-          { buffer: this.#operand(b), size: wordBytes(b) },
+          { buffer: a.buffer, size: wordBytes(a) },
+          { buffer: b.buffer, size: wordBytes(b) },
           { buffer: sums, size: sumBytes },
         ]),
       );
-      pass.dispatchWorkgroups(Math.ceil(columns / TILE), Math.ceil(rows / TILE));
+      pass.dispatchWorkgroups(...workgroups);
     }
     let result = sums;
-    const rounding = this.rounding.get(out);
     if (rounding) {
       result = take(copied, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
       pass.setPipeline(rounding);
@@ -217,16 +244,7 @@ export class WebGpuKernel implements Kernel {
     const staging = take(copied, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
     encoder.copyBufferToBuffer(result, 0, staging, 0, copied);
     this.device.queue.submit([encoder.finish()]);
-    // Forgotten matrices are safe from here on: the queue writes their buffers after this.
-    await staging.mapAsync(GPUMapMode.READ, 0, copied);
-    const payload = new Uint8Array(staging.getMappedRange(0, copied)).slice(0, bytes);
-    staging.unmap();
-    for (const buffer of used) this.#buffers.give(buffer);
-    // The GPU does one after the other: this one began when the one before was done.
-    const now_s = this.now_s();
-    const compute_s = now_s - Math.max(from_s, this.#doneAt_s);
-    this.#doneAt_s = now_s;
-    return { payload, compute_s };
+    return { staging, used, from_s };
   }
 
   #bind(pipeline: GPUComputePipeline, buffers: GPUBufferBinding[]): GPUBindGroup {
@@ -237,12 +255,17 @@ export class WebGpuKernel implements Kernel {
   }
 }
 
-/** A matrix's bytes in whole words, and at least one: an empty buffer cannot be bound. */
-function wordBytes({ rows, columns, dtype }: Matrix): number {
-  return Math.max(4, Math.ceil((rows * columns * itemBytes(dtype)) / 4) * 4);
+/** A length in bytes, up to whole words. */
+function words(bytes: number): number {
+  return Math.ceil(bytes / 4) * 4;
 }
 
-function parametersOf(product: Product, a: Matrix, b: Matrix, add: boolean) {
+/** A matrix's bytes in whole words, and at least one: an empty buffer cannot be bound. */
+function wordBytes({ rows, columns, dtype }: Shape): number {
+  return Math.max(4, words(rows * columns * itemBytes(dtype)));
+}
+
+function parametersOf(product: Product<Shape>, a: Shape, b: Shape, add: boolean) {
   const [aRow, aDepth] = product.transposeA ? [1, a.columns] : [a.columns, 1];
   const [bDepth, bColumn] = product.transposeB ? [1, b.columns] : [b.columns, 1];
   const depth = depthOf(a, product.transposeA);

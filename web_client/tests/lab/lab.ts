@@ -35,7 +35,7 @@ const lab = {
 
   /** A kernel's errors against double precision. */
   async errors(name: KernelName, threads: number): Promise<Errors> {
-    const kernel = await makeKernel(name, surroundings(MEMORY_BYTES, threads));
+    const kernel = await makeKernel(name, surroundings(MEMORY_BYTES, threads, true));
     try {
       const random = seeded(1);
       let share = await worstError(kernel, trials(random));
@@ -61,7 +61,7 @@ const lab = {
 
   /** Many products at once, some forgotten and some cancelled while they wait; worst share. */
   async crowd(name: KernelName, threads: number, products: number): Promise<number> {
-    const kernel = await makeKernel(name, surroundings(MEMORY_BYTES, threads));
+    const kernel = await makeKernel(name, surroundings(MEMORY_BYTES, threads, true));
     try {
       const random = seeded(2);
       const shares = Array.from({ length: products }, async (_, i) => {
@@ -84,7 +84,7 @@ const lab = {
 
   /** A kernel's speed on squares, FLOP/s. */
   async flops_per_s(name: KernelName, threads: number, side: number, time_s: number) {
-    const around = surroundings(MEMORY_BYTES, threads);
+    const around = surroundings(MEMORY_BYTES, threads, true);
     const kernel = await makeKernel(name, around);
     try {
       await flopsPerSecond(kernel, side, 0.1, seeded(3), around.now_s);

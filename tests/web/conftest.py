@@ -1,0 +1,42 @@
+"""One browser for all tests of a run, and the pages that the server ships."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.web.browser import CHROMIUM, WEB_CLIENT, build_lab, chromium
+
+
+def _needs_node_and_browser() -> None:
+    if not CHROMIUM:
+        pytest.skip("Chromium is not installed")
+    if not shutil.which("npm") or not (WEB_CLIENT / "node_modules").is_dir():
+        pytest.skip("the web client's packages are not installed (npm ci in web_client)")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium."""
+    _needs_node_and_browser()
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def pages() -> None:
+    """The pages, built where servers look for them."""
+    _needs_node_and_browser()
+    subprocess.run(["npm", "run", "--silent", "build"], cwd=WEB_CLIENT, check=True)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Path:
+    """The built page that tries the kernels."""
+    _needs_node_and_browser()
+    return build_lab()

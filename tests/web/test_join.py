@@ -1,0 +1,209 @@
+"""The join page against a real server: a browser as a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.integration.processes import (
+    PATIENCE_S,
+    records,
+    run,
+    started,
+    wait_for_event,
+)
+from tests.web.browser import WEB_CLIENT
+
+PATIENCE_MS = 1000 * PATIENCE_S
+DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+
+pytestmark = pytest.mark.usefixtures("pages")
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[dict[str, Any]]:
+    """A running `cleave serve`; what it said."""
+    command = ("serve", "--port", "0", "--data", str(folder / "data"), "--json")
+    with started(*command, cwd=folder) as (_, lines):
+        yield wait_for_event(lines, "listening")
+
+
+@contextmanager
+def visit(browser: Browser) -> Iterator[Page]:
+    """A phone's page; afterwards: nothing on its console, no request to another place."""
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    said: list[str] = []
+    hosts: set[str] = set()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    try:
+        yield page
+        assert [line for line in said if not line.startswith("warning")] == []
+        assert len(hosts) == 1
+    finally:
+        context.close()
+
+
+def join(page: Page, url: str) -> None:
+    page.goto(url)
+    page.get_by_role("button", name="Start helping").click()
+    page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+
+
+def figure(page: Page, name: str) -> str:
+    return page.locator(f"[data-figure={name}]").inner_text()
+
+
+def another_block(page: Page) -> None:
+    """Wait until the device has multiplied one more."""
+    before = figure(page, "blocks")
+    now = "document.querySelector('[data-figure=blocks]').innerText"
+    page.wait_for_function(f"(before) => {now} !== before", arg=before, timeout=PATIENCE_MS)
+
+
+def forced(url: str, kernel: str) -> str:
+    """The page's address with a kernel of our choice."""
+    return url.replace("/join#", f"/join?kernel={kernel}#")
+
+
+def losses(stdout: str) -> list[float]:
+    return [record["loss"] for record in records(stdout) if record["event"] == "step"]
+
+
+def training(corpus_file: Path, steps: int) -> tuple[str, ...]:
+    return (
+        "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(steps),
+        "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain_losses(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Ten steps in plain PyTorch."""
+    folder = tmp_path_factory.mktemp("plain")
+    return losses(run(*training(corpus_file, 10), "--devices", "0", cwd=folder).stdout)
+
+
+@pytest.mark.parametrize("kernel", ["js", "wasm", "webgpu"])
+def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: list[float], kernel: str
+) -> None:
+    with server(tmp_path) as place, visit(browser) as page:
+        join(page, forced(place["page_url"], kernel))
+        assert page.locator("[data-kernel]").get_attribute("data-kernel") == kernel
+        command = (*training(corpus_file, 10), "--server", place["operator_url"])
+        with started(*command) as (trainer, lines):  # an emulated GPU takes its time
+            seen = [record["loss"] for record in lines if record["event"] == "step"]
+            assert trainer.wait(PATIENCE_S) == 0
+        assert len(plain_losses) == 10
+        assert seen == pytest.approx(plain_losses, rel=1e-4)
+        blocks = int("".join(filter(str.isdigit, figure(page, "blocks"))))
+        assert blocks > 100
+        page.get_by_role("button", name="Stop").click()
+        page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
+
+
+def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: list[float]
+) -> None:
+    with server(tmp_path) as place:
+        code = run("pair", "--server", place["operator_url"], "--json")
+        second = records(code.stdout)[-1]["url"]
+        command = (*training(corpus_file, 10), "--server", place["operator_url"])
+        with visit(browser) as page, started(*command) as (trainer, steps):
+            join(page, forced(place["page_url"], "js"))  # slow enough to be caught at work
+            another_block(page)
+            with started("join", second, *DEVICE, cwd=tmp_path) as (_, lines):
+                wait_for_event(lines, "ready")
+                another_block(page)
+                page.close()
+                seen = [record for record in steps if record["event"] == "step"]
+                assert trainer.wait(PATIENCE_S) == 0
+        assert [record["loss"] for record in seen] == pytest.approx(plain_losses, rel=1e-4)
+        assert sum(record["reissued"] for record in seen) > 0  # blocks that the tab had
+
+
+def test_a_reload_comes_back_with_the_credential_and_without_the_code(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with server(tmp_path) as place, visit(browser) as page:
+        join(page, place["page_url"])
+        page.wait_for_function("!location.hash.includes('c=')")
+        page.reload()
+        assert page.get_by_role("heading", name="Help again").is_visible()
+        page.get_by_role("button", name="Start helping").click()
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        status = run("devices", "--server", place["operator_url"], "--json")
+        assert status.returncode == 0, status.stderr
+
+
+def test_a_used_code_and_a_missing_one_are_explained(browser: Browser, tmp_path: Path) -> None:
+    with server(tmp_path) as place:
+        with visit(browser) as first:
+            join(first, place["page_url"])
+        with visit(browser) as second:
+            second.goto(place["page_url"])
+            second.get_by_role("button", name="Start helping").click()
+            second.get_by_role("heading", name="This code is of no use any more").wait_for(
+                timeout=PATIENCE_MS
+            )
+        with visit(browser) as third:
+            third.goto(place["page_url"].partition("#")[0])
+            assert third.get_by_role("heading", name="This page needs a join code").is_visible()
+            third.goto(forced(place["page_url"], "abacus"))
+            assert "abacus" in third.get_by_role("alert").inner_text()
+
+
+def test_a_server_that_comes_back_finds_the_device_again(browser: Browser, tmp_path: Path) -> None:
+    with visit(browser) as page:
+        with server(tmp_path) as place:
+            join(page, place["page_url"])
+        page.wait_for_selector("[data-state=waiting]", timeout=PATIENCE_MS)
+        port = str(urlsplit(place["page_url"]).port)
+        command = ("serve", "--port", port, "--data", str(tmp_path / "data"), "--json")
+        with started(*command, cwd=tmp_path) as (_, lines):
+            wait_for_event(lines, "listening")
+            page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+
+
+def test_stopping_by_the_owners_choice_and_going_on(browser: Browser, tmp_path: Path) -> None:
+    with server(tmp_path) as place, visit(browser) as page:
+        join(page, place["page_url"])
+        page.get_by_label("Stop when this page is not in front").check()
+        hide = "(state) => { Object.defineProperty(document, 'visibilityState', "
+        hide += "{ value: state, configurable: true }); "
+        hide += "document.dispatchEvent(new Event('visibilitychange')); }"
+        page.evaluate(hide, "hidden")
+        page.wait_for_selector("[data-state=paused]", timeout=PATIENCE_MS)
+        assert "not in front" in page.get_by_role("status").inner_text()
+        page.evaluate(hide, "visible")
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everyone_can_use_the_page(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    """The rules of axe-core, before the start, at work and after the end; all by keyboard."""
+    with server(tmp_path) as place, visit(browser) as page:
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        page.goto(place["page_url"])
+        expect_accessible(page)
+        page.get_by_role("button", name="Start helping").press("Enter")
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        expect_accessible(page)
+        page.get_by_role("button", name="Stop").press("Space")
+        page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
+        expect_accessible(page)
+
+
+def expect_accessible(page: Page) -> None:
+    page.evaluate((WEB_CLIENT / "node_modules/axe-core/axe.min.js").read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    assert [(rule["id"], rule["help"]) for rule in found] == []

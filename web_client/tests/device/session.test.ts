@@ -1,0 +1,173 @@
+import { beforeEach, expect, test } from "vitest";
+import { End, type Ending, Session } from "../../src/device/session";
+import { ErrorCode, type Message, type MessageOf, Role } from "../../src/protocol/messages";
+import { FakeClock, FakeKernel, FakeSocket, settled } from "./fakes";
+
+const HELLO: MessageOf<"hello"> = {
+  type: "hello",
+  role: Role.DEVICE,
+  version: 1,
+  credential: "code",
+  name: "a phone",
+  ops: ["matmul"],
+  dtypes: ["fp32"],
+  memory_bytes: 1000,
+  profile: "",
+  flops_per_s: 0,
+  downlink_bytes_per_s: 0,
+  uplink_bytes_per_s: 0,
+  latency_s: 0,
+  measure: false,
+  join_code: "",
+};
+
+const WELCOME: Message = {
+  type: "welcome",
+  device: 7n,
+  version: 1,
+  heartbeat_s: 2,
+  server: "S",
+  credential: "mine",
+};
+
+let clock: FakeClock;
+let socket: FakeSocket;
+let kernel: FakeKernel;
+let session: Session;
+let ending: Ending | null;
+let welcomes: MessageOf<"welcome">[];
+
+beforeEach(() => {
+  clock = new FakeClock();
+  socket = new FakeSocket();
+  kernel = new FakeKernel();
+  welcomes = [];
+  ending = null;
+  session = new Session(socket, kernel, HELLO, clock, (welcome) => welcomes.push(welcome));
+});
+
+function begin(): void {
+  session.run().then((ended) => {
+    ending = ended;
+  });
+  socket.open();
+  socket.receive(WELCOME);
+}
+
+function work(): void {
+  const payload = new Uint8Array(Float32Array.of(1, 2, 3, 4).buffer);
+  socket.receive({ type: "put", id: 1n, rows: 2, columns: 2, dtype: "fp32", payload });
+  socket.receive({
+    type: "run",
+    id: 9n,
+    op: "matmul",
+    inputs: [1n, 1n],
+    transpose_a: false,
+    transpose_b: false,
+    out: "fp32",
+  });
+}
+
+test("it says hello, is welcomed, and answers what it is asked", async () => {
+  begin();
+  expect(socket.types).toEqual(["hello"]);
+  expect(welcomes.map(({ credential }) => credential)).toEqual(["mine"]);
+  work();
+  await kernel.compute();
+  const result = socket.sent.at(-1);
+  if (result?.type !== "result") throw new Error("no result was sent");
+  expect([...new Float32Array(result.payload.slice().buffer)]).toEqual([7, 10, 15, 22]);
+  expect(session.counts.blocks).toBe(1);
+});
+
+test("heartbeats go on while a multiplication takes its time", async () => {
+  begin();
+  work();
+  await clock.pass(30);
+  expect(socket.types.filter((type) => type === "heartbeat").length).toBe(30);
+  expect(ending).toBeNull();
+});
+
+test("a server that takes nothing any more is noticed", async () => {
+  begin();
+  socket.bufferedAmount = 5000;
+  await clock.pass(10);
+  expect(ending).toBeNull();
+  await clock.pass(10);
+  expect(ending?.end).toBe(End.LOST);
+});
+
+test("a server that takes little is not lost", async () => {
+  begin();
+  for (let left = 5000; left > 0; left -= 100) {
+    socket.bufferedAmount = left;
+    await clock.pass(2);
+  }
+  expect(ending).toBeNull();
+});
+
+test("a server that does not answer is given up", async () => {
+  session.run().then((ended) => {
+    ending = ended;
+  });
+  await clock.pass(9);
+  expect(ending).toBeNull();
+  await clock.pass(2);
+  expect(ending?.end).toBe(End.LOST);
+  expect(socket.closed).toBe(true);
+});
+
+test("a refusal says why", async () => {
+  session.run().then((ended) => {
+    ending = ended;
+  });
+  socket.open();
+  socket.receive({ type: "error", code: ErrorCode.CREDENTIAL, message: "used up" });
+  await settled();
+  expect(ending).toEqual({ end: End.REFUSED, text: "used up", code: ErrorCode.CREDENTIAL });
+});
+
+test("a message that breaks the protocol ends the session with an error", async () => {
+  begin();
+  socket.receive({ type: "heartbeat" });
+  await settled();
+  expect(socket.types.at(-1)).toBe("error");
+  expect(ending?.end).toBe(End.LOST);
+});
+
+test("draining answers what is there, then bye ends it", async () => {
+  begin();
+  work();
+  session.drain();
+  await kernel.compute();
+  expect(socket.types).toEqual(["hello", "drain", "result"]);
+  socket.receive({ type: "bye", reason: "drained" });
+  await settled();
+  expect(ending?.end).toBe(End.BYE);
+});
+
+test("after the end nothing is held, and late results go nowhere", async () => {
+  begin();
+  work();
+  socket.break();
+  await settled();
+  expect(ending?.end).toBe(End.LOST);
+  expect(kernel.held.size).toBe(0);
+  const before = socket.sent.length;
+  await kernel.compute();
+  await clock.pass(20);
+  expect(socket.sent.length).toBe(before);
+});
+
+test("a kernel that is lost ends the session", async () => {
+  begin();
+  kernel.lose("the GPU is gone");
+  await settled();
+  expect(ending?.text).toContain("the GPU is gone");
+});
+
+test("a session that is left before it began ends at once", async () => {
+  session.leave("not now");
+  expect((await session.run()).end).toBe(End.LEFT);
+  expect(socket.closed).toBe(true);
+});

@@ -1,0 +1,95 @@
+import { expect, test } from "vitest";
+import { mayNotWork, offered, STANDARD } from "../../src/join/conditions";
+import {
+  forcedKernel,
+  readInvitation,
+  socketAddress,
+  usedFragment,
+} from "../../src/join/invitation";
+import { deviceName, memoryBytes } from "../../src/join/names";
+import { flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
+import { Saved } from "../../src/join/saved";
+
+/** As much of the browser's storage as is used. */
+function storage(): Storage {
+  const values = new Map<string, string>();
+  return {
+    getItem: (key: string) => values.get(key) ?? null,
+    setItem: (key: string, value: string) => values.set(key, value),
+    removeItem: (key: string) => values.delete(key),
+  } as unknown as Storage;
+}
+
+test("an address's fragment holds code and server", () => {
+  expect(readInvitation("#c=AB%2FC+1&s=SRV&fp=sha256:00")).toEqual({
+    code: "AB/C+1",
+    server: "SRV",
+  });
+  expect(readInvitation("")).toEqual({ code: "", server: "" });
+  expect(readInvitation("#c=%zz")).toEqual({ code: "", server: "" });
+  expect(readInvitation(usedFragment("a&b")).server).toBe("a&b");
+});
+
+test("the protocol is spoken where the page came from", () => {
+  expect(socketAddress({ protocol: "https:", host: "a:1" })).toBe("wss://a:1/ws");
+  expect(socketAddress({ protocol: "http:", host: "[::1]:2" })).toBe("ws://[::1]:2/ws");
+});
+
+test("a kernel can be forced, by its name", () => {
+  expect(forcedKernel("?kernel=wasm")).toBe("wasm");
+  expect(forcedKernel("")).toBeNull();
+  expect(() => forcedKernel("?kernel=abacus")).toThrow(/abacus.*webgpu, wasm, js/);
+});
+
+test("a kept credential goes first, with the code in reserve", () => {
+  const saved = new Saved(storage());
+  const invitation = { code: "CODE", server: "S" };
+  expect(saved.keys(invitation)).toEqual({ credential: "CODE", join_code: "" });
+  expect(saved.keep({ server: "S", credential: "mine" })).toBe(true);
+  expect(saved.keys(invitation)).toEqual({ credential: "mine", join_code: "CODE" });
+  expect(saved.keys({ code: "CODE", server: "T" })?.credential).toBe("CODE");
+  expect(saved.keys({ code: "", server: "" })?.credential).toBe("mine");
+  expect(new Saved(null).keys({ code: "", server: "" })).toBeNull();
+});
+
+test("a forbidden or broken storage keeps nothing and breaks nothing", () => {
+  const broken = storage();
+  broken.setItem("cleave.choices", "{");
+  expect(new Saved(broken).choices(STANDARD)).toEqual(STANDARD);
+  expect(new Saved(null).keep({ server: "S", credential: "c" })).toBe(false);
+});
+
+test("conditions stop the work, and only those that the browser can tell are offered", () => {
+  const around = { battery: { level: 0.1, charging: false }, metered: null, hidden: true };
+  expect(offered(around)).toEqual(["lowBattery", "unplugged", "hidden"]);
+  expect(offered({ ...around, battery: null, metered: true })).toEqual(["hidden", "metered"]);
+  expect(mayNotWork(STANDARD, around)).toContain("10 %");
+  const charging = { ...around, battery: { level: 0.1, charging: true } };
+  expect(mayNotWork(STANDARD, charging)).toBeNull();
+  expect(mayNotWork({ ...STANDARD, hidden: true }, charging)).toContain("not in front");
+  expect(mayNotWork(STANDARD, { ...charging, metered: true })).toContain("metered");
+  const unplugged = { ...around, battery: { level: 0.9, charging: false } };
+  expect(mayNotWork({ ...STANDARD, unplugged: true }, unplugged)).toContain("plugged in");
+});
+
+test("speed is that of the last seconds", () => {
+  let samples: Sample[] = [];
+  for (let at_s = 0; at_s <= 20; at_s++) {
+    const flops = at_s < 10 ? 0 : 1e9 * (at_s - 10);
+    const counts = { blocks: 0, flops, down_bytes: 0, up_bytes: 0 };
+    samples = withSample(samples, { at_s, counts });
+  }
+  expect(flopsPerSecond(samples)).toBeCloseTo(1e9);
+  expect(samples.length).toBeLessThan(8);
+  expect(flopsPerSecond([])).toBe(0);
+});
+
+test("a device has a name and offers what it can spare", () => {
+  const phone =
+    "Mozilla/5.0 (Linux; Android 10; K) AppleWebKit/537.36 Chrome/130.0 Mobile Safari/537.36";
+  expect(deviceName(phone)).toBe("Chrome on Android");
+  expect(deviceName("")).toBe("Browser on a device");
+  expect(memoryBytes(8, true)).toBe(512 * 2 ** 20);
+  expect(memoryBytes(undefined, false)).toBe(64 * 2 ** 20);
+  expect(memoryBytes(0.25, true)).toBe(64 * 2 ** 20);
+});
