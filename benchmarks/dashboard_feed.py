@@ -27,11 +27,27 @@ from cleave.protocol.codec import decode, encode
 from cleave.server.pages import Pages
 from cleave.transport.http import read_request
 
-COLUMNS = (
-    "device identity name kind state reason reputation blocks compute_s down_bytes up_bytes "
-    "downlink_bytes_per_s uplink_bytes_per_s flops_per_s profile_downlink_bytes_per_s "
-    "profile_uplink_bytes_per_s profile_flops_per_s round_trip_s energy_j"
-).split()
+COLUMNS = [
+    "device",
+    "identity",
+    "name",
+    "kind",
+    "state",
+    "reason",
+    "reputation",
+    "blocks",
+    "compute_s",
+    "down_bytes",
+    "up_bytes",
+    "downlink_bytes_per_s",
+    "uplink_bytes_per_s",
+    "flops_per_s",
+    "profile_downlink_bytes_per_s",
+    "profile_uplink_bytes_per_s",
+    "profile_flops_per_s",
+    "round_trip_s",
+    "energy_j",
+]
 KINDS = ("phone", "laptop", "tablet", "browser")
 STATES = ("busy", "busy", "busy", "ready", "overdue", "draining", "quarantined")
 EVENTS = ("join", "leave", "overdue", "reissue", "quarantine")
@@ -225,8 +241,8 @@ class Feed:
 
 
 @contextmanager
-def serving(feed: Feed, token: str = "viewer") -> Iterator[str]:  # noqa: S107
-    """The feed and the built pages on a free port; gives the dashboard's address.
+def serving(feed: Feed, token: str = "viewer", port: int = 0) -> Iterator[str]:
+    """The feed and the built pages on a port (0: a free one); gives the dashboard's address.
 
     Raises:
         SystemExit: when the pages are not built.
@@ -234,7 +250,7 @@ def serving(feed: Feed, token: str = "viewer") -> Iterator[str]:  # noqa: S107
     pages = Pages.of_package()
     if not pages.complete:
         raise SystemExit("the pages are not built; run `npm ci && npm run build` in web_client")
-    started: list[tuple[str, Callable[[], None]]] = []
+    started: list[tuple[str, Callable[[], object]]] = []
     ready = threading.Event()
 
     async def run() -> None:
@@ -246,9 +262,10 @@ def serving(feed: Feed, token: str = "viewer") -> Iterator[str]:  # noqa: S107
         async def session(connection: ServerConnection) -> None:
             await _serve(connection, feed, token)
 
-        async with serve(session, "127.0.0.1", 0, process_request=plain, compression=None) as server:
-            port = server.sockets[0].getsockname()[1]
-            url = f"http://127.0.0.1:{port}/#c={token}"
+        async with serve(
+            session, "127.0.0.1", port, process_request=plain, compression=None
+        ) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/#c={token}"
             started.append((url, lambda: loop.call_soon_threadsafe(stop.set)))
             ready.set()
             await stop.wait()
@@ -278,7 +295,7 @@ def _page(pages: Pages, request: Request) -> Response | None:
 
 async def _serve(connection: ServerConnection, feed: Feed, token: str) -> None:
     try:
-        hello = decode(bytes(await connection.recv()))
+        hello = decode(await connection.recv(decode=False))
         assert isinstance(hello, messages.Hello)
         if hello.credential != token:
             error = messages.Error(messages.ErrorCode.CREDENTIAL, "this token is not valid")
@@ -286,7 +303,7 @@ async def _serve(connection: ServerConnection, feed: Feed, token: str) -> None:
             return
         await connection.send(b"".join(encode(messages.Welcome(device=0))))
         while True:
-            request = decode(bytes(await connection.recv()))
+            request = decode(await connection.recv(decode=False))
             assert isinstance(request, messages.Request)
             data = feed.overview(request.arguments)
             await connection.send(b"".join(encode(messages.Reply(request.id, ok=True, data=data))))

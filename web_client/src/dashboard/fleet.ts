@@ -68,9 +68,9 @@ export function nameOf(device: Device): string {
   return device.name || device.identity || `device ${device.device}`;
 }
 
-/** The kind of a device, "other" where none is stated. */
+/** The kind of a device, "unknown" where no profile says. */
 export function kindOf(device: Device): string {
-  return device.kind || "other";
+  return device.kind || "unknown";
 }
 
 /** Sum over the devices that know it; null if none does. */

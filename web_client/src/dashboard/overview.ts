@@ -146,6 +146,8 @@ export interface Overview {
   readonly rates: Rates;
   readonly job: JobPart | null;
   readonly devices: readonly Device[];
+  /** Devices in all: a reply has no room for more than some thousands. */
+  readonly devices_total: number;
   readonly plan: Plan | null;
   readonly gemms: readonly FinishedGemm[];
   readonly timeline: Timeline | null;
@@ -165,6 +167,7 @@ export function readOverview(data: unknown): Overview {
   const server = asMap(root.server) ?? {};
   const card = asMap(root.card) ?? {};
   const events = readEvents(root.events);
+  const devices = readDevices(root.devices);
   const energy = asMap(root.energy) ?? {};
   return {
     server: {
@@ -181,7 +184,8 @@ export function readOverview(data: unknown): Overview {
     totals: numbers(root.totals, TOTALS),
     rates: numbers(root.rates, RATES),
     job: readJob(root.job),
-    devices: readDevices(root.devices),
+    devices,
+    devices_total: number(asMap(root.devices)?.total) ?? devices.length,
     plan: readPlan(root.plan),
     gemms: readGemms(root.gemms),
     timeline: readTimeline(root.timeline),

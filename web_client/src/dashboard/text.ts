@@ -16,7 +16,7 @@ export function seconds(value: number | null): string {
 /** A share, e.g. `93 %`. */
 export function percent(value: number | null): string {
   if (value === null || !Number.isFinite(value)) return DASH;
-  return `${(value * 100).toFixed(value < 0.00995 && value > 0 ? 1 : 0)}\u202f%`;
+  return `${(value * 100).toFixed(value < 0.00995 && value >= 0.0005 ? 1 : 0)}\u202f%`;
 }
 
 /** A loss with four digits after the point, or what it is instead of a number. */

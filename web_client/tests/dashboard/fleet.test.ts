@@ -30,12 +30,12 @@ test("sorted either way, what is not known comes last", () => {
 test("filtered by kind, state and words", () => {
   expect(numbers({ text: "", kind: "phone", state: "ready" }, "device")).toEqual([3]);
   expect(numbers({ text: " SILENT ", kind: "", state: "" }, "device")).toEqual([4]);
-  expect(numbers({ text: "", kind: "other", state: "" }, "device")).toEqual([4]);
+  expect(numbers({ text: "", kind: "unknown", state: "" }, "device")).toEqual([4]);
 });
 
 test("the census counts everyone once", () => {
   const { kinds, states, counts } = census(DEVICES);
-  expect(kinds).toEqual(["phone", "laptop", "other"]);
+  expect(kinds).toEqual(["phone", "laptop", "unknown"]);
   expect(states).toEqual(["ready", "busy", "lost"]);
   const all = [...counts.values()].flatMap((row) => [...row.values()]);
   expect(all.reduce((a, b) => a + b)).toBe(DEVICES.length);

@@ -31,8 +31,9 @@ export function DeviceDetail({ device, timeline, close }: Props) {
         </button>
       </div>
       <p class="soft small">
-        {kindOf(device)}, number {device.device}
-        {device.identity !== "" && device.identity !== device.name && `, ${device.identity}`}
+        {kindOf(device)}, session {device.device}
+        {device.identity !== "" && `, known as ${device.identity}`}
+        {device.reputation !== null && `, reputation ${device.reputation}`}
       </p>
       {device.reason !== "" && <p class="small">{device.reason}</p>}
       <table class="plain">

@@ -31,6 +31,11 @@ export function DeviceTable({ devices, order, setOrder, chosen, choose }: Props)
   const first = Math.max(0, Math.min(Math.floor(top / ROW_PX) - MORE, devices.length - 1));
   const end = Math.min(devices.length, Math.ceil((top + height) / ROW_PX) + MORE);
 
+  // In another order, the rows worth seeing are at the top.
+  useLayoutEffect(() => {
+    if (scroller.current !== null) scroller.current.scrollTop = 0;
+  }, [order]);
+
   // A row that the keys go to may not be there yet: it is focused once it is.
   useLayoutEffect(() => {
     if (wanted.current === null) return;
@@ -66,7 +71,8 @@ export function DeviceTable({ devices, order, setOrder, chosen, choose }: Props)
     >
       <table aria-rowcount={devices.length + 1} onKeyDown={onKeyDown}>
         <caption class="spoken">
-          Devices. The share after a figure is of what the profile or the first measurement said.
+          Devices. The share after a figure is of what the profile or the first measurement said; of
+          a link, of what crosses it now.
         </caption>
         <thead>
           <tr aria-rowindex={1}>
@@ -114,7 +120,7 @@ function Heading(props: {
   const active = order.key === column.key;
   const direction = order.descending ? "descending" : "ascending";
   return (
-    <th scope="col" class={column.isText ? "" : "number"} aria-sort={active ? direction : "none"}>
+    <th scope="col" class={headingClass(column)} aria-sort={active ? direction : "none"}>
       <button type="button" onClick={() => setOrder(turned(order, column.key, column.isText))}>
         {column.title}
         <span class="arrow" aria-hidden="true">
@@ -123,6 +129,13 @@ function Heading(props: {
       </button>
     </th>
   );
+}
+
+/** Widths are those of the headings; a figure with its share needs more room than one alone. */
+function headingClass(column: Column): string {
+  if (column === COLUMNS[0]) return "first";
+  if (column.isText) return "word";
+  return column.share === undefined ? "number figure-alone" : "number";
 }
 
 interface RowProps {
@@ -151,16 +164,18 @@ function Row({ device, index, chosen, choose }: RowProps) {
         <td key={column.key} class={column.isText ? "" : "number"}>
           {column.key === "state" && <span class={`dot ${concern(device.state)}`} />}
           {column.text(device)}
-          {column.share !== undefined && <Share value={column.share(device)} />}
+          {column.share !== undefined && (
+            <Share value={column.share(device)} low={column.low ?? 0} />
+          )}
         </td>
       ))}
     </tr>
   );
 }
 
-/** Much less than what was promised stands out. */
-function Share(props: { readonly value: number | null }) {
-  const low = props.value !== null && props.value < 0.5;
+/** Much less than what was promised stands out; a link that has nothing to do does not. */
+function Share(props: { readonly value: number | null; readonly low: number }) {
+  const low = props.value !== null && props.value < props.low;
   return <span class={low ? "share warning-text" : "share soft"}>{percent(props.value)}</span>;
 }
 

@@ -1,12 +1,12 @@
 /** Energy and carbon so far, and what had to be assumed for them. */
 
+import { count } from "../../ui/figures";
 import type { Energy } from "../overview";
 import { carbon, counted, energy as inWords } from "../text";
 import { Figure } from "./Figure";
 
 export function EnergyView(props: { readonly energy: Energy }) {
   const { devices_j, ps_j, gco2e, devices_known, devices_unknown, assumed } = props.energy;
-  const unknown = devices_unknown ?? 0;
   return (
     <section class="card" aria-labelledby="energy">
       <div class="title">
@@ -16,16 +16,15 @@ export function EnergyView(props: { readonly energy: Energy }) {
         <Figure
           name="Devices"
           value={inWords(devices_j)}
-          note={devices_known === null ? undefined : `of ${counted(devices_known, "device")}`}
+          note={known(devices_known, devices_unknown)}
         />
-        <Figure name="PS" value={inWords(ps_j)} />
-        <Figure name="Carbon" value={carbon(gco2e)} note="CO₂ equivalent" />
+        <Figure name="PS" value={inWords(ps_j)} note={ps_j === null ? "not measured" : undefined} />
+        <Figure
+          name="Carbon"
+          value={carbon(gco2e)}
+          note={gco2e === null ? "not known" : "CO₂ equivalent"}
+        />
       </dl>
-      {unknown > 0 && (
-        <p class="small warning-text">
-          {counted(unknown, "device")} without a known profile: not counted.
-        </p>
-      )}
       {assumed.length > 0 && (
         <>
           <h3 class="soft small">Assumed</h3>
@@ -38,4 +37,9 @@ export function EnergyView(props: { readonly energy: Energy }) {
       )}
     </section>
   );
+}
+
+function known(devices: number | null, others: number | null): string {
+  if (devices === null || others === null) return "not known";
+  return `${count(devices)} of ${counted(devices + others, "device")}`;
 }

@@ -25,9 +25,15 @@ export function EventsView(props: {
       <div class="title">
         <h2 id="events">Events</h2>
         <p class="soft small">{counted(wanted.length, "event")}</p>
-        <label class="field end">
-          <span class="spoken">Kind of event</span>
-          <select value={kind} onChange={(event) => setKind(event.currentTarget.value)}>
+        <div class="field end">
+          <label class="spoken" for="event-kind">
+            Kind of event
+          </label>
+          <select
+            id="event-kind"
+            value={kind}
+            onChange={(event) => setKind(event.currentTarget.value)}
+          >
             <option value="">every kind</option>
             {kinds.map((each) => (
               <option key={each} value={each}>
@@ -35,12 +41,12 @@ export function EventsView(props: {
               </option>
             ))}
           </select>
-        </label>
+        </div>
       </div>
       {shown.length === 0 ? (
         <p class="soft empty">Nothing has happened yet.</p>
       ) : (
-        // What scrolls must be reached by keys.
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keys
         <section class="scroll events" tabIndex={0} aria-label="Events, newest first">
           <ol>
             {shown.map((event) => (

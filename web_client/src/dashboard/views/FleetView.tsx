@@ -15,7 +15,7 @@ interface Props {
 }
 
 export function FleetView({ overview, chosen, choose }: Props) {
-  const { devices, timeline, totals } = overview;
+  const { devices, devices_total, timeline, totals } = overview;
   const [filter, setFilter] = useState<Filter>(NO_FILTER);
   const [order, setOrder] = useState<Order>({ key: "device", descending: false });
   const shown = useMemo(() => arrange(devices, filter, order), [devices, filter, order]);
@@ -41,9 +41,11 @@ export function FleetView({ overview, chosen, choose }: Props) {
             <Filters filter={filter} setFilter={setFilter} overview={overview} />
           </div>
           <p class="soft small">
-            {shown.length === devices.length
-              ? counted(devices.length, "device")
-              : `${count(shown.length)} of ${counted(devices.length, "device")}`}
+            {shown.length === devices_total
+              ? counted(devices_total, "device")
+              : `${count(shown.length)} of ${counted(devices_total, "device")}`}
+            {devices.length < devices_total &&
+              `; the server sends only ${count(devices.length)} of them`}
           </p>
           <div class={picked === undefined ? "fleet" : "fleet with-detail"}>
             <DeviceTable
@@ -77,8 +79,7 @@ interface FilterProps {
 function CensusTable({ overview, filter, setFilter }: FilterProps) {
   const { kinds, states, counts } = useMemo(() => census(overview.devices), [overview.devices]);
   return (
-    // What scrolls must be reached by keys.
-    <section class="scroll" tabIndex={0} aria-label="Devices by kind and state">
+    <section class="scroll" aria-label="Devices by kind and state">
       <table class="plain census">
         <thead>
           <tr>
@@ -128,22 +129,25 @@ function Filters({ overview, filter, setFilter }: FilterProps) {
   const { kinds, states } = useMemo(() => census(overview.devices), [overview.devices]);
   return (
     <search class="filters">
-      <label class="field">
-        <span>Find</span>
+      <div class="field">
+        <label for="find">Find</label>
         <input
+          id="find"
           type="search"
           value={filter.text}
           placeholder="name, number, kind"
           onInput={(event) => setFilter({ ...filter, text: event.currentTarget.value })}
         />
-      </label>
+      </div>
       <Choice
+        id="kind"
         label="Kind"
         value={filter.kind}
         options={kinds}
         change={(kind) => setFilter({ ...filter, kind })}
       />
       <Choice
+        id="state"
         label="State"
         value={filter.state}
         options={states}
@@ -159,6 +163,7 @@ function Filters({ overview, filter, setFilter }: FilterProps) {
 }
 
 function Choice(props: {
+  readonly id: string;
   readonly label: string;
   readonly value: string;
   readonly options: readonly string[];
@@ -170,9 +175,13 @@ function Choice(props: {
       ? props.options
       : [...props.options, props.value];
   return (
-    <label class="field">
-      <span>{props.label}</span>
-      <select value={props.value} onChange={(event) => props.change(event.currentTarget.value)}>
+    <div class="field">
+      <label for={props.id}>{props.label}</label>
+      <select
+        id={props.id}
+        value={props.value}
+        onChange={(event) => props.change(event.currentTarget.value)}
+      >
         <option value="">all</option>
         {options.map((option) => (
           <option key={option} value={option}>
@@ -180,7 +189,7 @@ function Choice(props: {
           </option>
         ))}
       </select>
-    </label>
+    </div>
   );
 }
 

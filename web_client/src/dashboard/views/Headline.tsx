@@ -35,7 +35,11 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
           value={running && recent?.left_s != null ? duration(recent.left_s) : "–"}
           note={job === null ? "no job" : job.state}
         />
-        <Figure name="Devices" value={count(devices.length)} note={`${count(busy)} busy`} />
+        <Figure
+          name="Devices"
+          value={count(props.overview.devices_total)}
+          note={`${count(busy)} busy`}
+        />
         <Figure
           name="Multiplying"
           value={quantity(rates.flops_per_s, "FLOP/s")}
@@ -51,7 +55,11 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
           value={quantity(rates.ingress_bytes_per_s, "B/s")}
           note={ofCard(rates.ingress_bytes_per_s, card.ingress_bytes_per_s)}
         />
-        <Figure name="Carbon" value={carbon(energy.gco2e)} note="CO₂ equivalent so far" />
+        <Figure
+          name="Carbon"
+          value={carbon(energy.gco2e)}
+          note={energy.gco2e === null ? "not known" : "CO₂ equivalent so far"}
+        />
       </dl>
     </section>
   );

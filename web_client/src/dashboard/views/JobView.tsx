@@ -61,7 +61,7 @@ export function JobView(props: {
       ) : (
         <p class="soft empty">The first step is under way; charts begin after it.</p>
       )}
-      {job.notes.length > 0 && <p class="soft small note-line">{job.notes.at(-1)}</p>}
+      {job.notes.length > 0 && <p class="soft small note-line">Last note: {job.notes.at(-1)}</p>}
     </section>
   );
 }

@@ -11,6 +11,8 @@ export interface Column {
   readonly text: (device: Device) => string;
   /** Of what its profile says, or was found when it joined. */
   readonly share?: (device: Device) => number | null;
+  /** A share below this stands out. */
+  readonly low?: number;
   readonly isText?: boolean;
 }
 
@@ -31,6 +33,7 @@ export const COLUMNS: readonly [Column, ...Column[]] = [
     title: "Compute",
     text: (device) => quantity(device.flops_per_s, "FLOP/s"),
     share: (device) => share(device.flops_per_s, device.profile_flops_per_s),
+    low: 0.5,
   },
   {
     key: "downlink_bytes_per_s",

@@ -1,0 +1,214 @@
+"""The dashboard of a real server with 200 emulated devices, opened while a job runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api")
+
+from playwright.sync_api import Page, expect
+
+from cleave.server.pages import Pages
+from tests.integration.processes import (
+    PATIENCE_S,
+    run,
+    started,
+    wait_for_event,
+)
+from tests.integration.test_viewers import asked, viewed
+from tests.web.browser import CHROMIUM, chromium
+from tests.web.watched import Watched, serious_findings, watched
+
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM or not Pages.of_package().complete,
+    reason="needs Chromium and built pages (npm run build in web_client)",
+)
+
+DEVICES = 200
+STEPS = 30
+PATIENCE_MS = PATIENCE_S * 1000
+_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3}
+_FIGURE = re.compile(r"^([\d\u202f]+)(\.\d+)?\s*([kMGTm]?)([A-Za-z/]*)$")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A real one, with a fleet."""
+
+    dashboard_url: str
+    operator_file: Path
+
+    def overview(self) -> dict[str, Any]:
+        """What it says of itself."""
+        # In another thread: Playwright has an event loop in this one.
+        with ThreadPoolExecutor(1) as pool:
+            url = viewed(self.dashboard_url)
+            (answer,) = pool.submit(asked, url, ("overview", {})).result()
+        return answer
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Its devices by column."""
+        table = self.overview()["devices"]
+        return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+
+
+@contextmanager
+def server_with_fleet(folder: Path) -> Iterator[Server]:
+    data = folder / "data"
+    with ExitStack() as stack:
+        serve = ("serve", "--port", "0", "--data", str(data), "--ps-gbit", "1", "--json")
+        _, lines = stack.enter_context(started(*serve, cwd=folder))
+        url = wait_for_event(lines, "listening")["dashboard_url"]
+        pair = run("pair", "--data", str(data), "--uses", str(DEVICES), "--json")
+        join_url = json.loads(pair.stdout)["url"]
+        fleet = ("--devices", str(DEVICES), "--fleet", "home-mix", "--speed", "20")
+        stack.enter_context(started("emulate", *fleet, "--server", join_url))
+        server = Server(url, data / "operator.url")
+        yield server
+
+
+def figure(page: Page, name: str) -> str:
+    """One of the page's first figures, as it stands there."""
+    item = page.locator(".headline .figure").filter(has=page.get_by_text(name, exact=True))
+    return item.locator(".value").inner_text()
+
+
+def assert_shows(shown: str, least: float, most: float) -> None:
+    """That a figure is one from `least` to `most`, to its last digit."""
+    match = _FIGURE.match(shown)
+    assert match is not None, shown
+    whole, fraction, prefix, _ = match.groups()
+    scale = _PREFIXES[prefix]
+    value = float(whole.replace("\u202f", "") + (fraction or ""))
+    rounding = 0.5000001 * 10 ** -(len(fraction) - 1 if fraction else 0)
+    assert least / scale - rounding <= value <= most / scale + rounding, (shown, least, most)
+
+
+def blocks_by_device(page: Page) -> dict[int, int]:
+    """The column of blocks, of all devices: the table is read while it is scrolled to its end."""
+    seen: dict[int, int] = {}
+    page.locator(".devices tbody th button").first.focus()
+    page.keyboard.press("Home")
+    while len(seen) < DEVICES:
+        before = len(seen)
+        for row in page.locator(".devices tbody:not([aria-hidden]) tr").all():
+            name, *others = row.locator("th, td").all_inner_texts()
+            seen[int(name.rpartition("#")[2])] = int(others[3].replace("\u202f", ""))
+        page.keyboard.press("PageDown")
+        page.wait_for_timeout(0)
+        assert len(seen) >= before
+    return seen
+
+
+def next_reply(page: Page) -> None:
+    """Wait until the page shows an answer that it asked for after this was called."""
+    age = page.locator(".top p.small")  # how long the server is up, in seconds
+    for _ in range(2):  # the first may have been under way
+        expect(age).not_to_have_text(age.inner_text())
+
+
+@pytest.fixture(scope="module")
+def opened(
+    tmp_path_factory: pytest.TempPathFactory, corpus_file: Path
+) -> Iterator[tuple[Server, Watched, list[dict[str, Any]]]]:
+    """A server, its dashboard opened during a run, and what the run printed; the run is over."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    with ExitStack() as stack:
+        server = stack.enter_context(server_with_fleet(folder))
+        browser = stack.enter_context(chromium())
+        seen = stack.enter_context(watched(browser))
+        page = seen.page
+        page.goto(server.dashboard_url)
+        expect(page.get_by_text(re.compile(rf"^{DEVICES} devices$"))).to_be_visible(
+            timeout=PATIENCE_MS
+        )
+        train = (
+            "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
+            "--eval-every", "10", "--server", f"@{server.operator_file}", "--json",
+        )  # fmt: skip
+        _, lines = stack.enter_context(started(*train, cwd=folder))
+        records = [wait_for_event(lines, "step")]
+        expect(page.locator(".title .chip").first).to_have_text("running", timeout=PATIENCE_MS)
+        expect(page.locator(".tiling canvas").or_(page.locator("#plan"))).not_to_have_count(0)
+        records.extend(lines)
+        expect(page.locator(".title .chip").first).to_have_text("done", timeout=PATIENCE_MS)
+        yield server, seen, records
+
+
+def test_its_numbers_are_the_servers_own(
+    opened: tuple[Server, Watched, list[dict[str, Any]]],
+) -> None:
+    server, seen, records = opened
+    page = seen.page
+    steps = [record for record in records if record["event"] == "step"]
+    assert len(steps) == STEPS
+    assert figure(page, "Loss") == f"{steps[-1]['loss']:.4f}"
+    recent = steps[-10:]
+    per_s = sum(step["tokens"] for step in recent) / sum(step["wall_s"] for step in recent)
+    assert float(figure(page, "Tokens").split("/")[0].split()[0]) == pytest.approx(
+        per_s if per_s < 1000 else per_s / 1000, rel=0.01
+    )
+    assert figure(page, "Devices") == str(DEVICES) == str(len(server.devices()))
+    assert blocks_by_device(page) == {row["device"]: row["blocks"] for row in server.devices()}
+    # Nothing is under way, but heartbeats come in: bytes are those of a moment in between.
+    before = server.overview()["totals"]
+    next_reply(page)
+    egress, ingress = (
+        page.get_by_role("row", name=re.compile(name)).locator("td").last.inner_text()
+        for name in ("^Egress", "^Ingress")
+    )
+    totals = server.overview()["totals"]
+    assert_shows(egress, before["down_bytes"], totals["down_bytes"])
+    assert_shows(ingress, before["up_bytes"], totals["up_bytes"])
+    fleet = page.get_by_text(re.compile(r"joined, .* left"))
+    expect(fleet).to_contain_text(f"{totals['joined']} joined, {totals['left']} left")
+    expect(fleet).to_contain_text(f"{totals['wrong']} wrong")
+
+
+def test_the_census_and_the_events_are_the_servers_own(
+    opened: tuple[Server, Watched, list[dict[str, Any]]],
+) -> None:
+    server, seen, _ = opened
+    page = seen.page
+    shown = {
+        row.locator("th").inner_text(): sum(map(int, row.locator("td").all_inner_texts()))
+        for row in page.locator(".census tbody tr").all()
+    }
+    own: dict[str, int] = {}
+    for device in server.devices():
+        kind = device["kind"] or "unknown"
+        own[kind] = own.get(kind, 0) + 1
+    assert shown == own
+    newest = server.overview()["events"]["rows"][-1]
+    expect(page.locator(".events li .what").first).to_have_text(newest[4])
+
+
+def test_a_device_that_worked_has_a_timeline(
+    opened: tuple[Server, Watched, list[dict[str, Any]]],
+) -> None:
+    _, seen, _ = opened
+    page = seen.page
+    page.get_by_role("columnheader", name="Blocks").get_by_role("button").click()
+    page.locator(".devices tbody th button").first.click()
+    expect(page.locator(".devices tbody tr").first).to_have_class("chosen")
+    expect(page.locator(".timeline canvas")).to_have_attribute(
+        "aria-label", re.compile(r"computing \d")
+    )
+
+
+def test_everyone_can_use_it_and_nothing_leaves_the_host(
+    opened: tuple[Server, Watched, list[dict[str, Any]]],
+) -> None:
+    server, seen, _ = opened
+    assert serious_findings(seen.page) == []
+    assert seen.complaints == []
+    assert seen.foreign(server.dashboard_url) == []

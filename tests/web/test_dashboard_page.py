@@ -1,0 +1,195 @@
+"""The dashboard page in Chromium, on a made-up feed: what it shows and how it behaves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+from playwright.sync_api import Browser, Page, expect  # noqa: E402
+
+from benchmarks.dashboard_feed import made_up, serving  # noqa: E402
+from cleave.server.pages import Pages  # noqa: E402
+from tests.web.browser import CHROMIUM, chromium  # noqa: E402
+from tests.web.watched import Watched, serious_findings, watched  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM or not Pages.of_package().complete,
+    reason="needs Chromium and built pages (npm run build in web_client)",
+)
+
+DEVICES = 1000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(made_up(DEVICES)) as url:
+        yield url
+
+
+@pytest.fixture
+def seen(browser: Browser) -> Iterator[Watched]:
+    with watched(browser) as seen:
+        yield seen
+
+
+def open_dashboard(page: Page, url: str) -> None:
+    page.goto(url)
+    expect(rows(page).first).to_be_visible()
+
+
+def rows(page: Page):  # type: ignore[no-untyped-def]
+    return page.locator(".devices tbody th button")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_everyone_can_use_it(browser: Browser, url: str, scheme: str, phone: bool) -> None:
+    with watched(browser, scheme=scheme, phone=phone) as seen:
+        page = seen.page
+        open_dashboard(page, url)
+        rows(page).nth(2).click()
+        expect(page.locator(".timeline canvas")).to_be_visible()
+        assert serious_findings(page) == []
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width == page.viewport_size["width"]  # type: ignore[index]
+        assert seen.complaints == []
+        assert seen.foreign(url) == []
+
+
+def test_the_token_leaves_the_address_and_outlives_a_reload(seen: Watched, url: str) -> None:
+    open_dashboard(seen.page, url)
+    assert "#" not in seen.page.url
+    seen.page.reload()
+    expect(rows(seen.page).first).to_be_visible()
+
+
+def test_without_a_token_it_says_how_to_get_one(seen: Watched, url: str) -> None:
+    seen.page.goto(url.partition("#")[0])
+    expect(seen.page.get_by_role("heading")).to_have_text("This page needs its token")
+    expect(seen.page.get_by_text("cleave dashboard")).to_be_visible()
+    assert serious_findings(seen.page) == []
+    assert not any(asked.startswith("ws") for asked in seen.asked)
+
+
+def test_another_token_can_be_pasted_after_a_wrong_one(seen: Watched, url: str) -> None:
+    page = seen.page
+    page.goto(url.partition("#")[0] + "#c=wrong")
+    expect(page.get_by_role("heading")).to_have_text("The server refused the token")
+    assert serious_findings(page) == []
+    page.evaluate("address => location.assign(address)", url)
+    expect(rows(page).first).to_be_visible()
+
+
+def test_only_rows_in_sight_are_in_the_document(seen: Watched, url: str) -> None:
+    page = seen.page
+    open_dashboard(page, url)
+    assert page.locator(".devices table").get_attribute("aria-rowcount") == str(DEVICES + 1)
+    assert rows(page).count() < 60
+
+
+def test_keys_walk_through_all_devices(seen: Watched, url: str) -> None:
+    page = seen.page
+    open_dashboard(page, url)
+    rows(page).first.focus()
+    for key, row in (("ArrowDown", 2), ("End", DEVICES), ("ArrowUp", DEVICES - 1), ("Home", 1)):
+        page.keyboard.press(key)
+        expect(page.locator(f"tr[aria-rowindex='{row + 1}'] button")).to_be_focused()
+        expect(page.locator(f"tr[aria-rowindex='{row + 1}'] button")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("complementary")).to_contain_text("Its last blocks")
+
+
+def test_sorting_and_filtering(seen: Watched, url: str) -> None:
+    page = seen.page
+    open_dashboard(page, url)
+    heading = page.get_by_role("columnheader", name="Blocks")
+    heading.get_by_role("button").click()
+    expect(heading).to_have_attribute("aria-sort", "descending")
+    expect(rows(page).first).to_contain_text(f"#{DEVICES}")
+    page.get_by_role("searchbox").fill("tablet-7")
+    expect(page.get_by_text(re.compile(r"^\d+ of 1.000 devices$"))).to_be_visible()
+    for name in rows(page).all_inner_texts():
+        assert name.startswith("tablet-7")
+    page.get_by_role("button", name="show all").click()
+    page.get_by_label("Kind", exact=True).select_option("laptop")
+    expect(page.get_by_text(re.compile(r"^250 of"))).to_be_visible()
+    assert all(name.startswith("laptop") for name in rows(page).all_inner_texts())
+
+
+def test_a_chosen_device_is_framed_and_shown(seen: Watched, url: str) -> None:
+    page = seen.page
+    open_dashboard(page, url)
+    row = rows(page).nth(4)
+    row.click()
+    expect(row).to_have_attribute("aria-pressed", "true")
+    canvas = page.locator(".timeline canvas")
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"receiving \d+"))
+    page.get_by_role("button", name="Close").click()
+    expect(canvas).to_have_count(0)
+
+
+def test_charts_and_the_plan_are_told_in_words(seen: Watched, url: str) -> None:
+    page = seen.page
+    open_dashboard(page, url)
+    for words in (
+        r"^Loss\. From \d+\.\d+ at step 1 to \d+\.\d+ at step \d+\.$",
+        r"^Step time\. In the last steps .* for the PS and .* for the fleet\.$",
+        r"^Rates\. Egress .*, ingress .*\.$",
+        r"960 tiles on 960 devices, 4 slabs in depth, \d+ of 15360 blocks back\.$",
+    ):
+        expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()
+
+
+DRAWN_AS_STYLED = """async () => {
+  const canvas = document.querySelector(".tiling canvas");
+  const corner = () =>
+    "#" + [...canvas.getContext("2d").getImageData(3, canvas.height - 3, 1, 1).data.slice(0, 3)]
+      .map((part) => part.toString(16).padStart(2, "0")).join("");
+  const style = getComputedStyle(document.documentElement);
+  const wanted = () => ["--accent", "--accent-soft"].map((name) => style.getPropertyValue(name));
+  while (!wanted().includes(corner())) await new Promise(requestAnimationFrame);
+  return wanted();
+}"""
+
+
+def test_it_follows_the_system_into_the_dark(seen: Watched, url: str) -> None:
+    """What is drawn on a canvas too, which no stylesheet reaches."""
+    page = seen.page
+    open_dashboard(page, url)
+    light = page.evaluate(DRAWN_AS_STYLED)
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(DRAWN_AS_STYLED) != light
+
+
+def test_an_empty_server_says_what_to_do(seen: Watched) -> None:
+    with serving(made_up(0)) as url:
+        seen.page.goto(url)
+        expect(seen.page.get_by_role("heading", name="No job")).to_be_visible()
+        expect(seen.page.get_by_text("No device is connected.")).to_be_visible()
+        expect(seen.page.get_by_text("Nothing has happened yet.")).to_be_visible()
+        assert serious_findings(seen.page) == []
+        assert seen.complaints == []
+
+
+def test_when_the_server_goes_the_figures_stay_and_it_comes_back(seen: Watched) -> None:
+    page = seen.page
+    feed = made_up(5)
+    with serving(feed) as url:
+        open_dashboard(page, url)
+        port = int(url.rpartition(":")[2].partition("/")[0])
+    expect(page.locator(".banner")).to_contain_text("No connection to the server. These figures")
+    expect(rows(page)).to_have_count(5)
+    assert serious_findings(page) == []
+    with serving(feed, port=port):
+        expect(page.locator(".banner")).to_have_count(0, timeout=30_000)
+        expect(page.locator(".top .chip")).to_have_text("live")
