@@ -13,6 +13,13 @@ from playwright.sync_api import Browser
 from tests.web.browser import CHROMIUM, WEB_CLIENT, build_lab, chromium
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs them all: they share a browser and what is built."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
 def _needs_node_and_browser() -> None:
     if not CHROMIUM:
         pytest.skip("Chromium is not installed")
@@ -30,9 +37,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages() -> None:
-    """The pages, built where servers look for them."""
+    """The pages, built where servers look for them, unless they are there and new."""
     _needs_node_and_browser()
-    subprocess.run(["npm", "run", "--silent", "build"], cwd=WEB_CLIENT, check=True)
+    subprocess.run(["make", "--silent", "web"], cwd=WEB_CLIENT.parent, check=True)
 
 
 @pytest.fixture(scope="session")
