@@ -42,8 +42,9 @@ def pair(
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    many = f"{uses} devices join" if uses > 1 else "one device joins"
-    typer.echo(f"until {when(answer['expires_s'])}, {many} in a browser at, or with\n", err=True)
+    many = f"{uses} devices can join" if uses > 1 else "one device can join"
+    until = when(answer["expires_s"])
+    typer.echo(f"until {until}, {many}: open the address in its browser, or run there\n", err=True)
     typer.echo(f"  cleave join '{answer['page_url']}'\n")
     if qr:
         typer.echo(qr_code(answer["page_url"]), err=True)

@@ -223,7 +223,7 @@ def _welcome(
     if fleet.fingerprint:
         typer.echo(f"certificate {fleet.fingerprint}\n", err=True)
     if code is None:
-        typer.echo(f"devices join in a browser at, or with\n\n  {_command(page_url)}\n", err=True)
+        typer.echo(f"a device joins: {_how(page_url)}\n", err=True)
     else:
         _show(page_url)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
@@ -232,17 +232,14 @@ def _welcome(
 
 def _show(page_url: str) -> None:
     """A join URL for one device, for eyes, hands and cameras."""
-    typer.echo(
-        f"a device joins, within 10 minutes, in a browser at, or with\n\n  {_command(page_url)}\n",
-        err=True,
-    )
+    typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
     if sys.stderr.isatty():
         typer.echo(qr_code(page_url), err=True)
     typer.echo("for more devices, or later: cleave pair\n", err=True)
 
 
-def _command(page_url: str) -> str:
-    return f"cleave join '{page_url}'"
+def _how(page_url: str) -> str:
+    return f"open the address in its browser, or run there\n\n  cleave join '{page_url}'"
 
 
 class _Codes:
