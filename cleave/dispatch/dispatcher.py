@@ -10,19 +10,19 @@ valid answer counts.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any, Final
 
 from cleave.dispatch import events
 from cleave.dispatch.events import Command, Event
+from cleave.dispatch.load import DeviceLoad
 from cleave.dispatch.recovery import help_late, take_over
 from cleave.dispatch.work import Stored, Unit, Work
 from cleave.errors import PlanError
 from cleave.gemm import Span
-from cleave.planner.cost import streamed_s, tile_s
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits
 
@@ -87,75 +87,13 @@ class Names:
     runs: int = 0
 
 
-@dataclass(slots=True)
-class _Device:
-    rates: DeviceRates
-    draining: bool = False
-    overdue: bool = False
-    missed: int = 0  # how often it was overdue since it answered last
-    retry_s: float = 0.0  # when it may be asked again, then
-    queue: deque[Unit] = field(default_factory=deque)
-    running: dict[int, Unit] = field(default_factory=dict)
-    held: OrderedDict[int, Stored] = field(default_factory=OrderedDict)  # least recently used first
-    needed: Counter[int] = field(default_factory=Counter)  # uses by queued and running units
-    occupied_bytes: int = 0  # arrays held and results under way
-    forget: list[int] = field(default_factory=list)  # dropped, to be told with the next array
-    forget_bytes: int = 0
-    # Since it was idle last: when that was, when it answered last, what it was sent.
-    since_s: float = 0.0
-    heard_s: float = 0.0
-    sent_units: int = 0
-    sent_bytes: int = 0
-    sent_flops: int = 0
-    asked_bytes: int = 0
-
-    def sent_s(self) -> float:
-        """What it needs for all that it was sent since it was idle, predicted."""
-        rates = self.rates
-        return 2 * rates.latency_s + streamed_s(
-            self.sent_bytes / rates.downlink_bytes_per_s,
-            self.sent_flops / rates.flops_per_s,
-            self.asked_bytes / rates.uplink_bytes_per_s,
-        )
-
-    def remaining_s(self, now_s: float) -> float:
-        """What it needs for all that it was given, predicted, from now on."""
-        running_s = max(0.0, self.since_s + self.sent_s() - now_s) if self.running else 0.0
-        return running_s + sum(self.unit_s(unit) for unit in self.queue)
-
-    def longest_silence_s(self, expected_s: float) -> float:
-        """How long it may be between two of its answers: of a tile of p times p blocks that goes
-        out as a wavefront, the first comes after a p-th of the time, and others sooner.
-
-        Args:
-            expected_s: what its works take at least, predicted.
-        """
-        return max(self.sent_s(), expected_s) / math.sqrt(max(1, self.sent_units))
-
-    def unit_s(self, unit: Unit) -> float:
-        """What a unit takes on it, alone, predicted."""
-        held, needed = self.held, self.needed
-        missing = sum(a.nbytes for a in unit.inputs if a.id not in held and a.id not in needed)
-        return tile_s(self.rates, missing, unit.flops, unit.output_bytes)
-
-    def pace_s(self, now_s: float) -> float:
-        """What it needs for all that it was given at the pace that it showed so far."""
-        left = len(self.running) + len(self.queue)
-        answered = self.sent_units - len(self.running)
-        return (now_s - self.since_s) * left / answered if answered > 0 else math.inf
-
-    def unanswered(self) -> list[Unit]:
-        """What it was given, in its order."""
-        return [*self.running.values(), *self.queue]
-
-
 class Dispatcher:
     """Runs work on a fleet. See `handle`."""
 
     def __init__(self) -> None:
         self.counters = Counters()
         self.finished: deque[FinishedWork] = deque(maxlen=FINISHED_KEPT)  # the latest last
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, DeviceLoad] = {}
         self._works: dict[int, Work] = {}
         self._waiting: list[Work] = []  # submitted while the fleet was empty
         self._orphans: deque[Unit] = deque()  # of lost devices, while the fleet is empty
@@ -255,7 +193,7 @@ class Dispatcher:
     # --- devices come and go ---
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
-        self._devices[event.rates.device] = _Device(event.rates)
+        self._devices[event.rates.device] = DeviceLoad(event.rates)
         waiting, self._waiting = self._waiting, []
         for work in waiting:
             self._start(work)
@@ -277,7 +215,7 @@ class Dispatcher:
         self._reassign(u for u in unsent if not self._copied(event.device, u))
         self._finish_draining(event.device, device)
 
-    def _finish_draining(self, device_id: int, device: _Device) -> None:
+    def _finish_draining(self, device_id: int, device: DeviceLoad) -> None:
         if device_id in self._devices and device.draining and not device.running:
             self._forget_device(device_id)
             self._commands.append(events.Drained(device_id))
@@ -287,7 +225,7 @@ class Dispatcher:
         if device is not None:
             self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
 
-    def _forget_device(self, device_id: int) -> _Device | None:
+    def _forget_device(self, device_id: int) -> DeviceLoad | None:
         device = self._devices.pop(device_id, None)
         if device is not None:
             for array in {*device.held, *device.needed}:
@@ -326,7 +264,7 @@ class Dispatcher:
         for device_id, device in touched.items():
             self._pump(device_id, device)
 
-    def _enqueue(self, device_id: int, device: _Device, unit: Unit) -> None:
+    def _enqueue(self, device_id: int, device: DeviceLoad, unit: Unit) -> None:
         self.counters.units += 1
         device.queue.append(unit)
         for array in unit.inputs:
@@ -527,7 +465,7 @@ class Dispatcher:
 
     # --- sending ---
 
-    def _pump(self, device_id: int, device: _Device) -> None:
+    def _pump(self, device_id: int, device: DeviceLoad) -> None:
         """Send as many queued units, with the arrays they need, as the device has room for."""
         while device.queue and len(device.running) < limits.MAX_RUNS_IN_FLIGHT:
             unit = device.queue[0]
@@ -552,19 +490,11 @@ class Dispatcher:
                 self._commands.append(events.SendArray(device_id, array))
             self.names.runs += 1
             run = self.names.runs
-            if not device.running:
-                device.since_s = device.heard_s = self._now_s
-                device.sent_units = device.sent_bytes = device.sent_flops = device.asked_bytes = 0
-            device.sent_units += 1
-            device.sent_bytes += room - unit.output_bytes
-            device.sent_flops += unit.flops
-            device.asked_bytes += unit.output_bytes
-            device.running[run] = unit
-            device.occupied_bytes += unit.output_bytes
+            device.asked(run, unit, room - unit.output_bytes, self._now_s)
             self._commands.append(events.SendRun(device_id, run, unit))
         self._tell_if_much(device_id, device)
 
-    def _make_room(self, device_id: int, device: _Device, unit: Unit, room: int) -> bool:
+    def _make_room(self, device_id: int, device: DeviceLoad, unit: Unit, room: int) -> bool:
         """Evict until `room` bytes fit; False when running units must finish first."""
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room <= limit:
@@ -594,7 +524,7 @@ class Dispatcher:
             self._pump(device_id, device)
         return False
 
-    def _drop(self, device_id: int, device: _Device, array: Stored) -> None:
+    def _drop(self, device_id: int, device: DeviceLoad, array: Stored) -> None:
         del device.held[array.id]
         device.occupied_bytes -= array.nbytes
         device.forget.append(array.id)
@@ -602,12 +532,12 @@ class Dispatcher:
         if not device.needed[array.id]:
             self._unhold(array.id, device_id)
 
-    def _tell_if_much(self, device_id: int, device: _Device) -> None:
+    def _tell_if_much(self, device_id: int, device: DeviceLoad) -> None:
         """Arrays that nobody needs are not left on a device for want of a next message."""
         if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
             self._tell_forgotten(device_id, device)
 
-    def _tell_forgotten(self, device_id: int, device: _Device) -> None:
+    def _tell_forgotten(self, device_id: int, device: DeviceLoad) -> None:
         device.forget_bytes = 0
         while device.forget:
             some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
@@ -615,7 +545,7 @@ class Dispatcher:
 
     # --- answers ---
 
-    def _take(self, device_id: int, run: int) -> tuple[_Device, Unit] | None:
+    def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Unit] | None:
         """The unit of a run, taken off the device; None for an answer nobody waits for."""
         self._heard(device_id)
         device = self._devices.get(device_id)
@@ -640,7 +570,7 @@ class Dispatcher:
                 device.overdue = False
                 self._commands.append(events.Overdue(device_id, False))
 
-    def _release_needs(self, device_id: int, device: _Device, unit: Unit) -> None:
+    def _release_needs(self, device_id: int, device: DeviceLoad, unit: Unit) -> None:
         for array in unit.inputs:
             device.needed[array.id] -= 1
             if not device.needed[array.id]:
