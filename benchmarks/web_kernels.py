@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Page
 
@@ -69,7 +72,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    with serving(build_lab()) as url, chromium() as browser:
+    with ExitStack() as stack:
+        lab = Path(stack.enter_context(TemporaryDirectory())) / "lab"
+        build_lab(lab)
+        url, browser = stack.enter_context(serving(lab)), stack.enter_context(chromium())
         page = browser.new_page()
         page.goto(url)
         page.wait_for_function("'lab' in globalThis")

@@ -71,7 +71,7 @@ def serving(folder: Path, *, isolated: bool = True) -> Iterator[str]:
         thread.join()
 
 
-def build_lab() -> Path:
-    """The built page `web_client/tests/lab`, which tries the kernels."""
-    subprocess.run(["npm", "run", "--silent", "lab"], cwd=WEB_CLIENT, check=True)
-    return WEB_CLIENT / "lab-dist"
+def build_lab(folder: Path) -> None:
+    """Build the page `web_client/tests/lab`, which tries the kernels, into a new folder."""
+    command = ["npm", "run", "--silent", "lab", "--", "--outDir", str(folder), "--emptyOutDir"]
+    subprocess.run(command, cwd=WEB_CLIENT, check=True)

@@ -8,16 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from playwright.sync_api import Browser
 
 from tests.web.browser import CHROMIUM, WEB_CLIENT, build_lab, chromium
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs them all: they share a browser and what is built."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 def _needs_node_and_browser() -> None:
@@ -43,7 +37,11 @@ def pages() -> None:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Path:
-    """The built page that tries the kernels."""
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built page that tries the kernels; the first worker builds it for all."""
     _needs_node_and_browser()
-    return build_lab()
+    shared = tmp_path_factory.getbasetemp().parent
+    with FileLock(shared / "lab.lock"):
+        if not (shared / "lab").is_dir():
+            build_lab(shared / "lab")
+    return shared / "lab"
