@@ -155,7 +155,11 @@ class Speed:
 
 
 def measure(
-    executor: Executor, side: int = 512, repeats: int = 3, dtype: DType = DType.FP32
+    executor: Executor,
+    side: int = 512,
+    repeats: int = 3,
+    dtype: DType = DType.FP32,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
     """Time a few square multiplications (some ten milliseconds on a laptop)."""
     rng = np.random.default_rng(0)
@@ -167,9 +171,9 @@ def measure(
     executor.matmul(a, b, out)  # starts threads, loads kernels
     best_s = float("inf")
     for _ in range(repeats):
-        start_s = time.perf_counter()
+        start_s = clock()
         executor.matmul(a, b, out)
-        best_s = min(best_s, time.perf_counter() - start_s)
+        best_s = min(best_s, clock() - start_s)
     return Speed(executor, 2 * side**3 / max(best_s, 1e-9))
 
 
@@ -256,6 +260,7 @@ def choose(
     *,
     available: Sequence[Candidate] | None = None,
     notify: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
     """The executor to use, with its measured speed, transfers included: the fastest that is right.
 
@@ -266,6 +271,7 @@ def choose(
         name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
         available: what to choose from; what is found here unless given.
         notify: told of every executor that was found and is not right, and why.
+        clock: seconds.
 
     Raises:
         UsageError: for an unknown name, or an executor that is not there.
@@ -283,7 +289,7 @@ def choose(
             executor = candidate.make()
             fault = self_check(executor)
             if fault is None:
-                speeds.append(measure(executor))
+                speeds.append(measure(executor, clock=clock))
         except Exception as error:  # noqa: BLE001 - a driver may fail in any way; others may work
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
@@ -293,12 +299,12 @@ def choose(
         raise CleaveError(f"{'; '.join(faults)}; choose another with --executor")
     if len(speeds) == 1:
         return speeds[0]
-    return min(speeds, key=_time_in_both)
+    return min(speeds, key=lambda speed: _time_in_both(speed, clock))
 
 
-def _time_in_both(speed: Speed) -> float:
+def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
     """What a multiply-add in fp32 and one in bf16 take together, in proportion."""
-    in_bf16 = measure(speed.executor, dtype=DType.BF16)
+    in_bf16 = measure(speed.executor, dtype=DType.BF16, clock=clock)
     return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 
 

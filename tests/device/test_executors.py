@@ -1,6 +1,5 @@
 """Executors against float64, for every dtype, orientation and odd shape."""
 
-import time
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -178,6 +177,16 @@ def test_right_executors_pass_the_check(name: str) -> None:
     assert self_check(_executor(name)) is None
 
 
+class _Watch:
+    """A clock that goes when an executor says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class _Faulty(NumpyExecutor):
     """Right but for what a test breaks."""
 
@@ -187,15 +196,19 @@ class _Faulty(NumpyExecutor):
         *,
         widened: Callable[[Any], Any] = lambda x: x,
         name: str = "faulty",
-        wait_s: float = 0,
+        takes_s: float = 0.001,
+        takes_16_bits_s: float = 0.001,
+        watch: _Watch | None = None,
     ) -> None:
         self.name = name
         self._spoil = spoil
         self._widened = widened
-        self._wait_s = wait_s
+        self._takes_s = {DType.FP32: takes_s}
+        self._takes_16_bits_s = takes_16_bits_s
+        self._watch = watch or _Watch()
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        time.sleep(self._wait_s)
+        self._watch.now_s += self._takes_s.get(a.dtype, self._takes_16_bits_s)
         a, b = (
             Buffer(self._widened(x.array), x.dtype) if x.dtype is DType.FP32 else x for x in (a, b)
         )
@@ -261,48 +274,49 @@ def _broken() -> Executor:
     raise RuntimeError("the driver is too old")
 
 
-WRONG = _candidate("torch:mps", _Faulty(_spoiled(DType.BF16, 1.05)))
-SLOW = _candidate("numpy", _Faulty(wait_s=0.002, name="slow"))
-FAST = _candidate("torch:cpu", _Faulty(name="fast"))
-BROKEN = Candidate("torch:cuda", _broken)
-ALL = [SLOW, WRONG, FAST, BROKEN]
+def _all(watch: _Watch) -> list[Candidate]:
+    return [
+        _candidate("numpy", _Faulty(name="slow", takes_s=0.003, watch=watch)),
+        _candidate("torch:mps", _Faulty(_spoiled(DType.BF16, 1.05), watch=watch)),
+        _candidate("torch:cpu", _Faulty(name="fast", watch=watch)),
+        Candidate("torch:cuda", _broken),
+    ]
 
 
 def test_the_fastest_that_is_right_is_chosen_and_others_are_named() -> None:
     said: list[str] = []
-    assert executors.choose("auto", available=ALL, notify=said.append).executor.name == "fast"
+    available = _all(watch := _Watch())
+    speed = executors.choose("auto", available=available, notify=said.append, clock=watch)
+    assert speed.executor.name == "fast"
     assert len(said) == 2
     assert "torch:mps is not used: its bf16 products" in said[0]
     assert "torch:cuda is not used: RuntimeError: the driver is too old" in said[1]
 
 
 def test_slow_bf16_counts() -> None:
-    class SlowWith16Bits(NumpyExecutor):
-        name = "slow with 16 bits"
-
-        def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-            time.sleep(0.3 if a.dtype is DType.BF16 and a.shape[0] > 100 else 0)
-            super().matmul(a, b, out, accumulate=accumulate)
-
-    available = [_candidate("numpy", SlowWith16Bits()), SLOW]
-    assert executors.choose("auto", available=available).executor.name == "slow"
+    watch = _Watch()
+    slow = _Faulty(name="slow", takes_s=0.003, watch=watch)
+    slower = _Faulty(name="slow with 16 bits", takes_16_bits_s=0.3, watch=watch)
+    available = [_candidate("numpy", slower), _candidate("torch:cpu", slow)]
+    assert executors.choose("auto", available=available, clock=watch).executor is slow
 
 
 @pytest.mark.parametrize(
     ("name", "chosen"), [("torch", "fast"), ("torch:cpu", "fast"), ("numpy", "slow")]
 )
 def test_only_what_was_asked_for_is_tried(name: str, chosen: str) -> None:
-    assert executors.choose(name, available=ALL).executor.name == chosen
+    available = _all(watch := _Watch())
+    assert executors.choose(name, available=available, clock=watch).executor.name == chosen
 
 
 @pytest.mark.parametrize(("name", "why"), [("mps", "bf16"), ("torch:cuda", "too old")])
 def test_an_executor_that_does_not_work_is_an_error_when_asked_for(name: str, why: str) -> None:
     with pytest.raises(CleaveError, match=f"{why}.*--executor"):
-        executors.choose(name, available=ALL)
+        executors.choose(name, available=_all(_Watch()))
 
 
 def test_an_executor_that_is_not_here() -> None:
     with pytest.raises(UsageError, match=r"torch:xpu needs xpu, which torch.*here are numpy"):
-        executors.choose("xpu", available=ALL)
+        executors.choose("xpu", available=_all(_Watch()))
     with pytest.raises(UsageError, match=r"needs torch, which is not installed.*numpy"):
-        executors.choose("torch", available=[SLOW])
+        executors.choose("torch", available=_all(_Watch())[:1])
