@@ -400,6 +400,9 @@ class Arena:
         self._planner = TilePlanner()
         self.coordinator.opened(next(self._ids), self.now_s)
         self._obey(self.coordinator.received(HONEST, HELLO, self.now_s))
+        while self.work_honestly() or self.checks:  # it is there before the others come
+            self.check()
+        assert HONEST in self.coordinator.dispatcher.devices
 
     # --- what a shell does ---
 
