@@ -47,10 +47,17 @@ class ClassPower:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Classes by kind of device, and what radios draw while they work."""
+    """What stands in for figures that profiles lack.
+
+    Attributes:
+        classes: by kind of device.
+        radio_w: what radios draw while they work, by kind.
+        cards_w: the most that a laptop's graphics card draws, by profile.
+    """
 
     classes: Mapping[DeviceKind, ClassPower]
     radio_w: Mapping[DeviceKind, float]
+    cards_w: Mapping[str, float]
 
     def power_of(self, profile: DeviceProfile) -> KnownPower:
         """Its own figures, those of its class where it has none.
@@ -65,6 +72,9 @@ class Typical:
         if compute_w is None and found and profile.flops_per_s < found.below_flops_per_s:
             compute_w, at_wall = found.power.compute_w, found.power.at_wall
             assumed.append(_COMPUTE[profile.kind])
+        if compute_w is None and profile.name in self.cards_w:
+            compute_w = self.cards_w[profile.name]
+            assumed.append(Gap.TYPICAL_CARD)
         if compute_w is None:
             return KnownPower(None)
         idle_w = own.idle_w if own is not None else None
@@ -97,6 +107,7 @@ def load_typical() -> Typical:
     return Typical(
         {DeviceKind(kind): _class_power(entry) for kind, entry in table["class"].items()},
         {DeviceKind(kind): radio["radio_w"] for kind in radio["kinds"]},
+        {card["profile"]: card["compute_w"] for card in table["card"]},
     )
 
 

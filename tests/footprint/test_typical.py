@@ -34,10 +34,16 @@ def test_its_own_figures_are_kept() -> None:
 
 def test_devices_unlike_those_that_were_measured_stay_unknown() -> None:
     typical = load_typical()
-    for name in ("rtx-4060-laptop", "jetson-thor", "ipad-10", "rtx-4090", "l4"):
+    for name in ("rtx-5090-laptop", "jetson-thor", "ipad-10", "rtx-4090", "l4"):
         known = typical.power_of(load_profile(name))
         assert known.power is None, name
         assert known.assumed == ()
+
+
+def test_a_laptop_with_a_graphics_card() -> None:
+    known = load_typical().power_of(load_profile("rtx-4060-laptop"))
+    assert known.power == Power(1.75, 115.0, 0.5)
+    assert known.assumed[0] is Gap.TYPICAL_CARD
 
 
 def test_most_of_the_library_has_an_energy() -> None:

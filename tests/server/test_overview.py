@@ -174,7 +174,7 @@ def test_devices_and_what_is_not_known_of_them(
 def test_the_power_of_a_class_stands_in_and_is_counted(
     overview: Overview, fleet: Fleet, clock: Clock
 ) -> None:
-    for id, profile in enumerate(("iphone-12", "snapdragon-888", "rtx-4060-laptop"), start=1):
+    for id, profile in enumerate(("iphone-12", "snapdragon-888", "rtx-5090-laptop"), start=1):
         fleet.join(id, profile=profile)
         session = fleet.coordinator.sessions[id]
         overview.happened(EventKind.JOIN, session, "")
