@@ -15,12 +15,13 @@ class Case:
     """What a figure is made from.
 
     Attributes:
-        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: of the electricity here and there.
+        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: of the electricity here and there; None where
+            nobody said.
     """
 
     assumptions: Assumptions
-    fleet_gco2e_per_kwh: float
-    cloud_gco2e_per_kwh: float
+    fleet_gco2e_per_kwh: float | None
+    cloud_gco2e_per_kwh: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,12 @@ class Bar:
 
 
 def tornado(
-    figure: Callable[[Case], float], case: Case, intensities: Iterable[float], *, cloud: bool
+    figure: Callable[[Case], float | None], case: Case, intensities: Iterable[float], *, cloud: bool
 ) -> list[Bar]:
     """The bars of a tornado plot, widest first; those that change nothing are left out.
 
     Args:
-        figure: what is asked about, from a case: a carbon, a ratio.
+        figure: what is asked about, from a case: a carbon, a ratio. Unknown ones make no bar.
         case: the middle.
         intensities: of the world's grids, in gCO2e/kWh; a tenth of them is below the low end, a
             tenth above the high one.
@@ -107,7 +108,11 @@ def tornado(
             ends("pue"),
             ends("host_share"),
         ]
-    bars = [Bar(name, a, b, figure(low), figure(high)) for name, a, b, low, high in asked]
+    bars = []
+    for name, low_setting, high_setting, low, high in asked:
+        at_low, at_high = figure(low), figure(high)
+        if at_low is not None and at_high is not None:
+            bars.append(Bar(name, low_setting, high_setting, at_low, at_high))
     return sorted((bar for bar in bars if bar.swing > 0), key=lambda bar: -bar.swing)
 
 
