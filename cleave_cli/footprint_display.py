@@ -13,9 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cleave.footprint.account import Footprint, cloud_footprint
+from cleave.footprint.assumptions import load_assumptions
 from cleave.footprint.comparison import Question, Ratios, ratios
-from cleave.footprint.grid import load_grids
+from cleave.footprint.grid import Electricity, electricity, load_grids
+from cleave.footprint.run_energy import RunEnergy
 from cleave.footprint.sensitivity import Bar, Case, tornado
+from cleave.footprint.typical import load_typical
+from profiles.library import load_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,9 +140,9 @@ def _readings(fleet: Footprint, found: Ratios | None) -> list[str]:
 
 
 def _reading(what: str, ratio: float) -> str:
-    if ratio >= 1:
-        return f"{what}: the fleet takes {ratio:.2f} times less than the GPU"
-    return f"{what}: the fleet takes {1 / ratio:.2f} times more than the GPU"
+    side, times = ("less", ratio) if ratio >= 1 else ("more", 1 / ratio)
+    shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
+    return f"{what}: the fleet takes {shown} times {side} than the GPU"
 
 
 def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:
@@ -158,6 +162,52 @@ def human_time(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
+    """What `cleave train` says of a run's energy in the end, with texts for people.
+
+    Args:
+        grid: see `cleave.footprint.grid.electricity`; empty where nobody said.
+    """
+    at = electricity(grid, 0.0, energy.duration_s) if grid else None
+    case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)
+    profiles = load_profiles()
+    found = Question(energy.spells, profiles, load_typical(), energy.ps).fleet(case)
+    known = found.devices > found.devices_unknown or energy.ps.energy_j is not None
+    return {
+        "energy_j": found.energy_j if known else None,
+        "operational_gco2e": found.operational_gco2e if known else None,
+        "embodied_gco2e": found.embodied_gco2e if known and not found.embodied_unknown else None,
+        "devices_unknown": found.devices_unknown,
+        "energy_text": _energy_text(found, energy, known=known),
+        "carbon_text": _carbon_text(found, at, known=known),
+    }
+
+
+def _energy_text(found: Footprint, energy: RunEnergy, *, known: bool) -> str:
+    if not known and energy.spells:
+        return "unknown: these devices state no profile whose power is known"
+    if not known:
+        return "unknown: this machine does not tell what it draws"
+    text = f"{found.energy_j / 3600:,.3g} Wh"
+    if not energy.spells:
+        return f"{text}, measured here ({energy.machine_source})"
+    if found.devices_unknown:
+        text += f" without {found.devices_unknown} of {found.devices} devices, whose is unknown"
+    return f"{text}, modelled; cleave footprint RUN says of what"
+
+
+def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> str:
+    if not known:
+        return ""
+    if found.operational_gco2e is None:
+        return "unknown: say where the electricity is from, as --grid DEU"
+    text = f"{found.operational_gco2e:,.3g} gCO2e of electricity"
+    if found.devices:
+        least = "at least " if found.embodied_unknown else ""
+        text += f", {least}{found.embodied_gco2e:,.3g} gCO2e of making the devices"
+    return text
 
 
 # --- JSON ---
