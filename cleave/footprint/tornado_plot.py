@@ -36,16 +36,17 @@ def draw_tornado(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for row, bar in enumerate(reversed(bars)):
-        for end, setting, colour in (
-            (bar.low, bar.low_setting, "tab:blue"),
-            (bar.high, bar.high_setting, "tab:orange"),
+        apart = 5 if (bar.low >= middle) == (bar.high >= middle) else 0  # both labels on one side
+        for end, setting, colour, up in (
+            (bar.low, bar.low_setting, "tab:blue", apart),
+            (bar.high, bar.high_setting, "tab:orange", -apart),
         ):
             axes.barh(row, end - middle, left=middle, color=colour, height=0.6)
             right = end >= middle
             axes.annotate(
                 setting,
                 (end, row),
-                xytext=(4 if right else -4, 0),
+                xytext=(4 if right else -4, up),
                 textcoords="offset points",
                 ha="left" if right else "right",
                 va="center",
@@ -57,7 +58,12 @@ def draw_tornado(
         axes.set_xscale("log")
         axes.axvline(1, color="grey", linewidth=1, linestyle="--")
     axes.set(title=title, xlabel=unit)
-    axes.margins(x=0.15)
+    ends = [middle, *(bar.low for bar in bars), *(bar.high for bar in bars)]
+    if ratio:  # room for the labels
+        axes.set_xlim(min(ends) / 10, max(1.0, max(ends)) * 10)
+    else:
+        room = 0.15 * (max(ends) - min(ends))
+        axes.set_xlim(min(ends) - room, max(ends) + room)
     axes.spines[["top", "right", "left"]].set_visible(False)
     try:
         figure.savefig(path, dpi=150)
