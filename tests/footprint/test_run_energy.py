@@ -70,7 +70,6 @@ def test_devices_that_come_and_go() -> None:
 
 
 def test_a_machine_that_counts_its_energy(tmp_path: Path) -> None:
-    zone = tmp_path / "sys/class/powercap/intel-rapl:0:0"
     zone = tmp_path / "sys/class/powercap/intel-rapl:0"
     zone.mkdir(parents=True)
     (zone / "name").write_text("package-0")
