@@ -13,6 +13,7 @@ from cleave.arrays import DType, empty
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import FleetCounters
+from cleave.footprint.typical import load_typical
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -63,9 +64,8 @@ def main() -> None:
     parser.add_argument("--looks", type=int, default=100)
     options = parser.parse_args()
     fleet, profiles = Fleet(options.devices), load_profiles()
-    overview = Overview(
-        ServerFacts(), EventLog(time.time), profiles, EnergyMeter(profiles, None), Clocks()
-    )
+    energy = EnergyMeter(profiles.values(), load_typical(), None)
+    overview = Overview(ServerFacts(), EventLog(time.time), profiles, energy, Clocks())
     overview.live = fleet
     gemm = Gemm(4096, 4096, 4096)
     a, b = MatrixRef(1, False), MatrixRef(2, False)

@@ -14,6 +14,7 @@ from cleave_cli import (
     dashboard,
     devices,
     emulate,
+    footprint,
     jobs,
     join,
     pair,
@@ -62,6 +63,7 @@ app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
+app.command("footprint")(footprint.footprint)
 app.add_typer(devices.app)
 app.add_typer(profile.app)
 app.add_typer(service.app)

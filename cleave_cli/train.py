@@ -25,6 +25,7 @@ _NOT_OF_THE_JOB = (
     "name",
     "resume",
     "attach",
+    "grid",
     "as_json",
 )
 
@@ -87,6 +88,9 @@ def train(
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
     resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",
     attach: Annotated[str, typer.Option(help="Follow this job of --server again.")] = "",
+    grid: Annotated[
+        str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -121,6 +125,10 @@ def train(
                 f"--{option} emulates devices in this process and --server trains on that "
                 f"server's; give one of the two"
             )
+    if server and grid:
+        raise UsageError(
+            "--grid is of this process; a server has its own: cleave serve --grid says where"
+        )
     if resume:  # only what was asked for changes; the rest comes from the run folder
         settings = {key: value for key, value in settings.items() if key in given and value != ""}
     request = {"job": settings, "resume": resume, "name": name}
@@ -134,7 +142,7 @@ def train(
             members = choose_fleet(
                 fleet, size, default=devices, dtype=dtype, churn=churn, seed=seed
             )
-        _here(request, members, seed, runs, display)
+        _here(request, members, seed, runs, grid, display)
 
 
 def _was_given(context: typer.Context, key: str) -> bool:
@@ -143,12 +151,25 @@ def _was_given(context: typer.Context, key: str) -> bool:
 
 
 def _here(
-    request: dict[str, Any], members: list[FleetDevice], seed: int, runs: Path, display: Display
+    request: dict[str, Any],
+    members: list[FleetDevice],
+    seed: int,
+    runs: Path,
+    grid: str,
+    display: Display,
 ) -> None:
     need_train_extra("cleave train")
+    from cleave.device.machine import PowerMeter, Sensors
+    from cleave.footprint.grid import electricity
+    from cleave.footprint.run_meter import RunMeter
+    from cleave.training.records import DoneRecord, Record
+    from cleave.training.run_folder import RunFolder
     from cleave.training.run_job import JobRequest, JobRunner
     from cleave.training.trainer import Setting
+    from cleave_cli.footprint_display import summary
 
+    if grid:
+        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
     display.start(spec.steps)
@@ -166,10 +187,21 @@ def _here(
         from emulator.virtual import emulated
 
         fleet = emulated(members, seed=seed)
+    shell: Any = fleet.shell if fleet is not None else None
+    meter = RunMeter(PowerMeter(Sensors()), shell, members)
+
+    def record(record: Record) -> None:
+        meter.sample()
+        if isinstance(record, DoneRecord):  # stays the last line
+            energy = meter.finish()
+            RunFolder(Path(record.run_folder)).append(energy.to_record())
+            display.plain(energy.to_record() | summary(energy, grid))
+        display.record(record)
+
     previous = signal.signal(signal.SIGINT, interrupted)
     try:
         with display:
-            JobRunner(runs).train(asked, Setting(fleet, display.record, lambda: stopping))
+            JobRunner(runs).train(asked, Setting(fleet, record, lambda: stopping))
     finally:
         signal.signal(signal.SIGINT, previous)
         if fleet is not None:

@@ -80,6 +80,7 @@ class HumanDisplay(Display):
             TextColumn("{task.fields[line]}"),
             console=self._console,
         )
+        self._energy: dict[str, Any] = {}
         self._task = self._progress.add_task("train", total=None, line="")
 
     def start(self, steps: int) -> None:
@@ -98,9 +99,11 @@ class HumanDisplay(Display):
                 self.note(f"held-out loss after step {record['step']}: {record['eval_loss']:.4f}")
             case "note" | "fleet":
                 self.note(str(record.get("text", "")))
+            case "energy":
+                self._energy = record
             case "done":
                 self._progress.stop()
-                self._console.print(_summary(record))
+                self._console.print(_summary(record, self._energy))
 
     def note(self, text: str) -> None:
         """See `Display.note`."""
@@ -143,7 +146,7 @@ def _step_line(record: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _summary(record: dict[str, Any]) -> Table:
+def _summary(record: dict[str, Any], energy: dict[str, Any]) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
     table.add_row("steps", str(record["steps"]))
     table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")
@@ -179,5 +182,8 @@ def _summary(record: dict[str, Any]) -> Table:
             table.add_row("", reason)
         if len(record["kept_reasons"]) > _REASONS:
             table.add_row("", f"and {len(record['kept_reasons']) - _REASONS} more in metrics.jsonl")
+    for name in ("energy", "carbon"):
+        if energy.get(f"{name}_text"):
+            table.add_row(name, energy[f"{name}_text"])
     table.add_row("run folder", record["run_folder"])
     return table

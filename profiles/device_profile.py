@@ -200,12 +200,15 @@ class Power(_Table, frozen=True):
         idle_w, compute_w: doing nothing, and multiplying; of the whole device.
         radio_w: more than idle while it sends or receives.
         source: of these figures.
+        at_wall: `idle_w` and `compute_w` were measured at the socket: what the charger or the power
+            supply loses is in them.
     """
 
     idle_w: Watts | None = None
     compute_w: Watts | None = None
     radio_w: Watts | None = None
     source: str = ""
+    at_wall: bool = False
 
     @property
     def active_w(self) -> float | None:

@@ -229,6 +229,11 @@ class PowerMeter:
         self._last_s = now_s
 
     @property
+    def joules(self) -> float | None:
+        """Between the first and the last sample; None as `watts` is."""
+        return None if self.watts is None else self._joules
+
+    @property
     def watts(self) -> float | None:
         """None where nothing is exposed, or before the second sample."""
         if not self.available or self._first_s is None or self._last_s <= self._first_s:

@@ -35,23 +35,34 @@ class Activity:
     downlink_bytes_per_s: float
     uplink_bytes_per_s: float
 
+    @property
+    def radio_s(self) -> float:
+        """How long its radio worked; both directions at once count twice."""
+        return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
+
 
 class Gap(Enum):
-    """What is not known of a device; the values say what is assumed."""
+    """What is not known of a device; the values say what is assumed (`typical`)."""
 
-    RADIO = "what their radios draw is unknown: left out"
-    IDLE = "what they draw while they wait is unknown: left out"
+    TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
+    TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
+    TYPICAL_SBC = "power of a typical single-board computer, as theirs is not known"
+    TYPICAL_CARD = "the most that their graphics card draws, without the rest of the laptop"
+    TYPICAL_IDLE = "what they draw while they wait is not known: that of their class"
+    TYPICAL_RADIO = "what their radios draw is not known: 0.5 W, an assumption of arXiv 2507.01803"
+    RADIO = "what their radios draw is not known: left out"
+    IDLE = "what they draw while they wait is not known: left out"
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Energy that a device used, in joules, and what was assumed for it."""
+    """Energy that a device used, in joules, and what was assumed for it, each thing once."""
 
     energy_j: float
     gaps: tuple[Gap, ...] = ()
 
 
-def used_by(power: Power | None, did: Activity) -> Used | None:
+def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
     """The energy of a session by the formula above; None where it is unknown.
 
     A phone (idle 0.5 W, 4 W multiplying, 0.8 W radio) that was connected 100 s, multiplied 40 s,
@@ -64,19 +75,43 @@ def used_by(power: Power | None, did: Activity) -> Used | None:
     Args:
         power: of its profile; None, or one without `compute_w`, where nobody knows it.
         did: what it did.
+        assumed: what stood in for figures of `power` that its profile lacks.
     """
     if power is None or power.compute_w is None:
         return None
-    computing_s = min(did.compute_s, did.present_s)
-    transfer_s = did.down_bytes / did.downlink_bytes_per_s + did.up_bytes / did.uplink_bytes_per_s
-    gaps = []
+    gaps = list(assumed)
     if power.idle_w is None:
         gaps.append(Gap.IDLE)
     if power.radio_w is None:
         gaps.append(Gap.RADIO)
-    energy_j = (
-        (power.idle_w or 0.0) * (did.present_s - computing_s)
-        + power.compute_w * computing_s
-        + (power.radio_w or 0.0) * transfer_s
+    computing_s = min(did.compute_s, did.present_s)
+    parts = parts_of(power, did.present_s, computing_s, did.radio_s)
+    return Used(parts.energy_j, tuple(gaps))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The energy of a device by what it went into."""
+
+    compute_j: float
+    idle_j: float
+    radio_j: float
+
+    @property
+    def energy_j(self) -> float:
+        """In sum."""
+        return self.compute_j + self.idle_j + self.radio_j
+
+
+def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -> Parts:
+    """The formula above; unknown powers count as 0. Times may be sums over devices.
+
+    Args:
+        power: with `compute_w`.
+        compute_s: at most `present_s`.
+    """
+    return Parts(
+        (power.compute_w or 0.0) * compute_s,
+        (power.idle_w or 0.0) * (present_s - compute_s),
+        (power.radio_w or 0.0) * radio_s,
     )
-    return Used(energy_j, tuple(gaps))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable
 
 from cleave.fleet.coordinator import Session
 from cleave.footprint.grid import Grid
 from cleave.footprint.meter import Activity, Gap, Used, used_by
+from cleave.footprint.typical import Typical
 from profiles.device_profile import DeviceProfile
 
 Answer = dict[str, object]
@@ -16,28 +18,32 @@ class EnergyMeter:
     """Adds up sessions: those that ended, and those that are asked about.
 
     A device that measures itself (`energy_j` in its telemetry) is believed; the others are modelled
-    by the profile that they state (`cleave.footprint.meter`).
+    by the profile that they state (`cleave.footprint.meter`), or by their class where that does not
+    state its power (`cleave.footprint.typical`).
 
     Args:
-        profiles: by the name that devices state; a name that is not there is nobody's.
+        profiles: that devices may state; another name is nobody's.
+        typical: what stands in where a profile is silent.
         grid: of the electricity that devices use; None where nobody said.
     """
 
-    def __init__(self, profiles: Mapping[str, DeviceProfile], grid: Grid | None) -> None:
-        self._profiles = profiles
+    def __init__(
+        self, profiles: Iterable[DeviceProfile], typical: Typical, grid: Grid | None
+    ) -> None:
+        self._powers = typical.powers_of(profiles)
         self._grid = grid
         self._past_j = 0.0
         self._past_known = 0
         self._past_unknown = 0
-        self._gaps: set[Gap] = set()
+        self._past_gaps: Counter[Gap] = Counter()
 
     def used(self, session: Session, now_s: float) -> Used | None:
         """What a session used until now; None where it is unknown."""
         measured_j = session.telemetry.get("energy_j")
         if measured_j is not None and measured_j >= 0:
             return Used(measured_j)
-        profile, rates = self._profiles.get(session.profile), session.rates
-        if profile is None or rates is None:
+        known, rates = self._powers.get(session.profile), session.rates
+        if known is None or rates is None:
             return None
         did = Activity(
             now_s - session.opened_s,
@@ -47,7 +53,7 @@ class EnergyMeter:
             rates.downlink_bytes_per_s,
             rates.uplink_bytes_per_s,
         )
-        return used_by(profile.power, did)
+        return used_by(known.power, did, known.assumed)
 
     def ended(self, session: Session, now_s: float) -> None:
         """A session is over."""
@@ -57,21 +63,29 @@ class EnergyMeter:
         else:
             self._past_known += 1
             self._past_j += used.energy_j
-            self._gaps.update(used.gaps)
+            self._past_gaps.update(used.gaps)
 
     def answer(self, here: list[Used | None]) -> Answer:
         """What an overview says of energy; `here` is what the connected sessions used."""
         known = [used for used in here if used is not None]
-        gaps = self._gaps.union(*(used.gaps for used in known))
         devices_j = None
         if known or self._past_known:
             devices_j = self._past_j + sum(used.energy_j for used in known)
-        assumed = sorted(gap.value for gap in gaps)
+        gaps = Counter(gap for used in known for gap in used.gaps)
+        assumed = [f"{gaps[gap]} of {len(here)} devices: {gap.value}" for gap in Gap if gaps[gap]]
+        ended = self._past_known + self._past_unknown
+        assumed += [
+            f"{self._past_gaps[gap]} of {ended} sessions that ended: {gap.value}"
+            for gap in Gap
+            if self._past_gaps[gap]
+        ]
         unknown = len(here) - len(known)
         if unknown:
-            assumed.append(f"{unknown} of {len(here)} devices state no power: not counted")
+            assumed.append(f"{unknown} of {len(here)} devices: their power is unknown, not counted")
         if self._past_unknown:
-            assumed.append(f"{self._past_unknown} sessions that ended stated none: not counted")
+            assumed.append(
+                f"{self._past_unknown} of {ended} sessions that ended: unknown, not counted"
+            )
         assumed.append("chargers, the network and the server itself: not counted")
         if self._grid is None:
             assumed.append("no country is stated (cleave serve --grid): carbon is unknown")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cleave.footprint.grid import Grid
+from cleave.footprint.typical import load_typical
 from cleave.server.access import Access, Clocks
 from cleave.server.codes import CREDENTIAL_BYTES
 from cleave.server.data_folder import DataFolder, default_folder
@@ -100,7 +101,7 @@ def open_office(
             facts or ServerFacts(),
             EventLog(time.time),
             profiles,
-            EnergyMeter(profiles, grid),
+            EnergyMeter(profiles.values(), load_typical(), grid),
             Clocks(),
         )
         operators = OperatorSessions(desk, overview)

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cleave.fleet.admission import Clearance, Refusal
 from cleave.fleet.fleet import FleetCounters
 from cleave.footprint.grid import load_grid
+from cleave.footprint.typical import load_typical
 from cleave.protocol.messages import ErrorCode
 from cleave.server.energy import EnergyMeter
 from cleave.server.event_log import EventLog
@@ -47,7 +48,7 @@ def metrics() -> Metrics:
     clock = Clock()
     fleet, profiles = Fleet(clock), load_profiles()
     facts = ServerFacts("1.2", "box", "auto", 1e8, 2e8)
-    energy = EnergyMeter(profiles, load_grid("FRA"))
+    energy = EnergyMeter(profiles.values(), load_typical(), load_grid("FRA"))
     overview = Overview(facts, EventLog(clock), profiles, energy, clock.clocks)
     overview.live = fleet
     fleet.join(1, profile=POWERED)

@@ -15,6 +15,7 @@ from cleave.fleet.coordinator import Coordinator, Order, Place, Send
 from cleave.fleet.fleet import FleetCounters
 from cleave.fleet.happenings import EventKind
 from cleave.footprint.grid import load_grid
+from cleave.footprint.typical import load_typical
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -106,7 +107,7 @@ def overview(fleet: Fleet, clock: Clock) -> Overview:
         ServerFacts("1.2", "box", "auto"),
         EventLog(clock),
         profiles,
-        EnergyMeter(profiles, load_grid("DEU")),
+        EnergyMeter(profiles.values(), load_typical(), load_grid("DEU")),
         clock.clocks,
     )
     made.live = fleet
@@ -168,6 +169,28 @@ def test_devices_and_what_is_not_known_of_them(
         known["energy_j"] / 3.6e6 * load_grid("Germany").gco2e_per_kwh
     )
     assert any("1 of 2 devices" in line for line in energy["assumed"])
+
+
+def test_the_power_of_a_class_stands_in_and_is_counted(
+    overview: Overview, fleet: Fleet, clock: Clock
+) -> None:
+    for id, profile in enumerate(("iphone-12", "snapdragon-888", "rtx-5090-laptop"), start=1):
+        fleet.join(id, profile=profile)
+        session = fleet.coordinator.sessions[id]
+        overview.happened(EventKind.JOIN, session, "")
+        session.compute_s = 4.0
+    clock.now_s += 10
+    energy = overview.answer(Question())["energy"]
+    assert energy["devices_j"] == pytest.approx(2 * 6.75 * 4)  # nothing was sent
+    assert (energy["devices_known"], energy["devices_unknown"]) == (2, 1)
+    said = [line for line in energy["assumed"] if line.startswith(("1 of 3", "2 of 3"))]
+    assert said[0] == "2 of 3 devices: power of a typical phone, as theirs is not known"
+    assert said[-1] == "1 of 3 devices: their power is unknown, not counted"
+    gone = fleet.coordinator.sessions[1]
+    fleet.coordinator.closed(1, "gone", clock())
+    overview.happened(EventKind.LEAVE, gone, "gone")
+    said = overview.answer(Question())["energy"]["assumed"]
+    assert any(line.startswith("1 of 1 sessions that ended: power of a typical") for line in said)
 
 
 def test_energy_of_those_who_left_is_kept(overview: Overview, fleet: Fleet, clock: Clock) -> None:

@@ -1,0 +1,68 @@
+"""Carbon from energy, and from what making a device cost. Pure numbers.
+
+    C_operational = E / 3.6e6 I                         grams from joules and gCO2e/kWh
+    C_embodied    = M t_used / (lifetime utilisation)   grams; M of making it, times in seconds
+
+after arXiv 2507.01803. A data centre's PUE multiplies E before it comes here (`account`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+J_PER_KWH = 3.6e6
+S_PER_YEAR = 365.25 * 24 * 3600
+_HOUR_S = 3600.0
+
+
+def operational_gco2e(energy_j: float, gco2e_per_kwh: float) -> float:
+    """Grams of CO2 equivalent of so many joules.
+
+    A laptop that draws 36 W for 10 hours takes 0.36 kWh; at 400 g/kWh that is 144 g:
+
+        >>> operational_gco2e(36 * 36000, 400)
+        144.0
+    """
+    return energy_j / J_PER_KWH * gco2e_per_kwh
+
+
+def embodied_gco2e(
+    made_gco2e: float, used_s: float, lifetime_years: float, utilisation: float
+) -> float:
+    """The share of making a device that falls to the time it was used.
+
+    A phone of 53 kg that is in use half of its 2.5 years, used for 0.0125 years (1 % of its time in
+    use), carries 1 % of it:
+
+        >>> round(embodied_gco2e(53000, 0.0125 * S_PER_YEAR, 2.5, 0.5))
+        530
+    """
+    return made_gco2e * used_s / (lifetime_years * S_PER_YEAR * utilisation)
+
+
+def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float) -> float:
+    """The mean intensity over a run, in gCO2e/kWh, where it differs by hour of the day.
+
+    Power is taken as even over the run. Two hours from 23:30, where the hour from 23 has 100, that
+    from 0 has 200 and that from 1 has 400, are half an hour, an hour and half an hour of these:
+
+        >>> mean_intensity([200, 400] + [300] * 21 + [100], 23.5, 7200)
+        225.0
+
+    Args:
+        hourly: 24 intensities, from midnight.
+        start_hour: 0 to 24.
+        duration_s: 0 for the intensity at the start.
+    """
+    at = start_hour % 24
+    if duration_s <= 0:
+        return hourly[int(at) % 24]
+    days, left_s = divmod(duration_s, 24 * _HOUR_S)
+    total = days * 24 * sum(hourly) / 24
+    left = left_s / _HOUR_S
+    while left > 1e-12:
+        lasts = min(left, int(at) + 1 - at)
+        total += lasts * hourly[int(at) % 24]
+        at = (at + lasts) % 24
+        left -= lasts
+    return total / (duration_s / _HOUR_S)

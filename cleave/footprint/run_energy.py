@@ -1,0 +1,199 @@
+"""What a run records of what its devices did and of what its machine drew, and reads back.
+
+A run folder's metrics get one such record each time the run ends or stops; the energy and carbon
+are worked out from them, again with every look, for what is assumed may change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from cleave.errors import UsageError
+from cleave.footprint.account import Basis, Ps, Spell
+from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
+
+EVENT = "energy"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnergy:
+    """What is known of a run.
+
+    Attributes:
+        duration_s: on the fleet's clock.
+        wall_s: in this process.
+        spells: what its devices did; emulated ones on the virtual clock.
+        machine_j: what the machine drew that the run was on; None where it does not tell.
+        machine_source: what that counts, for people.
+    """
+
+    duration_s: float
+    wall_s: float
+    spells: tuple[Spell, ...] = ()
+    machine_j: float | None = None
+    machine_source: str = ""
+
+    def to_record(self) -> dict[str, Any]:
+        """As a line of `metrics.jsonl`."""
+        return {"event": EVENT, **asdict(self)}
+
+    @property
+    def ps(self) -> Ps:
+        """Of a run without devices all that its machine drew; else unknown.
+
+        A machine that emulates devices multiplies for them: what it drew is not the PS's energy.
+        """
+        if self.spells or self.machine_j is None:
+            return Ps()
+        return Ps(self.machine_j, Basis.MEASURED)
+
+    def notes(self) -> list[str]:
+        """What a reader should know."""
+        notes = []
+        if self.spells:
+            notes.append(
+                "devices are emulated: modelled on the virtual clock, on which the PS's own work "
+                "takes no time"
+            )
+        if self.machine_j is not None:
+            apart = ", which emulates its devices: not counted" if self.spells else ""
+            notes.append(
+                f"this machine drew {self.machine_j / 3600:.3g} Wh in {self.wall_s:.0f} s{apart} "
+                f"({self.machine_source})"
+            )
+        return notes
+
+
+def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
+    """What the records of a run say, those of all its resumptions in sum.
+
+    Raises:
+        UsageError: when there is no such record, or a damaged one.
+    """
+    try:
+        found = [
+            msgspec.convert({k: v for k, v in record.items() if k != "event"}, RunEnergy)
+            for record in records
+            if record.get("event") == EVENT
+        ]
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"the energy record of this run is damaged ({error}); remove that line of metrics.jsonl"
+        ) from None
+    if not found:
+        raise UsageError(
+            "this run has no energy record: it runs still, was killed, or was trained by an older "
+            "version or on a server; the dashboard and cleave status show the energy of a server's "
+            "devices"
+        )
+    measured = [run.machine_j for run in found if run.machine_j is not None]
+    return RunEnergy(
+        sum(run.duration_s for run in found),
+        sum(run.wall_s for run in found),
+        _merged(spell for run in found for spell in run.spells),
+        sum(measured) if len(measured) == len(found) else None,
+        found[-1].machine_source,
+    )
+
+
+def _merged(spells: Iterable[Spell]) -> tuple[Spell, ...]:
+    """One spell a profile: a resumed run goes on with the same devices."""
+    merged: dict[str, Spell] = {}
+    for spell in spells:
+        before = merged.get(spell.profile)
+        merged[spell.profile] = (
+            spell
+            if before is None
+            else Spell(
+                spell.profile,
+                max(before.devices, spell.devices),
+                before.present_s + spell.present_s,
+                before.compute_s + spell.compute_s,
+                before.radio_s + spell.radio_s,
+                before.down_bytes + spell.down_bytes,
+                before.up_bytes + spell.up_bytes,
+            )
+        )
+    return tuple(merged.values())
+
+
+@dataclass(slots=True)
+class _Sums:
+    names: set[str] = field(default_factory=set)
+    present_s: float = 0.0
+    compute_s: float = 0.0
+    radio_s: float = 0.0
+    down_bytes: float = 0.0
+    up_bytes: float = 0.0
+
+
+class FleetMeter:
+    """Adds up what emulated devices do. It is an observer of their shell.
+
+    Args:
+        profiles: which profile a device has, by its name.
+        here: the names of the connected devices, by id.
+        now_s: on the shell's clock.
+    """
+
+    def __init__(self, profiles: Mapping[str, str], here: Mapping[int, str], now_s: float) -> None:
+        self._profiles = profiles
+        self._began_s = now_s
+        self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
+        self._profile_of: dict[int, str] = {}
+        self._since_s: dict[int, float] = {}
+        for device, name in here.items():
+            self._come(device, name, now_s)
+
+    def __call__(self, activity: Activity) -> None:
+        """See `emulator.activity`."""
+        match activity:
+            case Presence(at_s, device, name, here):
+                if here:
+                    self._come(device, name, at_s)
+                else:
+                    since_s = self._since_s.pop(device)
+                    self._sums[self._profile_of[device]].present_s += at_s - since_s
+            case Multiplication():
+                sums = self._sums[self._profile_of[activity.device]]
+                sums.compute_s += activity.end_s - activity.begin_s
+            case Transfer():
+                sums = self._sums[self._profile_of[activity.device]]
+                sums.radio_s += activity.end_s - activity.begin_s
+                if activity.direction is Direction.DOWN:
+                    sums.down_bytes += activity.nbytes
+                else:
+                    sums.up_bytes += activity.nbytes
+
+    def _come(self, device: int, name: str, at_s: float) -> None:
+        profile = self._profiles.get(name, "")
+        self._profile_of[device] = profile
+        self._since_s[device] = at_s
+        self._sums[profile].names.add(name)
+
+    def spells(self, now_s: float) -> tuple[Spell, ...]:
+        """What they did so far."""
+        present: defaultdict[str, float] = defaultdict(float)
+        for device, since_s in self._since_s.items():
+            present[self._profile_of[device]] += now_s - since_s
+        return tuple(
+            Spell(
+                profile,
+                len(sums.names),
+                sums.present_s + present[profile],
+                sums.compute_s,
+                sums.radio_s,
+                sums.down_bytes,
+                sums.up_bytes,
+            )
+            for profile, sums in self._sums.items()
+        )
+
+    def duration_s(self, now_s: float) -> float:
+        """Since it began."""
+        return now_s - self._began_s

@@ -1,0 +1,99 @@
+"""`cleave footprint` as users run it: of a run, of a plan, against a GPU, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.processes import records, run
+
+PLANNED = ("--model", "opt-125m", "--batch", "2", "--seq", "64", "--steps", "2")
+AGAINST = (*PLANNED, "--fleet", "laptops-4", "--against", "a5000", "--grid", "USA")
+
+
+def document(*arguments: str) -> Any:
+    shown = run("footprint", *arguments, "--json")
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def test_a_run_ends_with_its_energy_and_is_accounted_for(tmp_path: Path) -> None:
+    done = run(
+        "train", "--model", "opt-tiny", "--steps", "2", "--batch", "2", "--seq", "32",
+        "--devices", "2", "--fleet", "laptops", "--runs", str(tmp_path), "--name", "one",
+        "--grid", "USA", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    energy, last = records(done.stdout)[-2:]
+    assert (energy["event"], last["event"]) == ("energy", "done")
+    assert energy["energy_j"] > 0
+    found = document(str(tmp_path / "one"), "--grid", "USA")
+    assert found["fleet"]["energy_j"] == pytest.approx(energy["energy_j"])
+    assert found["fleet"]["operational_gco2e"] == pytest.approx(energy["operational_gco2e"])
+    parts = [part["energy_j"] for part in found["fleet"]["parts"]]
+    assert sum(j for j in parts if j is not None) == pytest.approx(found["fleet"]["energy_j"])
+    assert found["fleet"]["devices"] == 2
+    assert found["gpu"] is None
+    worse = document(str(tmp_path / "one"), "--grid", "USA", "--charger", "2.9")
+    assert worse["fleet"]["energy_j"] > found["fleet"]["energy_j"]
+
+
+def test_a_plan_against_a_gpu(tmp_path: Path) -> None:
+    found = document(*AGAINST, "--plot", str(tmp_path / "tornado.png"))
+    fleet, gpu, ratios = found["fleet"], found["gpu"], found["ratios"]
+    assert ratios["energy"] == pytest.approx(gpu["energy_j"] / fleet["energy_j"])
+    assert ratios["attributed"] == pytest.approx(
+        gpu["attributed_gco2e"] / fleet["attributed_gco2e"]
+    )
+    assert ratios["sunk_cost"] == pytest.approx(
+        gpu["attributed_gco2e"] / fleet["operational_gco2e"]
+    )
+    assert ratios["operational"] == pytest.approx(ratios["energy"])  # one grid
+    assert {"network", "lifetime", "utilisation", "PUE"} <= {
+        b["name"] for b in found["sensitivity"]
+    }
+    assert (tmp_path / "tornado.png").read_bytes().startswith(b"\x89PNG")
+    nearer = document(*AGAINST, "--network", "0")
+    assert nearer["ratios"]["energy"] > ratios["energy"]
+
+
+def test_as_tables() -> None:
+    shown = run("footprint", *AGAINST)
+    assert shown.returncode == 0, shown.stderr
+    for text in (
+        "devices, multiplying",
+        "GPU: NVIDIA RTX A5000",
+        "sunk cost",
+        "What it depends on",
+    ):
+        assert text in shown.stdout
+    assert "3 of 4 devices: power of a typical laptop" in shown.stdout
+
+
+def test_a_fleet_whose_power_is_unknown_is_not_compared() -> None:
+    found = document(*PLANNED, "--fleet", "paper-4", "--against", "a5000", "--grid", "USA")
+    assert set(found["ratios"].values()) == {None}
+    assert found["fleet"]["devices_unknown"] == 4
+    assert found["sensitivity"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give either a run folder or --model"),
+        (("--model", "opt-125m", "--against", "l4"), "the power of l4 is not known"),
+        (("--model", "opt-125m", "--pue", "0.5"), "--pue is 0.5"),
+        (("--model", "opt-125m", "--plot", "x.png"), "give --grid, too"),
+        (("--model", "opt-125m", "--grid", "Narnia"), "no figures for the electricity"),
+        (("--model", "opt-125m", "--fleet", "nobody-3"), "there is no fleet"),
+        (("nowhere",), "is not the folder of a run"),
+        (("nowhere", "--against", "a5000"), "--against compares what is planned"),
+    ],
+)
+def test_what_users_get_wrong(arguments: tuple[str, ...], said: str) -> None:
+    shown = run("footprint", *arguments)
+    assert shown.returncode == 2
+    assert said in shown.stderr
