@@ -152,7 +152,8 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
     lines.append(
         Text(
             f"work   {rates['flops_per_s'] / 1e9:,.1f} GFLOP/s, {rates['blocks_per_s']:,.0f} "
-            f"blocks/s; {totals['reissued']:,} given again, {totals['wrong']:,} wrong"
+            f"blocks/s; {totals['reissued']:,} given again, {totals['wrong']:,} wrong; "
+            f"rates are means of {rates['window_s']:,.0f} s"
         )
     )
     energy = overview["energy"]

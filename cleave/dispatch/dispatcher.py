@@ -420,7 +420,7 @@ class Dispatcher:
             waited_for = {u.work for u in device.unanswered()} & overdue.keys()
             if not waited_for:
                 continue
-            late[device_id] = device.pace_s(now_s)
+            late[device_id] = max(late.get(device_id, 0.0), device.pace_s(now_s))
             limit_s = max(overdue[work] for work in waited_for)
             if now_s - device.heard_s > limit_s:
                 late[device_id] = math.inf

@@ -79,12 +79,19 @@ class DeviceLoad:
 
     def longest_silence_s(self, expected_s: float) -> float:
         """How long it may be between two of its answers: of a tile of p times p blocks that goes
-        out as a wavefront, the first comes after a p-th of the time, and others sooner.
+        out as a wavefront, the first comes after a p-th of the time, and others sooner; but none
+        sooner than it takes alone, however many small ones went before.
 
         Args:
             expected_s: what its works take at least, predicted.
         """
-        return max(self.sent_s(), expected_s) / math.sqrt(max(1, self.sent_units))
+        alone_s = max((self._alone_s(unit) for unit in self.running.values()), default=0.0)
+        shared_s = max(self.sent_s(), expected_s) / math.sqrt(max(1, self.sent_units))
+        return max(alone_s, shared_s)
+
+    def _alone_s(self, unit: Unit) -> float:
+        inputs = sum(array.nbytes for array in unit.inputs)
+        return tile_s(self.rates, inputs, unit.flops, unit.output_bytes)
 
     def unit_s(self, unit: Unit) -> float:
         """What a unit takes on it, alone, predicted."""

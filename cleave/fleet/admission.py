@@ -173,7 +173,12 @@ def one_is(keys: Iterable[str], secret: str) -> bool:
 
 def clean_name(name: str) -> str:
     """A device's name as it can be shown anywhere: printable, on one line, not too long."""
-    return "".join(c for c in name if c.isprintable())[:MAX_NAME].strip()
+    return clean_text(name, MAX_NAME)
+
+
+def clean_text(text: str, most: int) -> str:
+    """What a device sent, as it can be shown anywhere: no line ends, no codes for terminals."""
+    return "".join(c for c in text if c.isprintable())[:most].strip()
 
 
 def same_secret(one: str, other: str) -> bool:

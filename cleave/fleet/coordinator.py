@@ -302,7 +302,7 @@ class Coordinator:
             return self.refuse(session.id, admission.code, admission.reason, now_s)
         orders = self._take_over(admission, now_s)
         session.name = admission.name or clean_name(message.name)
-        session.profile = message.profile
+        session.profile = clean_name(message.profile)
         session.identity = admission.identity
         session.reputation = Reputation(wrong=admission.faults, penalty=float(admission.faults))
         session.measure = message.measure

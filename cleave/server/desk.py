@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from cleave.errors import CleaveError, UsageError
+from cleave.fleet.admission import clean_text
 from cleave.protocol.messages import ErrorCode
 from cleave.server.access import Access
 from cleave.server.codes import CODE_LIFE_S
 from cleave.server.store import DeviceRecord, JobRecord, Standing
 
 Answer = dict[str, Any]
+
+_MAX_REASON: Final = 200  # characters
 
 
 class Sessions(Protocol):
@@ -83,8 +86,8 @@ class Desk:
             case "devices":
                 return self._devices()
             case "revoke":
-                device = self._find(arguments)
-                return self._revoke(device, clean_text(arguments.get("reason", "")))
+                reason = clean_text(str(arguments.get("reason", "")), _MAX_REASON)
+                return self._revoke(self._find(arguments), reason)
             case "release":
                 return self._release(self._find(arguments))
             case "history":
@@ -185,11 +188,6 @@ class Desk:
         found = self._store.device(device.id)
         assert found is not None
         return {"device": self._describe(found, self._here())}
-
-
-def clean_text(text: object) -> str:
-    """A reason as it can be shown anywhere."""
-    return "".join(c for c in str(text) if c.isprintable())[:200].strip()
 
 
 def _job(job: JobRecord) -> Answer:

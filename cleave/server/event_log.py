@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from cleave.fleet.admission import clean_text
 from cleave.fleet.happenings import EventKind
 
 KEPT: Final = 2000
@@ -47,20 +48,16 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=kept)
         self._last = 0
 
-    @property
-    def last(self) -> int:
-        """The id of the latest event; 0 before the first."""
-        return self._last
-
     def add(self, kind: EventKind, device: int, text: str) -> None:
         """Something happened, now."""
         with self._lock:
             self._last += 1
-            event = Event(self._last, self._clock(), kind, device, text[:MAX_TEXT])
+            event = Event(self._last, self._clock(), kind, device, clean_text(text, MAX_TEXT))
             self._events.append(event)
 
-    def after(self, id: int, most: int) -> list[Event]:
-        """The latest events whose id is above this one, at most so many, oldest first."""
+    def after(self, id: int, most: int) -> tuple[list[Event], int]:
+        """The latest events whose id is above this one, at most so many, oldest first; and the id
+        of the latest there is, 0 before the first."""
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))
-            return list(self._events)[len(self._events) - wanted :]
+            return list(self._events)[len(self._events) - wanted :], self._last

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from cleave.errors import CleaveError
 from cleave.fleet.admission import Clearance, Refusal
 from cleave.server.overview import Overview, Question
 from cleave.transport.addresses import LOOPBACK_NAMES
@@ -118,11 +119,7 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """The metrics as text, or 401.
-
-        Raises:
-            CleaveError: while the server starts.
-        """
+        """The metrics as text; 401 to who may not see them, 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):
@@ -134,11 +131,18 @@ class Metrics:
                 answer = HttpAnswer.text(401, f"{refused}\n")
                 return answer.having(("WWW-Authenticate", "Bearer"))
         headers = (("Content-Type", CONTENT_TYPE_LATEST), ("Cache-Control", "no-store"))
-        return HttpAnswer(200, (*headers, NO_SNIFFING), generate_latest(self._registry))
+        try:
+            text = generate_latest(self._registry)
+        except CleaveError as error:
+            return HttpAnswer.text(503, f"{error}\n")
+        return HttpAnswer(200, (*headers, NO_SNIFFING), text)
 
 
 def _is_local(request: HttpRequest) -> bool:
-    """Whether a program of this machine asks, and no web page whose name was made to point here."""
+    """Whether a program of this machine asks: no proxy that asks for another, and no web page whose
+    name was made to point here."""
+    if request.forwarded:
+        return False
     try:
         address = ipaddress.ip_address(request.address.partition("%")[0])
     except ValueError:

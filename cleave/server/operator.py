@@ -8,13 +8,16 @@ from typing import Any, Final
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.fleet.admission import Clearance
 from cleave.protocol import messages
-from cleave.protocol.codec import decode, encode
+from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode
 from cleave.server.desk import Desk
 from cleave.server.jobs import FINAL_STATES, Job, Jobs
 from cleave.server.overview import Overview, Question
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.transport.serve import ServedFleet
+
+VIEWER_PAUSE_S: Final = 0.25
+"""What a viewer asks next is read so much later."""
 
 _ALL_MAY: Final = ("overview", "status")
 """What viewers may ask, too."""
@@ -52,7 +55,9 @@ class OperatorSessions:
                 if not isinstance(message, messages.Request):
                     raise ProtocolError(f"an operator sends requests, not {message.TYPE}")
                 reply, follow = self._answer(message, clearance)
-                await connection.send(encode(reply))
+                await connection.send(_encoded(reply))
+                if clearance is Clearance.VIEWER:
+                    await asyncio.sleep(VIEWER_PAUSE_S)  # looking is not to slow the work down
                 if follow is not None:
                     streams.add(asyncio.create_task(self._stream(connection, follow)))
         except ConnectionLostError:
@@ -146,3 +151,12 @@ class OperatorSessions:
             return
         finally:
             self.jobs.unfollow(job, wake)
+
+
+def _encoded(reply: messages.Reply) -> list[Buffer]:
+    """A reply for the wire; one that says so where it cannot be written."""
+    try:
+        return encode(reply)
+    except ProtocolError as error:
+        failed = {"text": f"the server cannot say this: {error}", "exit_code": 1}
+        return encode(messages.Reply(reply.id, ok=False, data=failed))

@@ -205,7 +205,7 @@ class Overview:
             },
             "totals": {
                 "blocks": done.results,
-                "flops": done.flops,
+                "flops": float(done.flops),  # msgpack's integers end at 2^64
                 "down_bytes": counters.downlink_bytes,
                 "up_bytes": counters.uplink_bytes,
                 "reissued": done.reissued + done.hedged,
@@ -356,13 +356,14 @@ class Overview:
         }
 
     def _happenings(self, after: int) -> Answer:
+        events, last = self._events.after(after, MAX_EVENTS)
         return {
             "columns": list(EVENT_COLUMNS),
             "rows": [
                 [event.id, event.time_s, event.kind.value, event.device, event.text]
-                for event in self._events.after(after, MAX_EVENTS)
+                for event in events
             ],
-            "last": self._events.last,
+            "last": last,
         }
 
 

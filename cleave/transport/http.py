@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 from websockets.datastructures import Headers
 
+_OF_PROXIES = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+
 NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 
@@ -21,6 +23,7 @@ class HttpRequest:
         address: where it comes from.
         host: as the client wrote it; empty where it wrote none, or several.
         accept_encoding, authorization: likewise.
+        forwarded: whether a proxy says that it asks for somebody else.
     """
 
     path: str
@@ -29,6 +32,7 @@ class HttpRequest:
     host: str = ""
     accept_encoding: str = ""
     authorization: str = ""
+    forwarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +72,5 @@ def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> 
         only("Host"),
         ",".join(headers.get_all("Accept-Encoding")),
         only("Authorization"),
+        any(name in headers for name in _OF_PROXIES),
     )

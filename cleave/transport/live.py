@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from cleave.errors import FleetError, ProtocolError
+from cleave.fleet.admission import clean_text
 from cleave.fleet.checks import Checks
 from cleave.fleet.coordinator import (
     Check,
@@ -53,6 +54,7 @@ TICK_S = 0.25
 """How often the coordinator is told the time: for silent devices and overdue work."""
 
 _CLOSING: Final = "the server is closing"
+_MAX_REASON: Final = 200  # characters of why a connection ended
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
 """Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
@@ -141,6 +143,8 @@ class LiveShell:
                 message, now_s = decode(data), self._now()
                 if isinstance(message, messages.Result) and peer.record.probe is None:
                     peer.times.answered(message.id, message.compute_s, now_s)
+                elif isinstance(message, messages.TaskError):
+                    peer.times.given_up((message.id,))
                 self._obey(self.coordinator.received(session, message, now_s))
         except ConnectionLostError as error:
             reason = str(error)
@@ -151,7 +155,12 @@ class LiveShell:
             known = self.coordinator.sessions.get(session)
             if self._ending:
                 reason = _CLOSING
+            reason = clean_text(reason, _MAX_REASON)
             self._obey(self.coordinator.closed(session, reason, self._now(), lost=not self._ending))
+            why = peer.refused or (reason if known is not None else "")
+            if peer.name or peer.outlawed:  # at once: farewells may take their time
+                kind = EventKind.QUARANTINE if peer.outlawed else EventKind.LEAVE
+                self._witness(kind, peer.record, why)
             del self._peers[session]
             if not peer.closing:
                 peer.closing = True
@@ -159,10 +168,6 @@ class LiveShell:
             await asyncio.wait([sender], timeout=1.0)
             sender.cancel()
             await connection.close()
-            why = peer.refused or (reason if known is not None else "")
-            if peer.name or peer.outlawed:
-                kind = EventKind.QUARANTINE if peer.outlawed else EventKind.LEAVE
-                self._witness(kind, peer.record, why)
             if peer.name:
                 self._notify(f"{peer.name} left{f' ({why})' if why else ''}; {self._fleet_size()}")
 

@@ -34,6 +34,7 @@ from cleave.device.executors import NumpyExecutor, execute
 from cleave.dispatch import dispatcher
 from cleave.dispatch.dispatcher import MAX_FAILURES
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
+from cleave.dispatch.load import DeviceLoad
 from cleave.dispatch.work import Unit
 from cleave.fleet.coordinator import (
     Close,
@@ -918,6 +919,14 @@ def test_who_is_silent_for_long_for_so_many_blocks_gets_help_before_it_is_overdu
     _settled(shell, but=[silent])
     assert job.done
     assert shell.coordinator.dispatcher.counters.hedged == 9
+
+
+def test_many_small_blocks_before_do_not_make_a_long_one_late() -> None:
+    load = DeviceLoad(DeviceRates(1, 1e9, 1e9, flops_per_s=1e9))
+    load.asked(0, Unit(1, (), 20 * 10**9, 0, None), 0, 0.0)
+    for run in range(1, 1000):
+        load.asked(run, Unit(2, (), 10**6, 0, None), 0, 0.0)
+    assert load.longest_silence_s(0.0) >= 20.0
 
 
 def test_where_all_are_slower_than_predicted_nobody_is_helped_early() -> None:

@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from random import Random
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -168,16 +167,13 @@ def test_any_message_in_any_state() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_any_bytes_in_any_state(seed: int) -> None:
+def test_any_bytes_in_any_state() -> None:
     outcomes: Counter[str] = Counter()
-    done = 0
-    for part in range(4):
-        arena = Arena(Random(100 * seed + part), thorough=part == 0)
+    for seed in range(20):
+        arena = Arena(Random(seed), thorough=seed % 4 == 0)
         for _ in range(INPUTS // 20):
             outcomes[arena.step()] += 1
         arena.finish()
-        done += arena.done
-    assert done > 10
+        assert arena.done > 2
     states = {outcome.split(",")[0] for outcome in outcomes}
     assert {"joining", "probing", "ready", "draining", "gone"} <= states

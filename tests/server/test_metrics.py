@@ -74,7 +74,7 @@ def admit(token: str, address: str) -> Clearance | Refusal:
     return Refusal(ErrorCode.CREDENTIAL, "not this one")
 
 
-def get(metrics: Metrics, **request: str) -> HttpAnswer:
+def get(metrics: Metrics, **request: Any) -> HttpAnswer:
     asked: dict[str, Any] = {"address": "127.0.0.1", "host": "localhost:8765", **request}
     return metrics.answer(HttpRequest("/metrics", **asked))
 
@@ -107,6 +107,7 @@ def test_figures_are_the_overviews(metrics: Metrics) -> None:
         ({"address": "::1", "host": "[::1]:8765"}, 200),
         ({"host": "127.0.0.1"}, 200),
         ({"address": "192.0.2.1"}, 401),
+        ({"forwarded": True}, 401),
         ({"address": "192.0.2.1", "authorization": "Bearer look"}, 200),
         ({"address": "192.0.2.1", "authorization": "bearer  look "}, 200),
         ({"address": "192.0.2.1", "authorization": "Bearer guess"}, 401),

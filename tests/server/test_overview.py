@@ -21,7 +21,7 @@ from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
-from cleave.protocol.messages import Op, Role
+from cleave.protocol.messages import Op, Reply, Role
 from cleave.server import overview as overviews
 from cleave.server.energy import EnergyMeter
 from cleave.server.event_log import EventLog
@@ -339,11 +339,24 @@ def test_the_log_forgets_the_oldest(clock: Clock) -> None:
     log = EventLog(clock, kept=3)
     for number in range(1, 6):
         log.add(EventKind.JOIN, number, "x" * 1000)
-    assert [event.id for event in log.after(0, 10)] == [3, 4, 5]
-    assert [event.id for event in log.after(4, 10)] == [5]
-    assert [event.id for event in log.after(0, 2)] == [4, 5]
-    assert log.after(9, 10) == []
-    assert len(log.after(4, 1)[0].text) == 200
+    assert [event.id for event in log.after(0, 10)[0]] == [3, 4, 5]
+    assert [event.id for event in log.after(4, 10)[0]] == [5]
+    assert [event.id for event in log.after(0, 2)[0]] == [4, 5]
+    assert log.after(9, 10) == ([], 5)
+    assert len(log.after(4, 1)[0][0].text) == 200
+
+
+def test_what_devices_say_cannot_write_on_a_terminal(clock: Clock) -> None:
+    log = EventLog(clock)
+    log.add(EventKind.LEAVE, 1, "phone: \x1b]0;own\x07\x1b[2J\nsecond line")
+    assert log.after(0, 1)[0][0].text == "phone: ]0;own[2Jsecond line"
+
+
+def test_years_of_work_can_still_be_told(overview: Overview, fleet: Fleet) -> None:
+    fleet.coordinator.dispatcher.counters.flops = 2**70
+    answer = overview.answer(Question())
+    assert encode(Reply(1, ok=True, data=answer))
+    assert answer["totals"]["flops"] == 2.0**70
 
 
 def test_block_times_follow_the_order_of_runs() -> None:
