@@ -161,6 +161,7 @@ class Feed:
             "first_record": first,
             "records": records,
             "next_record": first + len(records),
+            "last_step": self._record(last - 1),
         }
 
     def _record(self, index: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 /** What the page needs of the browser: sockets, timers, clock, where it was opened from. */
 
+import { kept } from "../ui/storage";
 import type { PageWorld } from "./session";
 
 const KEPT_TOKEN = "cleave.viewer";
@@ -19,17 +20,25 @@ export function browserWorld(): PageWorld {
   };
 }
 
+/** What `location` says of where the page was opened from. */
+export type Address = Pick<Location, "hash" | "pathname" | "search">;
+
 /**
- * The viewer token: from the address, which is cleaned of it, else as this tab has kept it;
- * "" if there is none.
+ * The viewer token: from the address, which is cleaned of it where this tab can keep it, else as
+ * this tab has kept it; "" if there is none.
+ *
+ * @param storage of the tab, or null where the browser forbids it
+ * @param clean puts another address in the place of this one
  */
-export function takeToken(): string {
-  const given = new URLSearchParams(location.hash.slice(1)).get("c");
-  if (given !== null) {
-    sessionStorage.setItem(KEPT_TOKEN, given);
-    history.replaceState(null, "", location.pathname + location.search);
-  }
-  return sessionStorage.getItem(KEPT_TOKEN) ?? "";
+export function takeToken(
+  storage: Pick<Storage, "getItem" | "setItem"> | null,
+  address: Address,
+  clean: (url: string) => void,
+): string {
+  const given = new URLSearchParams(address.hash.slice(1)).get("c");
+  if (given === null) return storage?.getItem(KEPT_TOKEN) ?? "";
+  if (kept(storage, KEPT_TOKEN, given)) clean(address.pathname + address.search);
+  return given;
 }
 
 /** Where the PS speaks its protocol, seen from the page that it served. */

@@ -4,6 +4,7 @@ import "../ui/base.css";
 import "uplot/dist/uPlot.min.css";
 import "./dashboard.css";
 import { render } from "preact";
+import { allowedStorage } from "../ui/storage";
 import { browserWorld, socketUrl, takeToken } from "./browser";
 import { Session } from "./session";
 import { App } from "./views/App";
@@ -13,7 +14,8 @@ let session: Session | null = null;
 
 function start(root: HTMLElement): void {
   session?.close();
-  const token = takeToken();
+  const storage = allowedStorage(() => sessionStorage);
+  const token = takeToken(storage, location, (url) => history.replaceState(null, "", url));
   if (token === "") {
     render(<TokenMissing />, root);
     return;

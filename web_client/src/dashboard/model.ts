@@ -12,8 +12,6 @@ export const MAX_EVENTS = 500;
 export const MAX_SAMPLES = 600;
 /** GEMMs whose prediction is held against what they took. */
 export const MAX_GEMMS = 200;
-/** Most records in a reply: so many mean that there are more. */
-export const RECORDS_A_REPLY = 500;
 const MAX_NOTES = 20;
 
 /** Rates at one moment, for the network's chart. */
@@ -149,17 +147,21 @@ function takeJob(
     const fresh = { ...about, next_record: 0, step_records: [], eval_records: [], notes: [] };
     return { job: fresh, behind: true };
   }
-  const records = part.first_record === next ? part.records : [];
+  const follows = part.first_record === next;
+  const records = follows ? part.records : [];
   const texts = records.flatMap((record) => ("text" in record ? [record.text] : []));
+  const step_records = thin([...(old?.step_records ?? []), ...records.filter(isStep)]);
+  const advanced = follows && part.next_record > next;
   return {
     job: {
       ...about,
-      next_record: part.first_record === next ? part.next_record : next,
-      step_records: thin([...(old?.step_records ?? []), ...records.filter(isStep)]),
+      next_record: follows ? part.next_record : next,
+      step_records,
       eval_records: thin([...(old?.eval_records ?? []), ...records.filter(isEval)]),
       notes: [...(old?.notes ?? []), ...texts].slice(-MAX_NOTES),
     },
-    behind: part.next_record - part.first_record >= RECORDS_A_REPLY,
+    // The PS cuts a reply by records and by bytes: only its latest step tells whether it did.
+    behind: advanced && part.last_step !== null && step_records.at(-1)?.step !== part.last_step,
   };
 }
 

@@ -50,6 +50,8 @@ export interface JobPart {
   readonly first_record: number;
   readonly records: readonly JobRecord[];
   readonly next_record: number;
+  /** The latest step of which the PS has a record, read here or not. */
+  readonly last_step: number | null;
 }
 
 const DEVICE_TEXTS = ["identity", "name", "kind", "state", "reason"] as const;
@@ -231,6 +233,7 @@ function readJob(value: unknown): JobPart | null {
     first_record: first,
     records: readRecords(raw),
     next_record: number(job.next_record) ?? first + raw.length,
+    last_step: number(asMap(job.last_step)?.step),
   };
 }
 

@@ -13,6 +13,11 @@ export function seconds(value: number | null): string {
   return value === 0 ? "0 s" : `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
 }
 
+/** Over what a rate is taken, e.g. `mean of 10.0 s`. */
+export function meanOf(window_s: number | null): string {
+  return `mean of ${seconds(window_s)}`;
+}
+
 /** A share, e.g. `93 %`. */
 export function percent(value: number | null): string {
   if (value === null || !Number.isFinite(value)) return DASH;

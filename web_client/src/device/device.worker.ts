@@ -9,6 +9,7 @@ import { type MessageOf, Op, Role } from "../protocol/messages";
 import { realClock } from "./clock";
 import type { Command, Report, Status } from "./commands";
 import { Guest, type Notice, State } from "./guest";
+import { healthProbe } from "./health";
 import { Session } from "./session";
 
 /** How often the page is told how things are. */
@@ -94,7 +95,9 @@ class Device {
       measure: false,
     };
     const socket = new WebSocket(this.#start.address);
-    this.#session = new Session(socket, kernel, hello, realClock, (welcome) => {
+    const ask = (url: string, options: RequestInit) => fetch(url, options);
+    const probe = healthProbe(location.href, ask, realClock);
+    this.#session = new Session(socket, kernel, hello, realClock, probe, (welcome) => {
       this.#number = welcome.device.toString();
       if (welcome.credential) {
         this.#keys = { credential: welcome.credential, join_code: "" };

@@ -7,6 +7,7 @@ import { HANDSHAKE_S, SILENCE_S } from "../protocol/limits";
 import { ErrorCode, type Message, type MessageOf } from "../protocol/messages";
 import type { Clock } from "./clock";
 import { type Action, DeviceCore } from "./core";
+import type { Probe } from "./health";
 
 /** What a session needs of a WebSocket. */
 export type Socket = Pick<
@@ -47,25 +48,31 @@ export class Session {
   readonly #socket: Socket;
   readonly #kernel: Kernel;
   readonly #clock: Clock;
+  readonly #probe: Probe;
   readonly #refused = new Map<Matrix, string>(); // by the kernel, and why
   readonly #timers = new Set<() => void>();
   #down_bytes = 0;
   #up_bytes = 0;
+  #heard_s = 0; // when the PS last gave a sign of life
+  #asking = false;
   #opened = false;
   #end: ((ending: Ending) => void) | null = null;
   #ended: Ending | null = null;
 
+  /** @param probe whether the PS is there, asked when it was silent for long */
   constructor(
     socket: Socket,
     kernel: Kernel,
     private readonly hello: MessageOf<"hello">,
     clock: Clock,
+    probe: Probe,
     private readonly onWelcome: (welcome: MessageOf<"welcome">) => void,
   ) {
     this.core = new DeviceCore(hello.memory_bytes);
     this.#socket = socket;
     this.#kernel = kernel;
     this.#clock = clock;
+    this.#probe = probe;
   }
 
   /** What it did so far. */
@@ -121,6 +128,7 @@ export class Session {
 
   #receive(data: unknown): void {
     if (this.#ended) return;
+    this.#heard_s = this.#clock.now_s();
     try {
       if (!(data instanceof ArrayBuffer)) throw new ProtocolError("a message is binary, not text");
       this.#down_bytes += data.byteLength;
@@ -146,17 +154,34 @@ export class Session {
     let waiting_bytes = 0;
     let moved_s = this.#clock.now_s();
     const beat = () => {
-      // Browsers send no pings: a vanished PS shows in that nothing leaves any more.
       const now_s = this.#clock.now_s();
       const waits = this.#socket.bufferedAmount; // what left since it was sent is not counted
       this.#send({ type: "heartbeat" });
       if (waits === 0 || waits < waiting_bytes) moved_s = now_s;
       waiting_bytes = waits;
-      if (now_s - moved_s > SILENCE_S) this.#finish(lost("the server takes nothing any more"));
-      else this.#after(every_s, beat);
+      if (now_s - moved_s > SILENCE_S) {
+        this.#finish(lost("the server takes nothing any more"));
+        return;
+      }
+      if (now_s - this.#heard_s > SILENCE_S) void this.#ask();
+      this.#after(every_s, beat);
     };
     this.#after(every_s, beat);
     this.onWelcome(welcome);
+  }
+
+  /**
+   * The PS was silent for long: it may have nothing to say, or be gone. That does not show on the
+   * socket, for the system takes heartbeats as long as its own buffer has room.
+   */
+  async #ask(): Promise<void> {
+    if (this.#asking) return;
+    this.#asking = true;
+    const silent_s = this.#heard_s;
+    const there = await this.#probe();
+    this.#asking = false;
+    if (there) this.#heard_s = this.#clock.now_s();
+    else if (this.#heard_s === silent_s) this.#finish(lost("the server is gone"));
   }
 
   #act(actions: readonly Action[]): void {

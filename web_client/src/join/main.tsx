@@ -7,6 +7,7 @@ import "./join.css";
 import type { Status } from "../device/commands";
 import { State } from "../device/guest";
 import type { KernelName } from "../kernels/kernel";
+import { allowedStorage } from "../ui/storage";
 import { type Conditions, mayNotWork, offered, STANDARD } from "./conditions";
 import { DeviceLink } from "./device";
 import { forcedKernel, readInvitation, socketAddress, usedFragment } from "./invitation";
@@ -144,18 +145,14 @@ function Page({ saved, kernel }: PageProps) {
   );
 }
 
-/** The browser's storage, or null where it is forbidden. */
-function storage(): Storage | null {
-  try {
-    return localStorage;
-  } catch {
-    return null;
-  }
-}
-
 function page() {
   try {
-    return <Page saved={new Saved(storage())} kernel={forcedKernel(location.search)} />;
+    return (
+      <Page
+        saved={new Saved(allowedStorage(() => localStorage))}
+        kernel={forcedKernel(location.search)}
+      />
+    );
   } catch (error) {
     return <Fault text={error instanceof Error ? error.message : String(error)} />;
   }

@@ -1,5 +1,6 @@
 /** What this browser keeps: a credential for each server, the owner's choices, what it gave. */
 
+import { kept } from "../ui/storage";
 import type { Invitation } from "./invitation";
 
 /** This device, as one server knows it. */
@@ -80,11 +81,6 @@ export class Saved {
   }
 
   #write(key: string, value: unknown): boolean {
-    try {
-      this.#storage?.setItem(key, JSON.stringify(value));
-      return this.#storage !== null;
-    } catch {
-      return false; // full, or forbidden: the device needs a new code next time
-    }
+    return kept(this.#storage, key, JSON.stringify(value)); // if not, it needs a new code next time
   }
 }

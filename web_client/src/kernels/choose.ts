@@ -49,13 +49,13 @@ export async function makeKernel(name: KernelName, around: Surroundings): Promis
     return WebGpuKernel.create(around.gpu, around.softwareGpu, around.now_s);
   }
   if (name === KernelName.JS) {
-    const crew = new Crew(around.threads, around.spawn);
+    const crew = new Crew(around.threads, around.spawn, around.now_s);
     return new OwnPool(name, threadsText(around.threads), crew, { kind: "js" });
   }
   const max_bytes = Math.min(2 * around.memory_bytes + SPARE_BYTES, 2 ** 32 - 65536);
   const memory = around.isolated ? sharedMemory(max_bytes) : null;
   const module = await around.module(memory !== null);
-  const crew = new Crew(around.threads, around.spawn);
+  const crew = new Crew(around.threads, around.spawn, around.now_s);
   if (memory) return new SharedPool(crew, module, memory);
   return new OwnPool(name, threadsText(around.threads), crew, { kind: "wasm", module, max_bytes });
 }

@@ -59,7 +59,10 @@ export function depthOf(a: Shape, transposeA: boolean): number {
   return transposeA ? a.rows : a.columns;
 }
 
-/** A finished product: the result's elements, and how long the arithmetic took. */
+/**
+ * A finished product: the result's elements, and how long the arithmetic took. Where several are
+ * computed at once, their times add up to that in which any was.
+ */
 export interface Outcome {
   readonly payload: Uint8Array;
   readonly compute_s: number;

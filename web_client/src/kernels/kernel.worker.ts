@@ -83,12 +83,10 @@ let shared: { multiplier: WasmMultiplier; scratch: number } | null = null;
 const refused = new Map<number, string>();
 
 function answer(job: number, multiply: () => Uint8Array | null): void {
-  const from_ms = performance.now();
   let said: Answer;
   try {
     const payload = multiply();
-    const compute_s = (performance.now() - from_ms) / 1000;
-    said = { job, compute_s, payload, reason: null };
+    said = { job, payload, reason: null };
     postMessage(said, payload ? { transfer: [payload.buffer] } : {});
   } catch (error) {
     said = { job, reason: String(error) };

@@ -35,7 +35,7 @@ interface Job {
   readonly wanted: () => boolean;
   readonly resolve: (outcome: Outcome | null) => void;
   readonly reject: (reason: unknown) => void;
-  readonly threads: Set<number>;
+  begun: boolean;
   left: number; // parts not yet done
   compute_s: number; // of all parts
   reason: string;
@@ -97,7 +97,7 @@ export class SharedPool implements Kernel {
         wanted,
         resolve,
         reject,
-        threads: new Set(),
+        begun: false,
         left: parts.length,
         compute_s: 0,
         reason: "",
@@ -122,7 +122,7 @@ export class SharedPool implements Kernel {
       const thread = this.#leastBusy();
       const job = this.#jobs[0];
       if (thread === null || !job) return;
-      if (job.threads.size === 0 && !job.wanted()) {
+      if (!job.begun && !job.wanted()) {
         this.#jobs.shift();
         this.#end(job);
         job.resolve(null);
@@ -137,7 +137,7 @@ export class SharedPool implements Kernel {
 
   #start(thread: number, job: Job, rows: Rows): void {
     this.#busy[thread] = (this.#busy[thread] ?? 0) + 1;
-    job.threads.add(thread);
+    job.begun = true;
     const pairs = job.product.pairs.map(([a, b]) => [place(a), place(b)] as const);
     const product = { ...job.product, pairs };
     this.#crew
@@ -161,7 +161,7 @@ export class SharedPool implements Kernel {
     const { rows, columns, out } = job.product;
     const payload = this.#memory.read(job.out, rows * columns * itemBytes(out));
     this.#end(job);
-    job.resolve({ payload, compute_s: job.compute_s / Math.max(1, job.threads.size) });
+    job.resolve({ payload, compute_s: job.compute_s });
   }
 
   #end(job: Job): void {

@@ -36,7 +36,6 @@ export type Order =
 export type Answer =
   | {
       readonly job: number;
-      readonly compute_s: number;
       readonly payload: Uint8Array | null;
       readonly reason: null;
     }

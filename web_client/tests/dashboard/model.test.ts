@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { EMPTY, type Model, question, RECORDS_A_REPLY, reduce } from "../../src/dashboard/model";
+import { EMPTY, type Model, question, reduce } from "../../src/dashboard/model";
 import { readOverview } from "../../src/dashboard/overview";
 import { MAX_POINTS } from "../../src/dashboard/series";
 import { events, job, overviewData, step } from "./example";
@@ -41,10 +41,26 @@ test("another job starts at its first record", () => {
   expect(caughtUp.behind).toBe(false);
 });
 
-test("a full reply says that more wait", () => {
-  const full = after(EMPTY, { job: job(0, range(1, RECORDS_A_REPLY + 1)) });
-  expect(full.behind).toBe(true);
-  expect(after(full, { job: job(RECORDS_A_REPLY, []) }).behind).toBe(false);
+test("a reply that the server cut, however short, says that more wait", () => {
+  const note = { event: "note", text: "resumed" };
+  const cut = after(EMPTY, { job: job(0, [note, ...range(1, 400)], { last_step: step(1000) }) });
+  expect(cut.behind).toBe(true);
+  const next = after(cut, { job: job(400, range(400, 900), { last_step: step(1001) }) });
+  expect(next.behind).toBe(true);
+  const all = after(next, { job: job(900, range(900, 1002), { last_step: step(1001) }) });
+  expect(all.behind).toBe(false);
+});
+
+test("whoever has the latest step waits for the next", () => {
+  const full = after(EMPTY, { job: job(0, range(1, 501), { last_step: step(500) }) });
+  expect(full.behind).toBe(false);
+  const early = after(EMPTY, { job: job(0, [{ event: "note", text: "loading" }]) });
+  expect(early.behind).toBe(false);
+});
+
+test("a server that sends nothing of what it has is not asked without end", () => {
+  const once = after(EMPTY, { job: job(0, [step(1)], { last_step: step(1) }) });
+  expect(after(once, { job: job(1, [], { last_step: step(2) }) }).behind).toBe(false);
 });
 
 test("a long run keeps a bounded number of points, its first and its newest among them", () => {

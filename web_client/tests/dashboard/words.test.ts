@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { announce } from "../../src/dashboard/announce";
 import type { FleetEvent } from "../../src/dashboard/overview";
-import { carbon, counted, energy, loss, percent, seconds } from "../../src/dashboard/text";
+import { carbon, counted, energy, loss, meanOf, percent, seconds } from "../../src/dashboard/text";
 
 function event(id: number, kind = "join"): FleetEvent {
   return { id, time_s: id, kind, device: id, text: `phone-${id} ${kind}` };
@@ -17,6 +17,10 @@ test("spans of time from milliseconds to days", () => {
     "3 min 20 s",
     "–",
   ]);
+});
+
+test("a rate says over what it is the mean", () => {
+  expect([10, 2.5, null].map(meanOf)).toEqual(["mean of 10.0 s", "mean of 2.50 s", "mean of –"]);
 });
 
 test("figures in words", () => {

@@ -36,6 +36,10 @@ let kernel: FakeKernel;
 let session: Session;
 let ending: Ending | null;
 let welcomes: MessageOf<"welcome">[];
+/** Whether the server answers over HTTP; null: not yet. */
+let healthy: boolean | null;
+let asked: number;
+let answer: (healthy: boolean) => void;
 
 beforeEach(() => {
   clock = new FakeClock();
@@ -43,7 +47,16 @@ beforeEach(() => {
   kernel = new FakeKernel();
   welcomes = [];
   ending = null;
-  session = new Session(socket, kernel, HELLO, clock, (welcome) => welcomes.push(welcome));
+  healthy = true;
+  asked = 0;
+  const probe = () => {
+    asked += 1;
+    return new Promise<boolean>((resolve) => {
+      answer = resolve;
+      if (healthy !== null) resolve(healthy);
+    });
+  };
+  session = new Session(socket, kernel, HELLO, clock, probe, (welcome) => welcomes.push(welcome));
 });
 
 function begin(): void {
@@ -104,6 +117,50 @@ test("a server that takes little is not lost", async () => {
     await clock.pass(2);
   }
   expect(ending).toBeNull();
+});
+
+test("a server that vanished is noticed, though every heartbeat leaves", async () => {
+  begin();
+  healthy = false;
+  await clock.pass(12);
+  expect(ending).toBeNull();
+  await clock.pass(1);
+  expect(ending?.end).toBe(End.LOST);
+  expect(asked).toBe(1);
+  expect(socket.closed).toBe(true);
+});
+
+test("an idle device of a living server stays, and asks again after every silence", async () => {
+  begin();
+  await clock.pass(3600);
+  expect(ending).toBeNull();
+  expect(asked).toBeGreaterThan(3600 / 15);
+  expect(asked).toBeLessThanOrEqual(3600 / 12);
+});
+
+test("a server that is heard is not asked", async () => {
+  begin();
+  for (let id = 1n; id <= 20n; id++) {
+    await clock.pass(5);
+    socket.receive({ type: "drop", ids: [] });
+  }
+  expect(asked).toBe(0);
+});
+
+test("a server is asked once at a time; one that is heard meanwhile is not lost", async () => {
+  begin();
+  healthy = null;
+  await clock.pass(20);
+  expect(asked).toBe(1);
+  socket.receive({ type: "drop", ids: [] });
+  answer(false);
+  await settled();
+  expect(ending).toBeNull();
+  await clock.pass(13);
+  expect(asked).toBe(2);
+  answer(false);
+  await settled();
+  expect(ending?.end).toBe(End.LOST);
 });
 
 test("a server that does not answer is given up", async () => {

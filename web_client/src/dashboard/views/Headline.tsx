@@ -5,7 +5,7 @@ import { share } from "../fleet";
 import type { Model } from "../model";
 import type { Overview } from "../overview";
 import { pace } from "../series";
-import { carbon, loss, percent } from "../text";
+import { carbon, loss, meanOf, percent } from "../text";
 import { Figure } from "./Figure";
 
 export function Headline(props: { readonly model: Model; readonly overview: Overview }) {
@@ -15,6 +15,7 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
   const recent = job === null ? null : pace(job.step_records, job.steps);
   const running = job?.state === "running";
   const busy = devices.filter((device) => device.state === "busy").length;
+  const mean = meanOf(rates.window_s);
   return (
     <section class="headline" aria-label="At a glance">
       <dl class="figures">
@@ -43,17 +44,17 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
         <Figure
           name="Multiplying"
           value={quantity(rates.flops_per_s, "FLOP/s")}
-          note={`${quantity(totals.flops, "FLOP")} so far`}
+          note={`${mean}, ${quantity(totals.flops, "FLOP")} so far`}
         />
         <Figure
           name="Egress"
           value={quantity(rates.egress_bytes_per_s, "B/s")}
-          note={ofCard(rates.egress_bytes_per_s, card.egress_bytes_per_s)}
+          note={`${mean}, ${ofCard(rates.egress_bytes_per_s, card.egress_bytes_per_s)}`}
         />
         <Figure
           name="Ingress"
           value={quantity(rates.ingress_bytes_per_s, "B/s")}
-          note={ofCard(rates.ingress_bytes_per_s, card.ingress_bytes_per_s)}
+          note={`${mean}, ${ofCard(rates.ingress_bytes_per_s, card.ingress_bytes_per_s)}`}
         />
         <Figure
           name="Carbon"

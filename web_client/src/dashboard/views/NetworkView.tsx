@@ -6,7 +6,7 @@ import { quantity } from "../../ui/figures";
 import { share } from "../fleet";
 import type { Sample } from "../model";
 import type { Overview } from "../overview";
-import { percent, seconds, timeOfDay } from "../text";
+import { meanOf, percent, timeOfDay } from "../text";
 import { Chart, type Series } from "./Chart";
 
 export function NetworkView(props: {
@@ -37,7 +37,7 @@ export function NetworkView(props: {
     <section class="card" aria-labelledby="network">
       <div class="title">
         <h2 id="network">Network</h2>
-        <p class="soft small end">mean of {seconds(rates.window_s)}</p>
+        <p class="soft small end">{meanOf(rates.window_s)}</p>
       </div>
       <table class="plain">
         <thead>
