@@ -21,6 +21,7 @@ from cleave_cli import (
     profile,
     serve,
     service,
+    simulate,
     status,
     train,
 )
@@ -61,6 +62,7 @@ app.command("jobs")(jobs.jobs)
 app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("emulate")(emulate.emulate)
 app.add_typer(devices.app)
 app.add_typer(profile.app)
