@@ -7,8 +7,12 @@ from collections.abc import Mapping
 
 from cleave.errors import UsageError
 from cleave.planner.planner import Method as TileShape
+from cleave.simulation.alpa import Alpa
+from cleave.simulation.asteroid import Asteroid
 from cleave.simulation.cloud import A100, H100, Cloud
+from cleave.simulation.confidant import Confidant
 from cleave.simulation.data_parallel import DataParallel
+from cleave.simulation.dtfm import Dtfm
 from cleave.simulation.method import Method
 from cleave.simulation.tiles import Tiles
 
@@ -23,6 +27,10 @@ def methods(utilisation: float = 0.5) -> Mapping[str, Method]:
     return {
         "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
         "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
+        "dtfm": Dtfm(),
+        "alpa": Alpa(),
+        "asteroid": Asteroid(),
+        "confidant": Confidant(),
         "data-parallel": DataParallel(),
         **{cloud.name: cloud for cloud in clouds},
     }

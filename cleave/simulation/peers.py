@@ -27,7 +27,12 @@ class Need:
 
 
 def stage_need(
-    layer: LayerWork, layers: float, samples: float, offered_bytes: float, sharded: float = 1.0
+    layer: LayerWork,
+    layers: float,
+    samples: float,
+    offered_bytes: float,
+    state_bytes: float = STATE_BYTES,
+    sharded: float = 1.0,
 ) -> Need:
     """Memory of a device that holds whole layers, with samples between forward and backward.
 
@@ -35,9 +40,10 @@ def stage_need(
         layers: that it holds, or shares with others.
         samples: kept at the same time.
         offered_bytes: by the device; it recomputes only where all activations do not fit.
-        sharded: how many devices share each layer's weights and activations.
+        state_bytes: for each parameter.
+        sharded: how many devices share what a layer keeps of a sample.
     """
-    state = STATE_BYTES * layers * layer.parameters / sharded
+    state = state_bytes * layers * layer.parameters
     everything = state + samples * layers * layer.kept_bytes / sharded
     if everything <= offered_bytes:
         return Need(everything, recompute=False)
