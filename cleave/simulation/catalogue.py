@@ -14,6 +14,7 @@ from cleave.simulation.confidant import Confidant
 from cleave.simulation.data_parallel import DataParallel
 from cleave.simulation.dtfm import Dtfm
 from cleave.simulation.method import Method
+from cleave.simulation.resident import CleaveResident
 from cleave.simulation.tiles import Tiles
 
 
@@ -27,6 +28,7 @@ def methods(utilisation: float = 0.5) -> Mapping[str, Method]:
     return {
         "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
         "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
+        "cleave-resident": CleaveResident(),
         "dtfm": Dtfm(),
         "alpa": Alpa(),
         "asteroid": Asteroid(),

@@ -39,10 +39,9 @@ def test_the_matching_is_the_bottleneck_matching_of_all() -> None:
     rng = np.random.default_rng(3)
     problem = Problem(rates(*rng.uniform(5, 10, 8)), 2, 4, 0.0, 7.0)
     some, others = np.arange(4), np.arange(4, 8)
-    best = min(
-        max(2 * 7.0 / float(problem.beta(np.array(a), np.array(b))) for a, b in zip(some, p, strict=True))
-        for p in permutations(others)
-    )  # fmt: skip
+    links = problem.beta(some[:, None], others[None, :])
+    matchings = permutations(range(4))
+    best = min(2 * 7.0 / links[np.arange(4), list(matching)].min() for matching in matchings)
     assert problem.hops_s(some[None], others[None])[0, 0] == pytest.approx(best)
 
 
