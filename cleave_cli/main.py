@@ -62,11 +62,11 @@ app.command("jobs")(jobs.jobs)
 app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
-app.command("simulate")(simulate.simulate)
 app.command("emulate")(emulate.emulate)
 app.add_typer(devices.app)
 app.add_typer(profile.app)
 app.add_typer(service.app)
+app.add_typer(simulate.app)
 
 
 def main() -> None:

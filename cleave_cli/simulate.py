@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,17 @@ if TYPE_CHECKING:
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
+app = typer.Typer(
+    name="simulate",
+    help="Would it work, and against what? Methods of training, side by side.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
 def simulate(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="Model name, as opt-13b.")] = "opt-13b",
     devices: Annotated[
         str, typer.Option(help="How many: 256, a list 32,256, or 32..8192 (doubling).")
@@ -42,6 +53,12 @@ def simulate(
     ps_gbps: Annotated[
         float, typer.Option(help="The PS's card, Gbit/s each way; 0: unlimited.")
     ] = 0.0,
+    losses_per_hour: Annotated[
+        float, typer.Option(help="How often each device is lost, for the time with losses.")
+    ] = 0.1,
+    detection_s: Annotated[
+        float, typer.Option("--detection-s", help="Seconds until a loss is noticed.")
+    ] = 5.0,
     utilisation: Annotated[
         float, typer.Option(help="Share of its peak that a cloud GPU reaches.")
     ] = 0.5,
@@ -62,6 +79,8 @@ def simulate(
 
       cleave simulate --model opt-13b --devices 1024 --ps-gbps 10 --csv
     """
+    if context.invoked_subcommand is not None:
+        return
     from cleave.planner.plan import ElementBytes, PsRates
     from cleave.simulation.catalogue import chosen
     from cleave.simulation.catalogue import methods as known_methods
@@ -74,6 +93,9 @@ def simulate(
         raise UsageError("--json and --csv are two forms of the same; give one of them")
     if not ps_gbps >= 0:
         raise UsageError(f"--ps-gbps is {ps_gbps}; give 0 (unlimited) or more")
+    for option, amount in (("--losses-per-hour", losses_per_hour), ("--detection-s", detection_s)):
+        if not 0 <= amount < math.inf:
+            raise UsageError(f"{option} is {amount}; give 0 or more")
     if not 0 < utilisation <= 1:
         raise UsageError(f"--utilisation is {utilisation}; give a share above 0, up to 1")
     for option, value in (("--batch", batch), ("--seq", seq)):
@@ -94,6 +116,7 @@ def simulate(
         stragglers=stragglers,
         seed=seed,
     )
+    churn = _Churn(losses_per_hour / 3600, detection_s)
     if as_json:
         document = {
             "model": model,
@@ -104,15 +127,59 @@ def simulate(
             "stragglers": stragglers,
             "ps_bytes_per_s": None if math.isinf(card) else card,
             "seed": seed,
-            "rows": [_record(row) for row in rows],
+            "losses_per_s": churn.losses_per_s,
+            "detection_s": detection_s,
+            "rows": [_record(row, churn) for row in rows],
         }
         typer.echo(json.dumps(document))
     elif as_csv:
-        _write_csv(rows)
+        _write_csv(rows, churn)
     else:
-        _show(rows, f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet")
+        _show(rows, churn, f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet")
     if plot is not None:
         _draw(plot, rows, f"{model}, batch {batch}, {seq} tokens, {fleet} fleet")
+
+
+@app.command("paper")
+def paper(
+    out: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path(
+        "paper-report"
+    ),
+    seed: Annotated[int, typer.Option(help="Of every search.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only small models and few devices, to try it out.")
+    ] = False,
+) -> None:
+    """Hold every published claim against what is simulated, and write a report.
+
+    Example:
+
+      cleave simulate paper --out paper-report
+    """
+    from rich.console import Console
+
+    from cleave.simulation.paper import FULL, QUICK
+    from cleave.simulation.paper import write as write_report
+
+    try:
+        from cleave.simulation.plots import save_recovery, save_sweep
+    except ImportError:
+        raise UsageError(
+            "the report's figures need matplotlib, which is not installed here; "
+            "install it with: pip install 'cleave[train]'"
+        ) from None
+    console = Console(stderr=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with console.status("simulating"):
+            claims = write_report(
+                out, QUICK if quick else FULL, seed, save_sweep, save_recovery, console.print
+            )
+    except OSError as error:
+        raise UsageError(f"cannot write into {out}: {error.strerror}") from None
+    for claim in claims:
+        typer.echo(f"{claim.verdict.value}: {claim.title}")
+    typer.echo(str(out / "report.md"))
 
 
 def counts(text: str) -> list[int]:
@@ -139,7 +206,20 @@ def counts(text: str) -> list[int]:
     return sorted(set(found))
 
 
-def _record(row: Row) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Churn:
+    losses_per_s: float
+    detection_s: float
+
+    def step_s(self, outcome: Outcome) -> float | None:
+        """With losses; None where not modelled or never done."""
+        from cleave.simulation.churn import with_losses_s
+
+        found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
+        return None if found is None else _number(found)
+
+
+def _record(row: Row, churn: _Churn) -> dict[str, Any]:
     outcome = row.outcome
     return {
         "devices": row.devices,
@@ -154,6 +234,9 @@ def _record(row: Row) -> dict[str, Any]:
         "misfit": outcome.misfit,
         "memory_offered_bytes": outcome.memory_offered_bytes,
         "memory_needed_bytes": outcome.memory_needed_bytes,
+        "recovery_s": outcome.recovery_s,
+        "recovery_parts_s": {part.name: part.seconds for part in outcome.recovery},
+        "step_with_losses_s": churn.step_s(outcome),
         "ps_egress_bytes_per_s": outcome.ps_egress_bytes_per_s,
         "ps_ingress_bytes_per_s": outcome.ps_ingress_bytes_per_s,
     }
@@ -163,17 +246,18 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _write_csv(rows: Sequence[Row]) -> None:
-    records = [_record(row) for row in rows]
+def _write_csv(rows: Sequence[Row], churn: _Churn) -> None:
+    records = [_record(row, churn) for row in rows]
     for record in records:
-        parts = record.pop("parts_s")
-        record["parts"] = "; ".join(f"{name} {seconds:.6g} s" for name, seconds in parts.items())
+        for key in ("parts_s", "recovery_parts_s"):
+            parts = record[key].items()
+            record[key] = "; ".join(f"{name} {seconds}" for name, seconds in parts)
     writer = csv.DictWriter(sys.stdout, records[0])
     writer.writeheader()
     writer.writerows(records)
 
 
-def _show(rows: Sequence[Row], title: str) -> None:
+def _show(rows: Sequence[Row], churn: _Churn, title: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -182,7 +266,16 @@ def _show(rows: Sequence[Row], title: str) -> None:
     left = {"method", "fits", "setting", "most of the time"}
     for column in (
         *("devices", "method", "time s", "fits", "has", "needs", "used"),
-        *("down", "up", "PS out Gbit/s", "PS in", "most of the time", "setting"),
+        *(
+            "down",
+            "up",
+            "PS out Gbit/s",
+            "PS in",
+            "recovery s",
+            "with losses",
+            "most of the time",
+            "setting",
+        ),
     ):
         table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
     for row in rows:
@@ -199,6 +292,8 @@ def _show(rows: Sequence[Row], title: str) -> None:
             human_bytes(o.upload_bytes),
             f"{o.ps_egress_bytes_per_s * 8e-9:.3g}" if o.ps_egress_bytes_per_s else "-",
             f"{o.ps_ingress_bytes_per_s * 8e-9:.3g}" if o.ps_ingress_bytes_per_s else "-",
+            "-" if o.recovery_s is None else f"{o.recovery_s:.3g}",
+            _with_losses(o, churn),
             _most(o),
             o.setting,
         )
@@ -208,8 +303,11 @@ def _show(rows: Sequence[Row], title: str) -> None:
     console.print(table)
     console.print(
         "time: of one step if memory were no matter; fits: whether the device with least memory "
-        "for its part (has) holds what it must (needs).\ndown, up: bytes of a device in a step, on "
-        "average over those used.",
+        "for its part (has) holds what it must (needs).\n"
+        "down, up: bytes of a device in a step, on average over those used; recovery: what losing "
+        "one device adds, once noticed;\n"
+        f"with losses: a step when each device is lost {churn.losses_per_s * 3600:g} times an "
+        f"hour, noticed after {churn.detection_s:g} s.",
         soft_wrap=True,
         highlight=False,
     )
@@ -220,6 +318,13 @@ def _show(rows: Sequence[Row], title: str) -> None:
     )
     if reasons:
         console.print("Does not fit:", *reasons, sep="\n  ", soft_wrap=True, highlight=False)
+
+
+def _with_losses(outcome: Outcome, churn: _Churn) -> str:
+    if outcome.recovery_s is None:
+        return "-"
+    step_s = churn.step_s(outcome)
+    return "never" if step_s is None else f"{step_s:.4g}"
 
 
 def _most(outcome: Outcome) -> str:

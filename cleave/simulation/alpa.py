@@ -14,7 +14,8 @@ Stages by its dynamic program (`partition`), T = sum t_i + (m - 1) max t_i; m by
 two. Its mesh is homogeneous: every device computes and sends at the fleet's mean, and memory is
 that of the real devices. The optimizer is sharded over dp (its ZeRO rewriting): 4 / tp + 12 / n
 bytes a parameter. Meshes are made of at most 32 units of equally many devices. Resharding between
-stages, which its program leaves out, counts as bytes to the neighbours.
+stages, which its program leaves out, counts as bytes to the neighbours. It has no recovery of its
+own: a lost device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from cleave.simulation.method import Conditions, Outcome, Part
 from cleave.simulation.partition import Cut, best_partition
 from cleave.simulation.peers import all_reduce_s
-from cleave.simulation.pipeline import Job, Stage, one_f_one_b, pipeline_memory
+from cleave.simulation.pipeline import Job, Stage, one_f_one_b, pipeline_memory, restart
 
 _UNITS: Final = 32
 
@@ -151,6 +152,7 @@ def _outcome(
         for stage, cut, s in zip(stages, cuts, chosen, strict=True)
     )
     sent += 2 * (len(cuts) - 1) * job.batch * job.layer.boundary_bytes
+    pipeline_s = sum(slots) + (micro_batches - 1) * max(slots)
     widest = max(chosen, key=lambda s: s.tensor)
     return Outcome(
         method=Alpa.name,
@@ -158,7 +160,7 @@ def _outcome(
         f"dp up to {max(s.data for s in chosen)}, m = {micro_batches}",
         devices_used=devices,
         parts=(
-            Part("pipeline", sum(slots) + (micro_batches - 1) * max(slots)),
+            Part("pipeline", pipeline_s),
             Part("gradients", gradients_s),
         ),
         download_bytes=sent / devices,
@@ -166,4 +168,5 @@ def _outcome(
         memory_offered_bytes=memory.offered_bytes,
         memory_needed_bytes=memory.needed_bytes,
         misfit=memory.misfit,
+        recovery=restart(job, stages, pipeline_s + gradients_s),
     )

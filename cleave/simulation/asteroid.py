@@ -12,6 +12,10 @@ whose memory holds no state of the layers; where nothing is left, memory is left
 stage keeps K_p = 2 (P - p) - 1 micro-batches (p from 0), at most m. b by trying powers of two.
 Samples are divided as if they were fluid, but a group has at most b devices. Groups are made of at
 most 32 units of equally many devices.
+
+A lost device is replaced by pipeline replay: the rest of its group goes on, or a neighbour sends
+its backup of the stage's states at the median uplink; the micro-batches in flight are done again.
+Where a restart from a checkpoint (`pipeline.restart`) is sooner, that is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import numpy as np
 from cleave.planner.shape import Floats, RateArrays
 from cleave.simulation.method import Conditions, Outcome, Part
 from cleave.simulation.partition import Cut, best_partition
-from cleave.simulation.pipeline import Job, Stage, pipeline_memory
+from cleave.simulation.pipeline import Job, Stage, pipeline_memory, restart
 from cleave.simulation.work import STATE_BYTES
 
 _UNITS: Final = 32
@@ -130,14 +134,24 @@ def _outcome(
         2 * (len(group) - 1) * job.gradient_bytes(cut.layers)
         for cut, group in zip(cuts, members, strict=True)
     )
+    # A stage of several devices goes on with the rest; one alone has a backup at a neighbour.
+    alone = [cut.layers for cut, group in zip(cuts, members, strict=True) if len(group) == 1]
+    backup = STATE_BYTES * max(alone, default=0) * job.layer.parameters
     latency_s = 2 * (stages - 1) * float(used.latency_s.max())
+    replay = (
+        Part("states", backup / float(np.median(used.uplink))),
+        Part("pipeline replay", min(2 * stages - 1, micro_batches) * max(slots)),
+    )
+    pipeline_s = sum(slots) + (micro_batches - 1) * max(slots) + latency_s
+    step_s = pipeline_s + max(gradients)
+    ways = (replay, restart(job, held, step_s))
     return Outcome(
         method=Asteroid.name,
         setting=f"{stages} stages of up to {max(len(g) for g in members)}, b = {each}, "
         f"m = {micro_batches}",
         devices_used=devices,
         parts=(
-            Part("pipeline", sum(slots) + (micro_batches - 1) * max(slots) + latency_s),
+            Part("pipeline", pipeline_s),
             Part("gradients", max(gradients)),
         ),
         download_bytes=sent / devices,
@@ -145,4 +159,5 @@ def _outcome(
         memory_offered_bytes=memory.offered_bytes,
         memory_needed_bytes=memory.needed_bytes,
         misfit=memory.misfit,
+        recovery=min(ways, key=lambda parts: sum(part.seconds for part in parts)),
     )

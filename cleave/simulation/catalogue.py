@@ -30,6 +30,7 @@ def methods(utilisation: float = 0.5) -> Mapping[str, Method]:
         "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
         "cleave-resident": CleaveResident(),
         "dtfm": Dtfm(),
+        "dtfm-all": Dtfm("dtfm-all", every_device=True),
         "alpa": Alpa(),
         "asteroid": Asteroid(),
         "confidant": Confidant(),

@@ -7,7 +7,8 @@ layers on a device,
 
 with micro-batches of one sample, m = B; 1F1B keeps min(P - p, m) of them. At most one device for
 each layer, those of the fastest links. Nothing is replicated, so no gradients travel. Devices whose
-memory holds no state of a layer are skipped; where none is left, memory is left out of account.
+memory holds no state of a layer are skipped; where none is left, memory is left out of account. A
+lost device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from cleave.simulation.method import Conditions, Outcome, Part
 from cleave.simulation.partition import best_partition
-from cleave.simulation.pipeline import Job, Stage, one_f_one_b, pipeline_memory
+from cleave.simulation.pipeline import Job, Stage, one_f_one_b, pipeline_memory, restart
 from cleave.simulation.work import STATE_BYTES
 
 
@@ -63,5 +64,6 @@ class Confidant:
                 memory_offered_bytes=memory.offered_bytes,
                 memory_needed_bytes=memory.needed_bytes,
                 misfit=memory.misfit,
+                recovery=restart(job, stages, pipeline_s),
             )
         ]

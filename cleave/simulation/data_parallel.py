@@ -6,7 +6,7 @@
                 one's downlink, so the slowest link is the slowest uplink or downlink of all.
 
 At most one device for each sample. Of the numbers tried (powers of two from two on, and the most)
-the fastest counts.
+the fastest counts. The others do the samples of a lost device again, divided among them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class DataParallel:
         moved = 2 * (n - 1) / n * gradient
         needed = np.array([need.memory_bytes for need in needs])
         worst_needed, worst_offered = tightest(needed, rates.memory)
+        compute_s = float((samples * each * again / rates.flops).max())
         return Outcome(
             method=self.name,
             setting=f"{n} devices",
             devices_used=n,
             parts=(
-                Part("compute", float((samples * each * again / rates.flops).max())),
+                Part("compute", compute_s),
                 Part("all-reduce", all_reduce_s(gradient, n, link, float(rates.latency_s.max()))),
             ),
             download_bytes=moved,
@@ -60,4 +61,5 @@ class DataParallel:
             memory_offered_bytes=worst_offered,
             memory_needed_bytes=worst_needed,
             misfit=misfit(needed, rates.memory),
+            recovery=(Part("samples again", compute_s / max(1, n - 1)),),
         )

@@ -5,22 +5,25 @@ communication alone; compute is charged here, of the slowest device of a stage, 
 bytes a parameter with what 1F1B keeps in flight. Micro-batches are single samples, m = B / R for
 each pipeline. Three rows from one model:
 
-    dtfm (formula)    DP + PP as published, PP with the activations of all m samples at once, and
-                      a perfectly filled pipeline of compute, (m + P - 1) slots
-    dtfm (pipelined)  one sample along the whole path forward and backward + (m - 1) slots + DP; a
-                      slot is the slowest stage's compute or the slowest link's activations and
-                      gradients, whichever is longer: all overlapped
-    dtfm (serial)     m times the whole path forward and backward, nothing overlapped, + DP
+    (formula)    DP + PP as published, PP with the activations of all m samples at once, and
+                 a perfectly filled pipeline of compute, (m + P - 1) slots
+    (pipelined)  one sample along the whole path forward and backward + (m - 1) slots + DP; a
+                 slot is the slowest stage's compute or the slowest link's activations and
+                 gradients, whichever is longer: all overlapped
+    (serial)     m times the whole path forward and backward, nothing overlapped, + DP
 
 The grid P x R is chosen for each row by its own time, among all that B samples and the layers
 allow; one that fits comes before one that does not. Devices that it does not need are those of the
-slowest links.
+slowest links. `dtfm-all` takes all devices that are offered, as the published grid does: only grids
+that place 90 % of what any could. A lost device means a restart from a checkpoint
+(`pipeline.restart`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -34,7 +37,10 @@ from cleave.simulation.pipeline import (
     layers_of_stages,
     one_f_one_b,
     pipeline_memory,
+    restart,
 )
+
+_NEARLY_ALL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class _Placed:
     job: Job
     problem: Problem
     schedule: Schedule
+    stages: list[Stage]
     memory: Memory
 
     @property
@@ -105,15 +112,22 @@ _VARIANTS: dict[str, Callable[[_Placed], tuple[Part, ...]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class Dtfm:
-    """Decentralised training of foundation models."""
+    """Decentralised training of foundation models.
 
-    name = "dtfm"
+    Attributes:
+        every_device: all that are offered take part, as far as layers and samples go, as in the
+            published grid; otherwise as many as are fastest.
+    """
+
+    name: str = "dtfm"
+    every_device: bool = False
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Three rows: as published, fully pipelined, serial."""
         job = Job.of(conditions)
-        problems = _problems(conditions, job)
+        problems = _problems(conditions, job, every_device=self.every_device)
         guesses = [_placed(job, problem, first_guess(problem)) for problem in problems]
         searched: dict[int, _Placed] = {}
         rows = []
@@ -126,28 +140,32 @@ class Dtfm:
             if best not in searched:
                 schedule = search(problems[best], conditions.seed)
                 searched[best] = _placed(job, problems[best], schedule)
-            rows.append(_outcome(variant, searched[best], parts))
+            rows.append(_outcome(f"{self.name} ({variant})", searched[best], parts))
         return rows
 
 
-def _problems(conditions: Conditions, job: Job) -> list[Problem]:
-    """Every number of layers that the largest stage may have, with 1, 2, 4 ... replicas."""
+def _problems(conditions: Conditions, job: Job, *, every_device: bool) -> list[Problem]:
+    """Every number of layers that a stage may have at most, with 1, 2, 4 ... replicas, or all."""
     rates = conditions.rates
     fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
     found = []
-    for largest in range(1, job.layers + 1):
-        stages = -(-job.layers // largest)
-        if -(-job.layers // stages) != largest or stages > len(fastest):
+    for held in range(1, job.layers + 1):
+        stages = -(-job.layers // held)
+        if -(-job.layers // stages) != held or stages > len(fastest):
             continue
         most = min(job.batch, len(fastest) // stages)
-        for replicas in sorted({most, *(1 << i for i in range(most.bit_length()))}):
+        fewer = () if every_device else (1 << i for i in range(most.bit_length()))
+        for replicas in sorted({most, *fewer}):
             samples = -(-job.batch // replicas)
-            if -(-job.batch // samples) < replicas:
+            if not every_device and -(-job.batch // samples) < replicas:
                 continue  # fewer replicas have as many samples each
             chosen = rates.take(np.sort(fastest[: stages * replicas]))
             activations = samples * job.layer.boundary_bytes
-            gradient = job.gradient_bytes(largest)
+            gradient = job.gradient_bytes(held)
             found.append(Problem(chosen, stages, replicas, gradient, activations))
+    if every_device:
+        largest = max(problem.stages * problem.replicas for problem in found)
+        found = [p for p in found if p.stages * p.replicas >= _NEARLY_ALL * largest]
     return found
 
 
@@ -159,25 +177,26 @@ def _placed(job: Job, problem: Problem, schedule: Schedule) -> _Placed:
     ]
     micro_batches = -(-job.batch // problem.replicas)
     in_flight = one_f_one_b(problem.stages, micro_batches, 1)
-    return _Placed(job, problem, schedule, pipeline_memory(job, stages, in_flight))
+    memory = pipeline_memory(job, stages, in_flight)
+    return _Placed(job, problem, schedule, stages, memory)
 
 
-def _outcome(
-    variant: str, placed: _Placed, parts: Callable[[_Placed], tuple[Part, ...]]
-) -> Outcome:
+def _outcome(method: str, placed: _Placed, parts: Callable[[_Placed], tuple[Part, ...]]) -> Outcome:
     problem, memory, schedule = placed.problem, placed.memory, placed.schedule
     stages, replicas = problem.stages, problem.replicas
     between = 2 * placed.job.batch * placed.job.layer.boundary_bytes * (stages - 1)
     moved = between / (stages * replicas) + 2 * (replicas - 1) / replicas * problem.c_dp_bytes
     gap = schedule.pp_s / schedule.path_bound_s - 1 if schedule.path_bound_s else 0.0
+    spent = parts(placed)
     return Outcome(
-        method=f"{Dtfm.name} ({variant})",
+        method=method,
         setting=f"{stages} stages x {replicas}, path within {gap:.1%} of a bound",
         devices_used=stages * replicas,
-        parts=parts(placed),
+        parts=spent,
         download_bytes=moved,
         upload_bytes=moved,
         memory_offered_bytes=memory.offered_bytes,
         memory_needed_bytes=memory.needed_bytes,
         misfit=memory.misfit,
+        recovery=restart(placed.job, placed.stages, sum(part.seconds for part in spent)),
     )

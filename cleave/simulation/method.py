@@ -66,6 +66,7 @@ class Outcome:
         misfit: why it cannot be done; empty where it can.
         ps_egress_bytes_per_s, ps_ingress_bytes_per_s: that the PS's card must carry in the busiest
             part; 0 for methods without one.
+        recovery: what losing one device adds, from when that is noticed; empty where not modelled.
     """
 
     method: str
@@ -79,6 +80,12 @@ class Outcome:
     misfit: str = ""
     ps_egress_bytes_per_s: float = 0.0
     ps_ingress_bytes_per_s: float = 0.0
+    recovery: tuple[Part, ...] = ()
+
+    @property
+    def recovery_s(self) -> float | None:
+        """What losing one device adds to a step, detection left out; None where not modelled."""
+        return math.fsum(part.seconds for part in self.recovery) if self.recovery else None
 
     @property
     def step_s(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cleave.planner.shape import Floats, RateArrays
-from cleave.simulation.method import Conditions
+from cleave.simulation.method import Conditions, Part
 from cleave.simulation.peers import RECOMPUTE, misfit, stage_need, tightest
 from cleave.simulation.work import STATE_BYTES, LayerWork, head_flops, layer_work
 
@@ -101,6 +101,18 @@ def pipeline_memory(job: Job, stages: Sequence[Stage], in_flight: Sequence[float
     all_needed, all_offered = np.concatenate(needed), np.concatenate(offered)
     worst = tightest(all_needed, all_offered)
     return Memory(np.array(again), *worst, misfit(all_needed, all_offered))
+
+
+def restart(job: Job, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
+    """Checkpoint restart after the loss of a device, with a checkpoint of every step.
+
+    A spare device fetches the largest stage's states at the fleet's median downlink, from a place
+    that is as fast; the step begins anew, half of which was done on average.
+    """
+    largest = max(stages, key=lambda stage: stage.layers * stage.state_bytes)
+    state = largest.state_bytes * largest.layers * job.layer.parameters
+    downlink = float(np.median(np.concatenate([stage.members.downlink for stage in stages])))
+    return Part("states", state / downlink), Part("half a step again", step_s / 2)
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:

@@ -65,3 +65,27 @@ def _curve(
     axes.plot(x, y, color=colour, linewidth=1, label=label)
     axes.scatter(x[fits], y[fits], color=colour, s=16, zorder=3)
     axes.scatter(x[~fits], y[~fits], facecolors="none", edgecolors=colour, s=16, zorder=3)
+
+
+def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
+    """What losing one device adds, by method, on a logarithmic scale; hollow bars do not fit.
+
+    Raises:
+        OSError, ValueError: when the file cannot be written.
+    """
+    shown = [(o, o.recovery_s) for o in (row.outcome for row in rows) if o.recovery_s]
+    figure = Figure(figsize=(8, 0.4 * len(shown) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for place, (outcome, seconds) in enumerate(reversed(shown)):
+        axes.barh(
+            place,
+            seconds,
+            facecolor="tab:blue" if outcome.fits else "none",
+            edgecolor="tab:blue",
+        )
+        axes.text(seconds, place, f" {seconds:.3g} s", va="center")
+    axes.set_yticks(range(len(shown)), [outcome.method for outcome, _ in reversed(shown)])
+    axes.set(xscale="log", xlabel="seconds that losing one device adds, once noticed")
+    axes.margins(x=0.15)
+    figure.suptitle(f"{title}\nhollow: does not fit the devices' memory", fontsize=10)
+    figure.savefig(path, dpi=200)

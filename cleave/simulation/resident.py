@@ -13,7 +13,7 @@ does it, and counts in full. Two rows: the closed form, and the events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from cleave.errors import PlanError
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
 from cleave.simulation.method import Conditions, Outcome, Part, impossible
-from cleave.simulation.resident_events import Assignment, Run, assign, simulate
+from cleave.simulation.resident_events import Assignment, Run, assign, sample_s, simulate
 from cleave.simulation.sublayers import Load, Residence, kinds, residence
 from cleave.workload.step import step_gemms
 
@@ -115,7 +115,8 @@ class CleaveResident:
                 Part("last gradients", run.step_s - run.samples_s),
                 Part("LM head", head.predicted_s),
             )
-            rows.append(self._outcome(conditions, layout, assignment.devices, parts, head, ""))
+            row = self._outcome(conditions, layout, assignment.devices, parts, head, "")
+            rows.append(replace(row, recovery=_recovery(conditions, layout, assignment)))
         first = possible[0]
         parts = (
             Part("steady state", first.steady_s),
@@ -186,3 +187,19 @@ def _head(conditions: Conditions) -> StepReport:
     head = [gemm for gemm in gemms if gemm.name == "lm_head"]
     planner = TilePlanner(conditions.ps)
     return plan_step(planner, head, conditions.element, conditions.devices, conditions.ps)
+
+
+def _recovery(conditions: Conditions, layout: Layout, assignment: Assignment) -> tuple[Part, ...]:
+    """The worst stage's: a spare fetches the weights, and what was summed since the step began.
+
+    Half of a group's samples on average; the other groups of the stage, or the spare where there is
+    none, do their backward pass again.
+    """
+    rates, worst = conditions.rates, 0.0
+    weights_s = 0.0
+    for held, groups in zip(layout.stages, assignment.stages, strict=True):
+        others = max(1, len(groups) - 1)
+        again = conditions.batch / len(groups) / 2 * float(sample_s(held, rates).mean()) / others
+        worst = max(worst, again)
+        weights_s = max(weights_s, held.weights_bytes / float(np.median(rates.downlink)))
+    return Part("weights", weights_s), Part("gradients again", worst)

@@ -2,6 +2,8 @@
 
 The Linear GEMMs, the LM head among them, take what `cleave plan` predicts for them, one after
 another. Attention of a layer is dealt out as tasks (`attention`), once forward and once backward.
+
+A device that is lost takes its tile with it, nothing else: the others do that one again.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cleave.errors import PlanError
+from cleave.gemm import Gemm
 from cleave.planner.planner import Method as TileShape
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
@@ -39,10 +42,14 @@ class Tiles:
             step = plan_step(planner, gemms, conditions.element, conditions.devices, conditions.ps)
         except PlanError as error:
             return [impossible(self.name, str(error))]
-        return [self._outcome(conditions, gemms, step)]
+        return [self._outcome(conditions, gemms, step, _recovery(planner, conditions, step))]
 
     def _outcome(
-        self, conditions: Conditions, gemms: tuple[StepGemm, ...], step: StepReport
+        self,
+        conditions: Conditions,
+        gemms: tuple[StepGemm, ...],
+        step: StepReport,
+        recovery: tuple[Part, ...],
     ) -> Outcome:
         spec, fleet = conditions.spec, len(conditions.devices)
         head_s = sum(
@@ -83,6 +90,7 @@ class Tiles:
             misfit="" if attention_s < float("inf") else f"attention needs {memory:.3g} bytes",
             ps_egress_bytes_per_s=peak_out,
             ps_ingress_bytes_per_s=peak_in,
+            recovery=recovery,
         )
 
 
@@ -94,3 +102,14 @@ def _tightest(conditions: Conditions, step: StepReport) -> tuple[float, float]:
         key=lambda t: t.memory_bytes / offers[t.device],
     )
     return float(tile.memory_bytes), float(offers[tile.device])
+
+
+def _recovery(planner: TilePlanner, conditions: Conditions, step: StepReport) -> tuple[Part, ...]:
+    """The longest tile there is, none of it back yet, done again by the others as a new plan."""
+    tile = max((t for r in step.reports for t in r.plan.tiles), key=lambda t: t.time_s)
+    others = [d for d in conditions.devices if d.device != tile.device]
+    if not others:
+        return ()
+    box = tile.tile
+    part = planner.plan_part(Gemm(box.m.size, box.n.size, box.k.size), conditions.element, others)
+    return (Part("tile again", part.makespan_s + part.fill_s),)
