@@ -271,7 +271,9 @@ def _seconds(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    return f"{value:.2g}x" if 0 < value < 100 else f"{value:.0f}x" if value else "-"
+    if not value:
+        return "-"
+    return f"{value:.2g}x" if value < 99 else f"{value:.0f}x"
 
 
 def _fits(outcome: Outcome) -> str:

@@ -34,14 +34,14 @@ def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
     curves: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         curves[row.outcome.method].append(row)
-    figure = Figure(figsize=(11, 8), layout="constrained")
+    figure = Figure(figsize=(15, 8), layout="constrained")
     for axes, (label, value) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         for number, (method, points) in enumerate(curves.items()):
             _curve(axes, method, points, value, colormaps["tab20"](number % 20))
         axes.set(xscale="log", yscale="log", xlabel="devices", ylabel=label)
         axes.grid(which="major", linewidth=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=6)
+            axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(f"{title}\nhollow: does not fit the devices' memory", fontsize=10)
     figure.savefig(path, dpi=200)
 
@@ -86,6 +86,6 @@ def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
         axes.text(seconds, place, f" {seconds:.3g} s", va="center")
     axes.set_yticks(range(len(shown)), [outcome.method for outcome, _ in reversed(shown)])
     axes.set(xscale="log", xlabel="seconds that losing one device adds, once noticed")
-    axes.margins(x=0.15)
+    axes.set_xlim(right=20 * max(seconds for _, seconds in shown))
     figure.suptitle(f"{title}\nhollow: does not fit the devices' memory", fontsize=10)
     figure.savefig(path, dpi=200)
