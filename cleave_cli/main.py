@@ -22,6 +22,7 @@ from cleave_cli import (
     profile,
     serve,
     service,
+    simulate,
     status,
     train,
 )
@@ -67,6 +68,7 @@ app.command("footprint")(footprint.footprint)
 app.add_typer(devices.app)
 app.add_typer(profile.app)
 app.add_typer(service.app)
+app.add_typer(simulate.app)
 
 
 def main() -> None:

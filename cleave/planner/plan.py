@@ -69,10 +69,14 @@ class EvenCut(NamedTuple):
     rows: int
     columns: int
 
+    @property
+    def align(self) -> int:
+        """What inner boundaries of strips are multiples of."""
+        return 4 if min(self.tile.m.size, self.tile.n.size) >= 64 else 1
+
     def cut(self) -> TileCut:
         """The strips."""
-        align = 4 if min(self.tile.m.size, self.tile.n.size) >= 64 else 1
-        return cut_tile(self.tile, self.rows, self.columns, align=align)
+        return cut_tile(self.tile, self.rows, self.columns, align=self.align)
 
 
 class PlannedTile(NamedTuple):

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from cleave.gemm import Span, TileCut, wavefront
 from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile
@@ -78,20 +79,18 @@ def _even_tiles_s(
     tiles: Sequence[PlannedTile],
 ) -> Floats:
     """The same for one tile each on many devices, all cut into equally many strips."""
-    rows, columns = [], []
-    for tile in tiles:
-        cut = tile.cut
-        rows.append([s.size for s in cut.m_cuts])
-        columns.append([s.size for s in cut.n_cuts])
-    if len({(len(r), len(c)) for r, c in zip(rows, columns, strict=True)}) > 1:
+    cuts = [tile.strips for tile in tiles if isinstance(tile.strips, EvenCut)]
+    boxes = [cut.tile for cut in cuts]
+    align = np.array([cut.align for cut in cuts])
+    a = even_sizes(np.array([box.m.size for box in boxes]), cuts[0].rows, align)
+    b = even_sizes(np.array([box.n.size for box in boxes]), cuts[0].columns, align)
+    if a is None or b is None:
         # Sides too short for as many strips as asked for.
         alone = zip(rates, tiles, strict=True)
         return np.array([_one_device_s(plan, element, r, [t.cut]) for r, t in alone])
-    depth = np.array([t.tile.k.size for t in tiles], np.float64)
+    depth = np.array([t.k.size for t in boxes], np.float64)
     each = np.where(depth < plan.gemm.k, element.partial, element.finished)
     down_rate = np.array([r.downlink_bytes_per_s for r in rates])
-    a = np.array(rows, np.float64).T
-    b = np.array(columns, np.float64).T
     per_side_s = depth * element.sent / down_rate
     per_flop_s = 2 * depth / np.array([r.flops_per_s for r in rates])
     per_element_s = each / np.array([r.uplink_bytes_per_s for r in rates])
@@ -106,6 +105,21 @@ def _even_tiles_s(
         up_s = np.maximum(up_s, compute_s) + elements * per_element_s
     last_s: Floats = up_s + latency_s
     return last_s
+
+
+def even_sizes(
+    sides: npt.NDArray[np.int_], pieces: int, align: npt.NDArray[np.int_]
+) -> Floats | None:
+    """The sizes of `gemm.even_cuts` for many sides at once, (pieces, sides).
+
+    None where a side is too short for so many pieces.
+    """
+    units = -(-sides // align)
+    if (units < pieces).any():
+        return None
+    bounds = np.minimum(sides, units * np.arange(pieces + 1)[:, None] // pieces * align)
+    sizes: Floats = np.diff(bounds, axis=0).astype(np.float64)
+    return sizes
 
 
 def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:

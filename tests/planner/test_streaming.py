@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet, Side
-from cleave.gemm import Gemm
+from cleave.gemm import Gemm, Span, even_cuts
 from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
 from cleave.planner.planner import TilePlanner
-from cleave.planner.streaming import finish_s, predicted_s
+from cleave.planner.streaming import even_sizes, finish_s, predicted_s
 from emulator.virtual import Arithmetic, VirtualShell
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
@@ -83,3 +83,18 @@ def test_more_strips_never_take_longer() -> None:
 
 def _strips(tile: PlannedTile) -> int:
     return len(tile.cut.m_cuts) + len(tile.cut.n_cuts)
+
+
+@given(
+    sides=st.lists(st.integers(1, 300), min_size=1, max_size=9),
+    pieces=st.integers(1, 16),
+    align=st.sampled_from([1, 4]),
+)
+def test_sizes_of_many_cuts_are_those_of_each(sides: list[int], pieces: int, align: int) -> None:
+    cuts = [even_cuts(Span(7, 7 + side), pieces, align) for side in sides]
+    found = even_sizes(np.array(sides), pieces, np.full(len(sides), align))
+    if any(len(cut) < pieces for cut in cuts):
+        assert found is None
+    else:
+        assert found is not None
+        assert found.T.tolist() == [[span.size for span in cut] for cut in cuts]

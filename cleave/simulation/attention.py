@@ -1,0 +1,71 @@
+"""Attention as tasks: one for each sample and key-value head (design, section 4).
+
+A task's queries, keys and values go down and its output comes back, so S x S scores never travel.
+Tasks are all alike, and a device does its tasks in turn: it downloads the next while it multiplies
+one and uploads the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cleave.planner.shape import RateArrays
+from cleave.workload.registry import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one task sends and multiplies; all of a layer are alike."""
+
+    download_bytes: float
+    upload_bytes: float
+    flops: float
+    memory_bytes: float
+
+
+def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> Task:
+    """Q, K, V down; O up; the products Q K^T and P V, ``2 S^2 h`` each for every query head."""
+    queries = spec.heads / spec.kv_heads
+    vector = seq * spec.head_width * element_bytes
+    down, up = (queries + 2) * vector, queries * vector
+    flops = queries * 4 * seq * seq * spec.head_width
+    return Task(down, up, flops, down + up + 4 * seq * seq)
+
+
+def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> Task:
+    """Q, K, V and dO down; dQ, dK, dV up; the scores anew, then dV, dP, dQ, dK: five products."""
+    queries = spec.heads / spec.kv_heads
+    vector = seq * spec.head_width * element_bytes
+    down, up = (2 * queries + 2) * vector, (queries + 2) * vector
+    flops = queries * 10 * seq * seq * spec.head_width
+    return Task(down, up, flops, down + up + 2 * 4 * seq * seq)
+
+
+def tasks_s(task: Task, count: int, rates: RateArrays) -> float:
+    """Seconds until `count` tasks are back, dealt out so that the last is back soonest.
+
+    A device's n-th task is back after ``latency + download + compute + upload + (n - 1) period``,
+    where the period is the largest of the three.
+    """
+    stages = np.stack(
+        (
+            task.download_bytes / rates.downlink,
+            task.flops / rates.flops,
+            task.upload_bytes / rates.uplink,
+        )
+    )
+    period, first = stages.max(axis=0), stages.sum(axis=0) + rates.latency_s
+    roomy = 2 * task.memory_bytes <= rates.memory
+    period, first = period[roomy], first[roomy]
+    if not len(first):
+        return float("inf")
+    low, high = 0.0, float((first + count * period).min())
+    for _ in range(100):
+        middle = (low + high) / 2
+        done = np.floor(np.maximum(0.0, middle - first) / period) + (middle >= first)
+        low, high = (low, middle) if done.sum() >= count else (middle, high)
+        if high - low <= 1e-9 * high:
+            break
+    return high

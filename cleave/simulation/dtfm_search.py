@@ -1,0 +1,240 @@
+"""DT-FM's scheduler: devices to stage groups and stage groups to an order, at least DP + PP.
+
+Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. With groups C_1..C_P of R devices each,
+c_DP and c_PP bytes, alpha seconds of latency and beta bytes/s between two devices, its two
+directions averaged:
+
+    DP(C)    = max over d in C of  sum over d' != d in C of  2 (alpha + c_DP / (R beta))
+    DP       = max over groups of DP(C)
+    w(j, j') = min over perfect matchings of C_j and C_j' of
+               max over its pairs of  2 (alpha + c_PP / beta)
+    PP       = least Hamiltonian path over the groups with weights w
+
+The search is evolutionary, as theirs: a population of partitions, children by a local move on the
+fastest link of a group. Where every downlink is as fast as every uplink, beta is the mean of two
+uplinks; then the best matching pairs the fastest with the slowest, and one sort finds it. On other
+fleets that matching is used all the same: a valid one, not always the best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.planner.shape import Floats, RateArrays
+
+Indices = npt.NDArray[np.intp]
+
+POPULATION: Final = 100
+TRIALS: Final = 4900
+_EXACT_PATH: Final = 12  # stages; a subset dynamic program of 2^P P states
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Groups of device numbers, in the order of the pipeline, and what they cost.
+
+    Attributes:
+        groups: (stages, replicas).
+        path_bound_s: no order of these groups is shorter.
+    """
+
+    groups: Indices
+    dp_s: float
+    pp_s: float
+    path_bound_s: float
+
+    @property
+    def cost_s(self) -> float:
+        return self.dp_s + self.pp_s
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a schedule moves.
+
+    Attributes:
+        rates: of the devices that take part, as many as there are places.
+        c_dp_bytes: gradient of a stage.
+        c_pp_bytes: activations between two stages.
+    """
+
+    rates: RateArrays
+    stages: int
+    replicas: int
+    c_dp_bytes: float
+    c_pp_bytes: float
+
+    def dp_s(self, groups: Indices) -> Floats:
+        """DP(C) of each group, (groups,)."""
+        if self.replicas == 1:
+            return np.zeros(len(groups))
+        seconds = 2 * (
+            self._alpha(groups[:, :, None], groups[:, None, :])
+            + self.c_dp_bytes / (self.replicas * self.beta(groups[:, :, None], groups[:, None, :]))
+        )
+        own = np.arange(self.replicas)
+        seconds[:, own, own] = 0.0
+        total: Floats = seconds.sum(axis=2).max(axis=1)
+        return total
+
+    def hops_s(self, some: Indices, others: Indices) -> Floats:
+        """w between each of some groups and each of others, (some, others)."""
+        first = np.take_along_axis(some, np.argsort(self.rates.uplink[some], axis=1), 1)
+        last = np.take_along_axis(others, np.argsort(-self.rates.uplink[others], axis=1), 1)
+        a, b = first[:, None, :], last[None, :, :]
+        worst: Floats = (2 * (self._alpha(a, b) + self.c_pp_bytes / self.beta(a, b))).max(axis=2)
+        return worst
+
+    def beta(self, a: Indices, b: Indices) -> Floats:
+        """Bytes/s between devices, the mean of both directions."""
+        up, down = self.rates.uplink, self.rates.downlink
+        mean: Floats = (np.minimum(up[a], down[b]) + np.minimum(up[b], down[a])) / 2
+        return mean
+
+    def _alpha(self, a: Indices, b: Indices) -> Floats:
+        # A fleet's latency_s is to the PS and back: half of it is one way.
+        mean: Floats = (self.rates.latency_s[a] + self.rates.latency_s[b]) / 2
+        return mean
+
+
+@dataclass
+class _Individual:
+    groups: Indices
+    dp_s: Floats
+    hops_s: Floats
+    path: Indices
+
+    @property
+    def cost_s(self) -> float:
+        return float(self.dp_s.max() + _length(self.hops_s, self.path))
+
+
+def search(problem: Problem, seed: int, trials: int = TRIALS) -> Schedule:
+    """The best schedule found; deterministic under its seed.
+
+    Args:
+        trials: children that are tried.
+    """
+    rng = np.random.default_rng(seed)
+    places = problem.stages * problem.replicas
+    by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
+    shape = (problem.stages, problem.replicas)
+    starts = [by_uplink.reshape(shape), by_uplink.reshape(shape[::-1]).T]
+    starts += [rng.permutation(places).reshape(shape) for _ in range(POPULATION - len(starts))]
+    population = [_individual(problem, np.ascontiguousarray(start)) for start in starts]
+    costs = np.array([each.cost_s for each in population])
+    if problem.stages > 1 and problem.replicas > 1:
+        for _ in range(trials):
+            child = _child(problem, population[int(rng.integers(POPULATION))], rng)
+            worst = int(costs.argmax())
+            if child.cost_s < costs[worst]:
+                population[worst], costs[worst] = child, child.cost_s
+    best = population[int(costs.argmin())]
+    path = best.path
+    if problem.stages <= _EXACT_PATH:
+        path = _shortest_path(best.hops_s)
+        bound_s = _length(best.hops_s, path)
+    else:
+        bound_s = _spanning_tree(best.hops_s)
+    return Schedule(best.groups[path], float(best.dp_s.max()), _length(best.hops_s, path), bound_s)
+
+
+def first_guess(problem: Problem) -> Schedule:
+    """Devices of equal uplink together; no search."""
+    by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
+    each = _individual(problem, by_uplink.reshape(problem.stages, problem.replicas))
+    pp_s = _length(each.hops_s, each.path)
+    return Schedule(each.groups[each.path], float(each.dp_s.max()), pp_s, pp_s)
+
+
+def _individual(problem: Problem, groups: Indices) -> _Individual:
+    hops = problem.hops_s(groups, groups)
+    path = _two_opt(hops, np.arange(problem.stages))
+    return _Individual(groups, problem.dp_s(groups), hops, path)
+
+
+def _child(problem: Problem, parent: _Individual, rng: np.random.Generator) -> _Individual:
+    """Two groups swap a device; one of them keeps both ends of its fastest link."""
+    one, other = (int(i) for i in rng.choice(problem.stages, 2, replace=False))
+    groups = parent.groups.copy()
+    uplink = problem.rates.uplink[groups[one]]
+    kept = np.argsort(-uplink, kind="stable")[: min(2, problem.replicas - 1)]
+    free = np.setdiff1d(np.arange(problem.replicas), kept)
+    given, taken = int(rng.choice(free)), int(rng.integers(problem.replicas))
+    groups[one, given], groups[other, taken] = groups[other, taken], groups[one, given]
+    changed = np.array([one, other])
+    dp, hops = parent.dp_s.copy(), parent.hops_s.copy()
+    dp[changed] = problem.dp_s(groups[changed])
+    hops[changed] = problem.hops_s(groups[changed], groups)
+    hops[:, changed] = hops[changed].T
+    return _Individual(groups, dp, hops, _two_opt(hops, parent.path))
+
+
+# --- paths over groups ---
+
+
+def _length(hops: Floats, path: Indices) -> float:
+    return float(hops[path[:-1], path[1:]].sum())
+
+
+def _two_opt(hops: Floats, path: Indices) -> Indices:
+    """Reverse the part of the path that gains most, until none gains."""
+    size = len(path)
+    if size < 3:
+        return path
+    rows, columns = np.triu_indices(size)
+    for _ in range(4 * size):
+        ordered = hops[np.ix_(path, path)]
+        # Reversing i..j replaces the hops (i-1, i) and (j, j+1) by (i-1, j) and (i, j+1).
+        before = np.where(rows > 0, ordered[rows - 1, rows], 0.0)
+        before_new = np.where(rows > 0, ordered[rows - 1, columns], 0.0)
+        following = np.minimum(columns + 1, size - 1)
+        after = np.where(columns < size - 1, ordered[columns, following], 0.0)
+        after_new = np.where(columns < size - 1, ordered[rows, following], 0.0)
+        gain = before + after - before_new - after_new
+        best = int(gain.argmax())
+        if gain[best] <= 1e-12 * float(ordered.max()):
+            break
+        i, j = int(rows[best]), int(columns[best])
+        path = np.concatenate((path[:i], path[i : j + 1][::-1], path[j + 1 :]))
+    return path
+
+
+def _shortest_path(hops: Floats) -> Indices:
+    """The least Hamiltonian path, by a dynamic program over subsets."""
+    size = len(hops)
+    best = np.full((1 << size, size), np.inf)
+    came_from = np.full((1 << size, size), -1, np.intp)
+    best[1 << np.arange(size), np.arange(size)] = 0.0
+    for subset in range(1, 1 << size):
+        via = best[subset][:, None] + hops
+        nearest = via.argmin(axis=0)
+        for last in range(size):
+            bigger = subset | 1 << last
+            if bigger != subset and via[nearest[last], last] < best[bigger, last]:
+                best[bigger, last] = via[nearest[last], last]
+                came_from[bigger, last] = nearest[last]
+    subset = (1 << size) - 1
+    path = [int(best[subset].argmin())]
+    while len(path) < size:
+        before = int(came_from[subset, path[-1]])
+        subset &= ~(1 << path[-1])
+        path.append(before)
+    return np.array(path[::-1], np.intp)
+
+
+def _spanning_tree(hops: Floats) -> float:
+    """The least spanning tree (Prim); every path is one, so none is shorter."""
+    size, total = len(hops), 0.0
+    nearest, out = hops[0].copy(), np.ones(size, np.bool_)
+    out[0] = False
+    for _ in range(size - 1):
+        joined = int(np.where(out, nearest, np.inf).argmin())
+        total += float(nearest[joined])
+        out[joined] = False
+        nearest = np.minimum(nearest, hops[joined])
+    return total

@@ -1,0 +1,93 @@
+"""Layers and devices to stages, least time of a pipeline: the dynamic program of Alpa.
+
+Zheng et al. (OSDI 2022, arXiv 2201.12023), section 5: with m micro-batches and stage times t_i,
+
+    T = sum t_i + (m - 1) max t_i
+
+For a limit on max t_i, the least sum is found stage by stage from the first,
+
+    F(k, d) = min over l, d' of  F(k - l, d') + t(l, d', d)     with t(l, d', d) <= limit
+
+for the first k layers on the first d devices; limits are tried from small to large. Their program
+enumerates every t as a limit; here they are thinned to a geometric row, which costs at most one
+step of it (5 %) on (m - 1) max t_i.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cleave.planner.shape import Floats
+
+_STEP: Final = 1.05
+
+
+class Cut(NamedTuple):
+    """A stage: its layers, and its units of devices start:stop."""
+
+    layers: int
+    start: int
+    stop: int
+
+
+def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
+    """The stages of least T, first to last; None where no partition is possible.
+
+    Args:
+        cost: t(layers, start, stop) in seconds, (layers + 1, units + 1, units + 1); infinite where
+            a stage is not possible. Layers 0 and start >= stop are ignored.
+        micro_batches: m.
+    """
+    if not np.isfinite(cost[1:]).any():
+        return None
+    best: tuple[float, list[Cut]] | None = None
+    finite = cost[1:][np.isfinite(cost[1:])]
+    # No more than a layer for each unit, so some stage has at least so many layers.
+    least_layers = -(-(cost.shape[0] - 1) // (cost.shape[1] - 1))
+    limit, most = float(cost[least_layers:].min()), float(finite.max())
+    while True:
+        found = _least_sum(np.where(cost <= limit, cost, np.inf))
+        if found is not None:
+            total_s, cuts = found
+            longest = max(float(cost[cut]) for cut in cuts)
+            time_s = total_s + (micro_batches - 1) * longest
+            if best is None or time_s < best[0]:
+                best = time_s, cuts
+        if limit >= most or (best is not None and (micro_batches - 1) * limit > best[0]):
+            break
+        limit = most if micro_batches == 1 else min(limit * _STEP, most)
+    return None if best is None else best[1]
+
+
+def _least_sum(cost: Floats) -> tuple[float, list[Cut]] | None:
+    """The least sum of stage times and its stages."""
+    layers, units = cost.shape[0] - 1, cost.shape[1] - 1
+    least = np.full((layers + 1, units + 1), np.inf)
+    least[0, :] = 0.0  # devices before the first stage may stay idle
+    choice = np.zeros((layers + 1, units + 1, 2), np.intp)
+    for stop in range(1, units + 1):
+        ends = cost[:, :stop, stop]  # by layers and start
+        if not np.isfinite(ends[1:]).any():
+            least[1:, stop] = least[1:, stop - 1]
+            choice[1:, stop] = (0, stop - 1)
+            continue
+        for k in range(1, layers + 1):
+            sums = ends[1 : k + 1] + least[k - 1 :: -1, :stop][:k]
+            at = int(sums.argmin())
+            least[k, stop] = sums.flat[at]
+            choice[k, stop] = (at // stop + 1, at % stop)
+            if least[k, stop - 1] <= least[k, stop]:  # or leave this unit idle
+                least[k, stop] = least[k, stop - 1]
+                choice[k, stop] = (0, stop - 1)
+    if not np.isfinite(least[layers, units]):
+        return None
+    cuts: list[Cut] = []
+    k, stop = layers, units
+    while k:
+        held, start = (int(x) for x in choice[k, stop])
+        if held:
+            cuts.append(Cut(held, start, stop))
+        k, stop = k - held, start
+    return float(least[layers, units]), cuts[::-1]
