@@ -14,6 +14,11 @@ from playwright.sync_api import Browser
 from tests.web.browser import CHROMIUM, WEB_CLIENT, build_lab, chromium
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These first: at the end one worker would wait for the other's longest."""
+    items.sort(key=lambda item: Path(__file__).parent not in item.path.parents)
+
+
 def _needs_node_and_browser() -> None:
     if not CHROMIUM:
         pytest.skip("Chromium is not installed")

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api")
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from cleave.server.pages import Pages
 from tests.integration.processes import (
@@ -25,7 +25,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 from tests.integration.test_viewers import asked, viewed
-from tests.web.browser import CHROMIUM, chromium
+from tests.web.browser import CHROMIUM
 from tests.web.watched import Watched, serious_findings, watched
 
 pytestmark = pytest.mark.skipif(
@@ -118,13 +118,12 @@ def next_reply(page: Page) -> None:
 
 @pytest.fixture(scope="module")
 def opened(
-    tmp_path_factory: pytest.TempPathFactory, corpus_file: Path
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, corpus_file: Path
 ) -> Iterator[tuple[Server, Watched, list[dict[str, Any]]]]:
     """A server, its dashboard opened during a run, and what the run printed; the run is over."""
     folder = tmp_path_factory.mktemp("dashboard")
     with ExitStack() as stack:
         server = stack.enter_context(server_with_fleet(folder))
-        browser = stack.enter_context(chromium())
         seen = stack.enter_context(watched(browser))
         page = seen.page
         page.goto(server.dashboard_url)

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect  # noqa: E402
 
 from benchmarks.dashboard_feed import made_up, serving  # noqa: E402
 from cleave.server.pages import Pages  # noqa: E402
-from tests.web.browser import CHROMIUM, chromium  # noqa: E402
+from tests.web.browser import CHROMIUM  # noqa: E402
 from tests.web.watched import Watched, serious_findings, watched  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -22,12 +22,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 DEVICES = 1000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
