@@ -24,30 +24,10 @@ from websockets.http11 import Request, Response
 
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
+from cleave.server.overview import DEVICE_COLUMNS
 from cleave.server.pages import Pages
 from cleave.transport.http import read_request
 
-COLUMNS = [
-    "device",
-    "identity",
-    "name",
-    "kind",
-    "state",
-    "reason",
-    "reputation",
-    "blocks",
-    "compute_s",
-    "down_bytes",
-    "up_bytes",
-    "downlink_bytes_per_s",
-    "uplink_bytes_per_s",
-    "flops_per_s",
-    "profile_downlink_bytes_per_s",
-    "profile_uplink_bytes_per_s",
-    "profile_flops_per_s",
-    "round_trip_s",
-    "energy_j",
-]
 KINDS = ("phone", "laptop", "tablet", "browser")
 STATES = ("busy", "busy", "busy", "ready", "overdue", "draining", "quarantined")
 EVENTS = ("join", "leave", "overdue", "reissue", "quarantine")
@@ -103,7 +83,7 @@ class Feed:
                 "ingress_bytes_per_s": float(random.normal(9e7, 5e6)),
             },
             "job": self._job(int(arguments.get("after_record", 0))) if running else None,
-            "devices": {"columns": COLUMNS, "rows": self._rows(random)},
+            "devices": {"columns": list(DEVICE_COLUMNS), "rows": self._rows(random)},
             "plan": self._plan(random) if running else None,
             "gemms": [
                 [i, "fc1", 1.0, float(random.uniform(0.9, 1.4))]

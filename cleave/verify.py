@@ -236,10 +236,10 @@ class GemmCheck:
 
     def _row(self, block: Block) -> tuple[Doubles, Floats]:
         """The norms of A's rows, shape (m,), and A (B r), shape (vectors, m)."""
-        squares, expected = [], []
-        if self._cuts.m is None:
+        if self._cuts.m is None:  # one part, the usual case: nothing to put together
             part = self._a_part(block.m, block.k, block.n)
             return np.sqrt(part[0]), part[1][block.n]
+        squares, expected = [], []
         for m in self._cuts.rows(block.m):
             square: Any = 0.0
             products: Any = np.float32(0)

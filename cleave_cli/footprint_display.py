@@ -140,9 +140,10 @@ def _readings(fleet: Footprint, found: Ratios | None) -> list[str]:
 
 
 def _reading(what: str, ratio: float) -> str:
-    side, times = ("less", ratio) if ratio >= 1 else ("more", 1 / ratio)
+    first, second = ("GPU", "fleet") if ratio >= 1 else ("fleet", "GPU")
+    times = max(ratio, 1 / ratio)
     shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
-    return f"{what}: the fleet takes {shown} times {side} than the GPU"
+    return f"{what}: the {first} takes {shown} times what the {second} takes"
 
 
 def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:

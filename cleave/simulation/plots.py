@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from cleave.simulation.method import Outcome
 from cleave.simulation.sweep import Row
 
 _PANELS: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
     ("seconds for one step", lambda o: o.step_s),
-    ("bytes down, per device and step", lambda o: o.download_bytes),
-    ("bytes up, per device and step", lambda o: o.upload_bytes),
+    ("GB down, per device and step", lambda o: o.download_bytes * 1e-9),
+    ("GB up, per device and step", lambda o: o.upload_bytes * 1e-9),
     ("PS out, Gbit/s, busiest part", lambda o: o.ps_egress_bytes_per_s * 8e-9),
 )
 
@@ -34,11 +35,15 @@ def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
     curves: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         curves[row.outcome.method].append(row)
+    counts = sorted({row.devices for row in rows if row.devices is not None})
     figure = Figure(figsize=(15, 8), layout="constrained")
     for axes, (label, value) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         for number, (method, points) in enumerate(curves.items()):
             _curve(axes, method, points, value, colormaps["tab20"](number % 20))
         axes.set(xscale="log", yscale="log", xlabel="devices", ylabel=label)
+        if counts:
+            axes.set_xticks(counts, [str(count) for count in counts], rotation=45)
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(which="major", linewidth=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
