@@ -1,4 +1,4 @@
-"""One browser for all tests of a run, and the pages that the server ships."""
+"""One browser for all tests of a file, and the pages that the server ships."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ def _needs_node_and_browser() -> None:
         pytest.skip("the web client's packages are not installed (npm ci in web_client)")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Headless Chromium."""
+    """Headless Chromium; closed before other files' tests, which may run event loops of their own.
+
+    Playwright's synchronous interface leaves an event loop running in the test's thread.
+    """
     _needs_node_and_browser()
     with chromium() as opened:
         yield opened
