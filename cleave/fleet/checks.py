@@ -10,7 +10,7 @@ from cleave.arrays import Buffer, DType, unpack
 from cleave.dispatch.work import Unit
 from cleave.fleet.fleet import GemmFuture
 from cleave.gemm import wavefront
-from cleave.verify import Fault, GemmCheck
+from cleave.verify import Fault, GemmCheck, Projector
 
 
 class Checks:
@@ -22,6 +22,7 @@ class Checks:
 
     def __init__(self, rng: Callable[[], np.random.Generator]) -> None:
         self._rng = rng
+        self._project = Projector()
         self._checks: dict[int, GemmCheck] = {}
 
     def fault(self, future: GemmFuture, unit: Unit, payload: object) -> Fault | None:
@@ -35,7 +36,8 @@ class Checks:
                 side.operand.buffer.T if side.transposed else side.operand.buffer
                 for side in (future.a, future.b)
             )
-            check = self._checks[future.work.id] = GemmCheck(a, b, blocks, self._rng())
+            check = GemmCheck(a, b, blocks, self._rng(), self._project)
+            self._checks[future.work.id] = check
         detail = unit.detail
         block = detail.block
         if not isinstance(payload, Buffer):

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -41,9 +41,7 @@ import numpy.typing as npt
 
 from cleave.arrays import Buffer, DType
 from cleave.gemm import Block, Span
-
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
+from cleave.verify.projection import Doubles, Floats, Pass, numpy_pass
 
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
 """Secret vectors by the operands' dtype. A pair of errors that cancel in a row hides where two
@@ -67,16 +65,6 @@ _LARGEST: Final = {
 LONE: Final = 24.0
 """A lone error in a row of so many sigma is surely caught: the smallest entry of a secret vector
 halves it, and honest rounding may hide `ROW_LIMIT` / 2 more."""
-
-_AT_ONCE: Final = 400_000
-"""Elements; they stay in the cache from the first vector to the norms."""
-
-_FEW: Final = 4
-"""Vectors that are multiplied one by one, straight from the cache; for more BLAS packs it."""
-
-_ONE_THREAD: Final = 250_000
-"""Multiply-adds of one product for which OpenBLAS starts no threads: they would spin for longer
-than they work, on processors that training wants."""
 
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
 _AGAIN_DEPTH: Final = 4096
@@ -121,6 +109,7 @@ class GemmCheck:
         a, b: the operands as they enter the product, shapes (M, K) and (K, N).
         blocks: those of its plan: which columns and depths will be asked for together.
         rng: draws the secret vectors; seed it from the system's randomness.
+        project: multiplies with them.
 
     Attributes:
         read_bytes: what was read of A, B and results from memory so far.
@@ -129,16 +118,21 @@ class GemmCheck:
     """
 
     def __init__(
-        self, a: Buffer, b: Buffer, blocks: Iterable[Block], rng: np.random.Generator
+        self,
+        a: Buffer,
+        b: Buffer,
+        blocks: Iterable[Block],
+        rng: np.random.Generator,
+        project: Pass = numpy_pass,
     ) -> None:
         self.read_bytes = 0
         self.flops = 0
         self._a = a
         self._b = b
+        self._pass = project
         self._vectors = VECTORS[a.dtype]
-        shape = (self._vectors, b.shape[1])
-        signs = rng.integers(0, 2, shape, dtype=np.int8) * 2 - 1
-        self._secret: Floats = rng.uniform(0.5, 1.0, shape).astype(np.float32) * signs
+        drawn = rng.random((self._vectors, b.shape[1]), np.float32) - np.float32(0.5)
+        self._secret: Floats = drawn + np.copysign(np.float32(0.5), drawn)
         self._cuts = _cuts(a.shape, b.shape, blocks := list(dict.fromkeys(blocks)))
         self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
         for block in blocks:
@@ -199,7 +193,9 @@ class GemmCheck:
     def _sigma(self, block: Block, result: Buffer, a_norms: Doubles) -> Doubles:
         """The tolerances of the rows, their own lengths included."""
         scale = a_norms * np.sqrt(self._b_square(block.k, block.n))
-        lengths = np.sqrt(self._squares(result))
+        squares = np.zeros(block.m.size)
+        self._project(result, self._secret[:0, block.n.start : block.n.stop], squares)
+        lengths = np.sqrt(squares)
         return row_sigma(scale, lengths, block.k.size, block.n.size, result.dtype)
 
     def _fault_by_product(self, block: Block, result: Buffer) -> Fault | None:
@@ -260,11 +256,7 @@ class GemmCheck:
                 columns.append(wanted)
             vectors = np.concatenate([self._b_part(k, n) for n in columns])
             squares = np.zeros(m.size)
-
-            def measure(rows: slice, part: Floats) -> None:
-                squares[rows] += _squares(part)
-
-            products = self._project(self._a.region(m, k), vectors, measure)
+            products = self._project(self._a.region(m, k), vectors, squares)
             split = {
                 n: products[self._vectors * i :][: self._vectors] for i, n in enumerate(columns)
             }
@@ -286,15 +278,10 @@ class GemmCheck:
 
     def _read_b(self, k: Span, n: Span) -> Floats:
         """B r over some depth and columns, whose squares are added up on the way."""
-        square = 0.0
-
-        def measure(_: slice, part: Floats) -> None:
-            nonlocal square
-            square += float(_squares(part.T if _lies_across(part) else part).sum())
-
+        squares = np.zeros(k.size)
         secret = self._secret[:, n.start : n.stop]
-        product = self._project(self._b.region(k, n), secret, measure)
-        self._b_squares[k, n] = square
+        product = self._project(self._b.region(k, n), secret, squares)
+        self._b_squares[k, n] = float(squares.sum())
         return product
 
     def _b_square(self, k: Span, n: Span) -> float:
@@ -305,91 +292,14 @@ class GemmCheck:
             for columns in self._cuts.columns(n)
         )
 
-    # --- one pass over a matrix ---
-
-    def _project(
-        self,
-        matrix: Buffer,
-        vectors: Floats,
-        measure: Callable[[slice, Floats], None] | None = None,
-    ) -> Floats:
-        """A matrix times some vectors.
-
-        Args:
-            matrix: shape (rows, columns), any strides; read from memory once, in parts.
-            vectors: shape (count, columns).
-            measure: is given every part in fp32, and its rows, while it is in the cache.
-
-        Returns:
-            Shape (count, rows), in fp32.
-        """
-        count = len(vectors)
-        self._count_pass(matrix, count + (measure is not None))
-        out = np.zeros((count, matrix.shape[0]), np.float32)
-        few = count <= _FEW
-        for m, k in _chunks(matrix, _AT_ONCE if few else _ONE_THREAD // count):
-            part = _float32(matrix, m, k)
-            if few:
-                for sums, vector in zip(out, vectors, strict=True):
-                    sums[m] += part @ vector[k]
-            else:
-                out[:, m] += vectors[:, k] @ part.T
-            if measure is not None:
-                measure(m, part)
-        return out
-
-    def _squares(self, matrix: Buffer) -> Doubles:
-        """The squared norms of a matrix's rows."""
-        self._count_pass(matrix, 1)
-        out = np.zeros(matrix.shape[0])
-        for m, k in _chunks(matrix, _ONE_THREAD):
-            out[m] += _squares(_float32(matrix, m, k))
-        return out
+    def _project(self, matrix: Buffer, vectors: Floats, squares: Doubles | None = None) -> Floats:
+        """The products with some vectors, counted; see `Pass`."""
+        self._count_pass(matrix, len(vectors) + (squares is not None))
+        return self._pass(matrix, vectors, squares)
 
     def _count_pass(self, matrix: Buffer, vectors: int) -> None:
         self.read_bytes += matrix.nbytes
         self.flops += 2 * vectors * matrix.array.size
-
-
-def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of parts of about so many elements, not flat however long the rows are.
-
-    Parts follow one another as they lie in memory.
-    """
-    lies_across = _lies_across(matrix.array)
-    slow, fast = matrix.shape[::-1] if lies_across else matrix.shape
-    high = max(16, elements // max(1, fast))
-    wide = max(1, elements // high)
-    for i in range(0, slow, high):
-        for j in range(0, fast, wide):
-            one, other = slice(i, i + high), slice(j, j + wide)
-            yield (other, one) if lies_across else (one, other)
-
-
-def _lies_across(array: npt.NDArray[Any]) -> bool:
-    """Whether its columns are nearer together in memory than its rows."""
-    return abs(array.strides[0]) < abs(array.strides[1])
-
-
-def _float32(matrix: Buffer, rows: slice, columns: slice) -> Floats:
-    """A part of a matrix in fp32, aligned: bytes that came in a message may lie anywhere, and numpy
-    would copy them element by element where they enter a product transposed."""
-    part = Buffer(matrix.array[rows, columns], matrix.dtype).float32()
-    return part if part.flags.aligned else part.copy()
-
-
-def _squares(values: Floats) -> Doubles:
-    """Squared norms of rows, in fp32 but for those that would vanish or overflow there."""
-    if _lies_across(values):
-        ones = np.ones(values.shape[1], np.float32)
-        squares = (np.square(values) @ ones).astype(np.float64)
-    else:
-        squares = np.vecdot(values, values).astype(np.float64)
-    strange = ~((squares > 1e-26) & (squares < 1e36))
-    if strange.any():
-        some = values[strange]
-        squares[strange] = np.einsum("ij,ij->i", some, some, dtype=np.float64)
-    return squares
 
 
 def _is_gross(off: Floats, expected: Floats, sigma: Doubles, wrong: npt.NDArray[np.bool_]) -> bool:

@@ -1,0 +1,146 @@
+"""A pass over a matrix, by numpy and compiled: the same numbers, however the matrix lies."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave import arrays
+from cleave.arrays import Array, Buffer, DType
+from cleave.verify.projection import Pass, Projector, compiled_pass, numpy_pass
+
+
+@pytest.fixture(scope="module", params=["numpy", "compiled"])
+def project(request: pytest.FixtureRequest) -> Pass:
+    if request.param == "numpy":
+        return numpy_pass
+    pytest.importorskip("numba")
+    return compiled_pass()
+
+
+HOW = [
+    "along", "across", "in a larger one", "across in a larger one", "every other", "backwards",
+    "as it came",
+]  # fmt: skip
+
+
+def lying(values: Array, how: str, dtype: DType) -> Buffer:
+    """A matrix of these values somewhere in memory."""
+    values = arrays.narrow(values.astype(np.float32), dtype)
+    match how:
+        case "across":
+            return Buffer(np.asfortranarray(values), dtype)
+        case "in a larger one":
+            room = np.zeros((values.shape[0] + 2, values.shape[1] + 5), values.dtype)
+            room[1:-1, 2:-3] = values
+            return Buffer(room[1:-1, 2:-3], dtype)
+        case "across in a larger one":
+            room = np.zeros((values.shape[1] + 2, values.shape[0] + 5), values.dtype)
+            room[1:-1, 2:-3] = values.T
+            return Buffer(room[1:-1, 2:-3].T, dtype)
+        case "every other":
+            room = np.zeros((2 * values.shape[0], 2 * values.shape[1]), values.dtype)
+            room[::2, ::2] = values
+            return Buffer(room[::2, ::2], dtype)
+        case "backwards":
+            return Buffer(values[::-1, ::-1].copy()[::-1, ::-1], dtype)
+        case "as it came":  # bytes of a message: not to be written, at an odd place
+            raw = b"x" + values.tobytes()
+            return Buffer(np.frombuffer(raw, values.dtype, offset=1).reshape(values.shape), dtype)
+    return Buffer(values, dtype)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 70)),
+    count=st.integers(0, 9),
+    how=st.sampled_from(HOW),
+    dtype=st.sampled_from(list(DType)),
+    seed=st.integers(0, 2**32),
+    wanted=st.booleans(),
+)
+def test_products_and_norms(
+    project: Pass,
+    shape: tuple[int, int],
+    count: int,
+    how: str,
+    dtype: DType,
+    seed: int,
+    wanted: bool,
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = lying(rng.standard_normal(shape) * 10.0 ** rng.integers(-15, 4), how, dtype)
+    vectors = rng.standard_normal((count, shape[1]), np.float32)
+    squares = np.ones(shape[0])
+    found = project(matrix, vectors, squares if wanted else None)
+    exact = matrix.float32().astype(np.float64)
+    reach = np.abs(vectors.astype(np.float64)) @ np.abs(exact.T)
+    assert found.shape == (count, shape[0])
+    assert found.dtype == np.float32
+    assert (np.abs(found - vectors.astype(np.float64) @ exact.T) <= 1e-6 * reach + 1e-36).all()
+    expected = 1 + (np.square(exact).sum(1) if wanted else 0)
+    np.testing.assert_allclose(squares, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 5000), (5000, 3), (700, 1300)])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("count", [2, 10])
+def test_large_ones(project: Pass, shape: tuple[int, int], order: str, count: int) -> None:
+    rng = np.random.default_rng(1)
+    values = np.asarray(rng.standard_normal(shape, np.float32), order="C" if order == "C" else "F")
+    vectors = rng.standard_normal((count, shape[1]), np.float32)
+    squares = np.zeros(shape[0])
+    found = project(Buffer(values, DType.FP32), vectors, squares)
+    np.testing.assert_allclose(found, vectors @ values.T, atol=2e-3)
+    np.testing.assert_allclose(squares, np.square(values.astype(np.float64)).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_is_not_finite_stays_so(project: Pass, order: str) -> None:
+    values = np.ones((9, 7), np.float32, order="C" if order == "C" else "F")
+    values[1, 6], values[4, 2], values[8, 0] = np.inf, np.nan, -np.inf
+    squares = np.zeros(9)
+    with np.errstate(all="ignore"):
+        found = project(Buffer(values, DType.FP32), np.ones((3, 7), np.float32), squares)
+    strange = [1, 4, 8]
+    assert not np.isfinite(found[:, strange]).any()
+    assert not np.isfinite(squares[strange]).any()
+    right = [0, 2, 3, 5, 6, 7]
+    assert (found[:, right] == 7).all()
+    assert (squares[right] == 7).all()
+
+
+def test_norms_that_fp32_cannot_hold(project: Pass) -> None:
+    values = np.full((2, 4), 1e-30, np.float32)
+    values[1] = 1e30
+    squares = np.zeros(2)
+    with np.errstate(all="ignore"):
+        project(Buffer(values, DType.FP32), np.ones((2, 4), np.float32), squares)
+    np.testing.assert_allclose(squares, [4e-60, 4e60], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_empty_ones(project: Pass, shape: tuple[int, int]) -> None:
+    matrix = Buffer(np.zeros(shape, np.float32), DType.FP32)
+    squares = np.zeros(shape[0])
+    found = project(matrix, np.ones((2, shape[1]), np.float32), squares)
+    assert found.shape == (2, shape[0])
+    assert not found.any()
+    assert not squares.any()
+
+
+def test_a_long_run_is_compiled() -> None:
+    pytest.importorskip("numba")
+    project = Projector(worth_compiling_bytes=1000)
+    matrix, vectors = Buffer(np.ones((8, 16), np.float32), DType.FP32), np.ones((2, 16), np.float32)
+    before = set(threading.enumerate())
+    for _ in range(3):  # of 512 bytes each
+        assert (project(matrix, vectors, None) == 16).all()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert project.compiled
+    assert (project(matrix, vectors, None) == 16).all()
