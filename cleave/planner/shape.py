@@ -6,7 +6,7 @@ limit, before anything is rounded to integers).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 22
+_FEW = 256  # devices
+_GRID, _GRIDS = 17, 5  # points, and how often; a maximum with an edge is met within `SEARCH_ERROR`
 SNAPPED: Final = 8
 """Depths down to this part of k are worth matching exactly."""
 
@@ -162,7 +164,11 @@ def _best_depth(
     least: float,
     memory: Floats | None,
 ) -> tuple[Floats, Floats]:
-    """Golden-section search for the depth; the volume has one maximum in it."""
+    """The depth of the largest volume, which has one maximum in it, and that volume.
+
+    Of many devices by golden-section search, which needs the fewest volumes. Of few, where numpy's
+    calls cost more than what they compute, by ever finer grids, which need the fewest calls.
+    """
 
     def volume(log_depth: Floats) -> Floats:
         depth = np.exp(log_depth)
@@ -170,6 +176,8 @@ def _best_depth(
 
     low = np.full(len(rates), np.log(least))
     high = np.full(len(rates), np.log(float(gemm.k)))
+    if len(rates) <= _FEW:
+        return _by_grids(volume, low, high)
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = volume(left), volume(right)
     for _ in range(_GOLDEN_STEPS):
@@ -188,6 +196,21 @@ def _best_depth(
         better = at_depth > most
         found, most = np.where(better, depth, found), np.where(better, at_depth, most)
     return np.exp(found), most
+
+
+def _by_grids(
+    volume: Callable[[Floats], Floats], low: Floats, high: Floats
+) -> tuple[Floats, Floats]:
+    """`_best_depth` between the logarithms of two depths."""
+    shares = np.linspace(0.0, 1.0, _GRID)[:, None]
+    devices = np.arange(len(low))
+    for _ in range(_GRIDS):
+        tried = low + shares * (high - low)
+        done = volume(tried)
+        best = done.argmax(axis=0)
+        low = tried[np.maximum(best - 1, 0), devices]
+        high = tried[np.minimum(best + 1, _GRID - 1), devices]
+    return np.exp(tried[best, devices]), done[best, devices]
 
 
 def _area(

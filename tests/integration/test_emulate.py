@@ -170,7 +170,7 @@ def test_real_and_emulated_devices_train_together(
 ) -> None:
     served.planner = EvenSlabs()
     job = JobSpec(
-        model="opt-tiny", data=str(corpus_file), steps=4, batch=2, seq=16, checkpoint_every=0
+        model="opt-nano", data=str(corpus_file), steps=3, batch=2, seq=16, checkpoint_every=0
     )
     losses = {}
     for where in ("plain", "fleet"):
