@@ -142,6 +142,10 @@ class PacedConnection:
         await self._clock.sleep_until(self._up.free_s)
         return nbytes
 
+    async def answers(self, within_s: float) -> bool:
+        """See `Connection.answers`: the real one, without the link's delays."""
+        return await self._connection.answers(within_s)
+
     async def close(self) -> None:
         """See `Connection.close`. What has left still arrives."""
         self._tasks[0].cancel()

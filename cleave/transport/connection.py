@@ -41,6 +41,14 @@ class Connection(Protocol):
         """
         ...
 
+    async def answers(self, within_s: float) -> bool:
+        """Whether the other side is still there: asked for, without a message, and waited for.
+
+        Raises:
+            ConnectionLostError: when it is known that it is not.
+        """
+        ...
+
     async def close(self) -> None:
         """End the connection; closing twice does nothing."""
         ...
@@ -87,6 +95,17 @@ class WebSocketConnection:
             raise ConnectionLostError(_reason(error)) from None
         return data
 
+    async def answers(self, within_s: float) -> bool:
+        """See `Connection.answers`."""
+        try:
+            async with asyncio.timeout(within_s):
+                await (await self._socket.ping())
+        except TimeoutError:
+            return False
+        except ConnectionClosed as error:
+            raise ConnectionLostError(_reason(error)) from None
+        return True
+
     async def close(self) -> None:
         """See `Connection.close`."""
         await self._socket.close()
@@ -123,6 +142,12 @@ class MemoryConnection:
             self._closed = True
             raise ConnectionLostError("the connection was closed")
         return data
+
+    async def answers(self, within_s: float) -> bool:
+        """See `Connection.answers`."""
+        if self._closed:
+            raise ConnectionLostError("the connection was closed")
+        return True
 
     async def close(self) -> None:
         """See `Connection.close`."""

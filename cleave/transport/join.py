@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from socket import gaierror
 from typing import Any, Final, Protocol, TypeAlias
@@ -118,6 +119,9 @@ def parse_join_url(url: str) -> JoinUrl:
         fingerprint=fingerprint,
     )
 
+
+_ANSWER_S: Final = 60.0
+"""How long the PS may take to answer: what it sends first may be long, on a slow link."""
 
 _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
 """Refusals after which the same device may be welcome: it was silent, or a message was garbled."""
@@ -274,6 +278,7 @@ class DeviceSession:
         on_ready: called once the PS has welcomed the device.
         on_idle: called, once a second at most, when it has dropped what it held.
         on_welcome: called with the PS's welcome, which may hold a credential to keep.
+        silence_s: after so long without a message the PS is asked whether it is there.
 
     Attributes:
         said_bye: whether the PS ended the session on purpose.
@@ -287,6 +292,8 @@ class DeviceSession:
         on_ready: Callable[[int], None] | None = None,
         on_idle: Callable[[], None] | None = None,
         on_welcome: Callable[[messages.Welcome], None] | None = None,
+        *,
+        silence_s: float = limits.SILENCE_S,
     ) -> None:
         self.core = DeviceCore(hello.memory_bytes)
         self.said_bye = False
@@ -302,6 +309,9 @@ class DeviceSession:
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._ending = False
+        self._silence_s = silence_s
+        self._heard_s = time.monotonic()
+        self._vanished = False
 
     @property
     def status(self) -> DeviceStatus:
@@ -325,14 +335,15 @@ class DeviceSession:
         Raises:
             CleaveError: when the PS refuses the device.
         """
-        tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._heartbeat())]
+        jobs = (self._send_all(), self._heartbeat(), self._watch())
+        tasks = [asyncio.create_task(job) for job in jobs]
         self._send(self._hello)
         try:
             return await self._receive_all()
         except ConnectionLostError as error:
             if self.core.welcome is None:
                 raise CleaveError(f"the server closed the connection: {error}") from None
-            return str(error)
+            return "the server does not answer any more" if self._vanished else str(error)
         except ProtocolError as error:
             self._send(messages.Error(messages.ErrorCode.PROTOCOL, str(error)))
             self._ending = True
@@ -343,6 +354,7 @@ class DeviceSession:
                 task.cancel()
             self._computer.close()
             await self._connection.close()
+            await asyncio.wait(tasks)
 
     async def _receive_all(self) -> str:
         while True:
@@ -354,6 +366,7 @@ class DeviceSession:
                 raise CleaveError(
                     f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
                 ) from None
+            self._heard_s = time.monotonic()
             self.received_bytes += len(data)
             message = decode(data)
             match message:
@@ -406,6 +419,25 @@ class DeviceSession:
                 await self._wake.wait()
         except ConnectionLostError:
             return  # the receiving side learns it too, and says so
+
+    async def _watch(self) -> None:
+        """End the session when the PS is gone without a word.
+
+        It may have nothing to say for long, but answers when asked. Where its machine or the
+        network vanished, the system would take what is sent for a quarter of an hour.
+        """
+        with suppress(ConnectionLostError):  # the receiving side learns it too
+            while True:
+                heard_s = self._heard_s
+                wait_s = heard_s + self._silence_s - time.monotonic()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                elif await self._connection.answers(_ANSWER_S):
+                    self._heard_s = time.monotonic()
+                elif self._heard_s == heard_s:
+                    self._vanished = True
+                    await self._connection.close()
+                    return
 
     async def _heartbeat(self) -> None:
         while True:

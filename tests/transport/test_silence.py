@@ -1,0 +1,82 @@
+"""A server that says nothing: asked whether it is there, and left when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
+
+from cleave.device.executors import NumpyExecutor
+from cleave.protocol import messages
+from cleave.protocol.codec import Buffer, encode
+from cleave.transport.connection import (
+    ConnectionLostError,
+    MemoryConnection,
+    WebSocketConnection,
+    memory_link,
+)
+from cleave.transport.join import DeviceSession, ExecutorComputer, device_hello
+
+PATIENCE_S = 30
+
+
+class Asked:
+    """A link whose other end answers a few times, and then no more."""
+
+    def __init__(self, link: MemoryConnection, answers: int) -> None:
+        self._link = link
+        self.left = answers
+
+    async def send(self, parts: Sequence[Buffer]) -> int:
+        return await self._link.send(parts)
+
+    async def receive(self) -> bytes:
+        return await self._link.receive()
+
+    async def answers(self, within_s: float) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+def test_a_server_that_answers_is_waited_for_and_one_that_does_not_is_left() -> None:
+    async def scenario() -> tuple[str, int]:
+        near, far = memory_link()
+        link = Asked(far, 3)
+        said = device_hello(credential="", name="test", memory_bytes=10**9)
+        computer = ExecutorComputer(NumpyExecutor())
+        session = DeviceSession(link, computer, said, silence_s=0.01)
+        await near.send([b"".join(encode(messages.Welcome(7, heartbeat_s=1000.0)))])
+        async with asyncio.timeout(PATIENCE_S):
+            return await session.run(), link.left
+
+    assert asyncio.run(scenario()) == ("the server does not answer any more", -1)
+
+
+def test_over_a_socket() -> None:
+    async def scenario() -> list[bool]:
+        there: list[ServerConnection] = []
+
+        async def handler(connection: ServerConnection) -> None:
+            there.append(connection)
+            await connection.wait_closed()
+
+        async with serve(handler, "127.0.0.1", 0, close_timeout=0.1) as server:
+            port = server.sockets[0].getsockname()[1]
+            uri = f"ws://127.0.0.1:{port}"
+            async with connect(uri, ping_interval=None, close_timeout=0.1) as socket:
+                connection = WebSocketConnection(socket)
+                answers = [await connection.answers(PATIENCE_S)]
+                there[0].transport.pause_reading()  # as if its machine had vanished
+                answers.append(await connection.answers(0.05))
+                there[0].transport.abort()
+                with pytest.raises(ConnectionLostError):
+                    await connection.answers(PATIENCE_S)
+                return answers
+
+    assert asyncio.run(scenario()) == [True, False]
