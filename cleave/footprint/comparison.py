@@ -73,16 +73,25 @@ class Question:
         return fleet_footprint(
             self.spells,
             self.profiles,
-            self.typical,
+            self.typical.at(case.class_power),
             case.assumptions,
             case.fleet_gco2e_per_kwh,
             self.ps,
         )
 
+    def ratios(self, case: Case) -> Ratios:
+        """Against the data centre, which is there.
+
+        Raises:
+            ValueError: when there is none.
+        """
+        if self.cloud is None:
+            raise ValueError("there is no data centre to compare with")
+        cloud = cloud_footprint(self.cloud, case.assumptions, case.cloud_gco2e_per_kwh)
+        return ratios(self.fleet(case), cloud)
+
     def figure(self, case: Case) -> float | None:
         """What sensitivity is asked of: the ratio of attributed carbon, or that of the fleet."""
-        fleet = self.fleet(case)
         if self.cloud is None:
-            return fleet.attributed_gco2e
-        cloud = cloud_footprint(self.cloud, case.assumptions, case.cloud_gco2e_per_kwh)
-        return ratios(fleet, cloud).attributed
+            return self.fleet(case).attributed_gco2e
+        return self.ratios(case).attributed

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cleave.footprint.assumptions import Assumptions, ByKind, Figure
+from cleave.footprint.typical import Spread
 
 LIFETIME_YEARS = (2.0, 4.0)
 
@@ -17,11 +18,13 @@ class Case:
     Attributes:
         fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: of the electricity here and there; None where
             nobody said.
+        class_power: which devices' power stands in for what a profile does not state.
     """
 
     assumptions: Assumptions
     fleet_gco2e_per_kwh: float | None
     cloud_gco2e_per_kwh: float | None
+    class_power: Spread = Spread.MEDIAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,13 @@ def tornado(
     def ends(name: str, unit: str = "") -> tuple[str, str, str, Case, Case]:
         one: Figure = getattr(made, name)
         low, high = (with_made(**{name: replace(one, value=v)}) for v in (one.low, one.high))
-        return _NAMES[name], f"{one.low:.3g}{unit}", f"{one.high:.3g}{unit}", low, high
+        return (
+            _NAMES[name],
+            f"{one.low:.3g} {unit}".rstrip(),
+            f"{one.high:.3g} {unit}".rstrip(),
+            low,
+            high,
+        )
 
     def all_ends(name: str) -> tuple[str, str, str, Case, Case]:
         table: ByKind = getattr(made, name)
@@ -93,8 +102,15 @@ def tornado(
             replace(case, fleet_gco2e_per_kwh=p90),
         ),
         all_ends("supply_ratio"),
-        ends("network_j_per_byte", " J/byte"),
+        ends("network_j_per_byte", "J/byte"),
         all_ends("embodied_gco2e"),
+        (
+            "power of devices whose profile does not say",
+            Spread.LEAST.value,
+            Spread.MOST.value,
+            replace(case, class_power=Spread.LEAST),
+            replace(case, class_power=Spread.MOST),
+        ),
     ]
     if cloud:
         asked += [
@@ -113,6 +129,11 @@ def tornado(
         at_low, at_high = figure(low), figure(high)
         if at_low is not None and at_high is not None:
             bars.append(Bar(name, low_setting, high_setting, at_low, at_high))
+    return widest_first(bars)
+
+
+def widest_first(bars: Iterable[Bar]) -> list[Bar]:
+    """As a tornado has them; those that change nothing are left out."""
     return sorted((bar for bar in bars if bar.swing > 0), key=lambda bar: -bar.swing)
 
 

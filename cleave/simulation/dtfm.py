@@ -65,6 +65,11 @@ class _Placed:
         each_s: Floats = self.memory.again * self.job.flops(1) * layers / slowest
         return each_s
 
+    def flops(self) -> float:
+        """Of all samples, forward and backward."""
+        rates = self.problem.rates.flops[self.schedule.groups].min(axis=1)
+        return float(self.job.batch * (self.compute_s() * rates).sum())
+
     def formula(self) -> tuple[Part, ...]:
         slots = self.micro_batches + self.problem.stages - 1
         return (
@@ -199,4 +204,5 @@ def _outcome(method: str, placed: _Placed, parts: Callable[[_Placed], tuple[Part
         memory_needed_bytes=memory.needed_bytes,
         misfit=memory.misfit,
         recovery=restart(placed.job, placed.stages, sum(part.seconds for part in spent)),
+        flops=placed.flops(),
     )

@@ -67,6 +67,7 @@ class Outcome:
         ps_egress_bytes_per_s, ps_ingress_bytes_per_s: that the PS's card must carry in the busiest
             part; 0 for methods without one.
         recovery: what losing one device adds, from when that is noticed; empty where not modelled.
+        flops: multiplied in a step by all devices used, what is recomputed included.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Outcome:
     ps_egress_bytes_per_s: float = 0.0
     ps_ingress_bytes_per_s: float = 0.0
     recovery: tuple[Part, ...] = ()
+    flops: float = 0.0
 
     @property
     def recovery_s(self) -> float | None:

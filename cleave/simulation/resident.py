@@ -24,6 +24,7 @@ from cleave.planner.report import StepReport, plan_step
 from cleave.simulation.method import Conditions, Outcome, Part, impossible
 from cleave.simulation.resident_events import Assignment, Run, assign, sample_s, simulate
 from cleave.simulation.sublayers import Load, Residence, kinds, residence
+from cleave.simulation.work import head_flops
 from cleave.workload.step import step_gemms
 
 _SIMULATED: Final = 12  # of the layouts that are best by the closed form
@@ -136,11 +137,12 @@ class CleaveResident:
         head: StepReport,
         variant: str,
     ) -> Outcome:
-        down = up = 0.0
+        down = up = flops = 0.0
         for held in layout.stages:
             passes = (held.forward, held.backward)
             down += layout.r * conditions.batch * sum(load.download_bytes for load in passes)
             up += layout.r * conditions.batch * sum(load.upload_bytes for load in passes)
+            flops += layout.r * conditions.batch * sum(load.flops for load in passes)
             of_stage = used / len(layout.stages)
             down += of_stage * held.weights_bytes
             up += of_stage * held.gradient_bytes
@@ -159,6 +161,7 @@ class CleaveResident:
             memory_needed_bytes=needed,
             ps_egress_bytes_per_s=max(down / layers_s, head.peak_egress_bytes_per_s),
             ps_ingress_bytes_per_s=max(up / layers_s, head.peak_ingress_bytes_per_s),
+            flops=flops + 3 * conditions.batch * head_flops(conditions.spec, conditions.seq),
         )
 
 

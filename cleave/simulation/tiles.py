@@ -61,6 +61,7 @@ class Tiles:
         behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
         each_layer = conditions.batch * spec.kv_heads
         attention_s = sent = returned = memory = 0.0
+        flops = float(sum(gemm.flops for gemm in gemms))
         peak_out, peak_in = step.peak_egress_bytes_per_s, step.peak_ingress_bytes_per_s
         for task in (
             forward_task(spec, conditions.seq, conditions.element.sent),
@@ -70,6 +71,7 @@ class Tiles:
             attention_s += spec.layers * layer_s
             sent += spec.layers * each_layer * task.download_bytes
             returned += spec.layers * each_layer * task.upload_bytes
+            flops += spec.layers * each_layer * task.flops
             peak_out = max(peak_out, each_layer * task.download_bytes / layer_s)
             peak_in = max(peak_in, each_layer * task.upload_bytes / layer_s)
             memory = max(memory, 2 * task.memory_bytes)
@@ -91,6 +93,7 @@ class Tiles:
             ps_egress_bytes_per_s=peak_out,
             ps_ingress_bytes_per_s=peak_in,
             recovery=recovery,
+            flops=flops,
         )
 
 
