@@ -90,10 +90,13 @@ def study(
         return
     for each in found:
         best = each.best
-        energy, carbon = best.found.energy, best.found.carbon
-        typer.echo(
-            f"{each.setup.name}, {best.row.name}: energy {energy.verdict.value} "
-            f"(ratio {energy.central:.2g}), carbon {carbon.verdict.value} "
-            f"(ratio {carbon.central:.2g})"
+        claims = ", ".join(
+            f"{name} {held.verdict.value} ({held.central:.2g})"
+            for name, held in (
+                ("energy", best.found.energy),
+                ("carbon attributed", best.found.attributed),
+                ("sunk cost", best.found.sunk_cost),
+            )
         )
+        typer.echo(f"{each.setup.name}, {best.row.name}: {claims}")
     typer.echo(str(out / "report.md"))

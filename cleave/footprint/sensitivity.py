@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -58,7 +59,7 @@ def tornado(
         case: the middle.
         intensities: of the world's grids, in gCO2e/kWh; a tenth of them is below the low end, a
             tenth above the high one.
-        cloud: whether a data centre is in the figure.
+        cloud: whether a data centre is in the figure, which is a ratio above 0 then.
     """
     made = case.assumptions
     grids = sorted(intensities)
@@ -129,12 +130,20 @@ def tornado(
         at_low, at_high = figure(low), figure(high)
         if at_low is not None and at_high is not None:
             bars.append(Bar(name, low_setting, high_setting, at_low, at_high))
-    return widest_first(bars)
+    return widest_first(bars, ratio=cloud)
 
 
-def widest_first(bars: Iterable[Bar]) -> list[Bar]:
-    """As a tornado has them; those that change nothing are left out."""
-    return sorted((bar for bar in bars if bar.swing > 0), key=lambda bar: -bar.swing)
+def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
+    """As a tornado has them; those that change nothing are left out.
+
+    Args:
+        ratio: the figure is one: how many times the ends differ counts, not by how much.
+    """
+
+    def width(bar: Bar) -> float:
+        return abs(math.log(bar.high / bar.low)) if ratio else bar.swing
+
+    return sorted((bar for bar in bars if bar.swing > 0), key=width, reverse=True)
 
 
 _NAMES = {

@@ -8,7 +8,7 @@ from cleave.footprint.account import Ps
 from cleave.footprint.assumptions import load_assumptions
 from cleave.footprint.comparison import Question, Ratios
 from cleave.footprint.sensitivity import Case
-from cleave.footprint.study.conditions import State, grids
+from cleave.footprint.study.conditions import State, carbon_axes, combinations, energy_axes, grids
 from cleave.footprint.study.rows import GpuRun, Row
 from cleave.footprint.typical import Typical, load_typical
 from profiles.device_profile import DeviceProfile
@@ -16,11 +16,20 @@ from profiles.library import load_profiles
 
 
 class Accountant:
-    """Knows the profiles of devices, and what stands in where these are silent."""
+    """Knows the profiles of devices, what stands in where these are silent, and all conditions.
+
+    Attributes:
+        of_energy, of_carbon: every combination of the conditions of a claim, the central first.
+        middle: the central case.
+    """
 
     def __init__(self) -> None:
         self._profiles = load_profiles()
         self.typical = load_typical()
+        every = (*energy_axes(), *carbon_axes())
+        self.of_energy = list(combinations(energy_axes(), start()))
+        self.of_carbon = list(combinations(every, start()))
+        self.middle = self.of_carbon[0][1]
 
     def question(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def between(values: Iterable[float]) -> str:
@@ -12,6 +12,11 @@ def between(values: Iterable[float]) -> str:
         return ""
     low, high = ratio(found[0]), ratio(found[-1])
     return low if low == high else f"{low} to {high}"
+
+
+def quantity(value: float) -> str:
+    """Three digits, or more where these are before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def span(claim: tuple[float, float]) -> str:
@@ -32,3 +37,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines + [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
     ]
+
+
+def conditions_text(settings: Mapping[str, str]) -> str:
+    """Settings by condition, in one cell."""
+    return "; ".join(f"{name}: {setting}" for name, setting in settings.items()) or "-"

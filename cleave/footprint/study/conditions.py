@@ -1,7 +1,7 @@
 """The conditions on which the paper's claims may hold or not: what is counted, and what is assumed.
 
 An axis has a few settings; the first of each is what the published formulae count. A claim about
-energy is held against all combinations of the first five axes, one about carbon against all eight.
+energy is held against all combinations of the first five axes, one about carbon against all seven.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from cleave.footprint.assumptions import Assumptions, ByKind
-from cleave.footprint.comparison import Ratios
+from cleave.footprint.assumptions import Assumptions, ByKind, load_assumptions
 from cleave.footprint.grid import load_grids
 from cleave.footprint.sensitivity import Case
 from cleave.footprint.typical import Spread
@@ -24,12 +23,10 @@ class State:
 
     Attributes:
         gpu_share: of what the GPU reaches in multiplication alone.
-        view: which of the ratios of carbon is asked for.
     """
 
     case: Case
     gpu_share: float = 0.5
-    view: Callable[[Ratios], float | None] = lambda found: found.attributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +52,14 @@ def energy_axes() -> tuple[Axis, ...]:
             "chargers",
             (
                 Setting("as the rules ask", _same),
-                Setting("2.9 phones, 1.25 laptops", lambda s: _made(s, lossy)),
+                Setting("2.9 times for phones, 1.25 for laptops", lambda s: _made(s, lossy)),
             ),
         ),
         Axis(
-            "network",
+            "network between devices",
             (
                 Setting("not counted", lambda s: _made(s, without_network)),
-                Setting("0.007 kWh/GB", _same),
+                Setting("0.007 kWh/GB", with_network),
             ),
         ),
         Axis(
@@ -77,7 +74,7 @@ def energy_axes() -> tuple[Axis, ...]:
             ),
         ),
         Axis(
-            "GPU's speed",
+            "GPU's speed, of multiplication alone",
             (
                 Setting("50 %", _same),
                 Setting("25 %", lambda s: replace(s, gpu_share=0.25)),
@@ -103,13 +100,6 @@ def carbon_axes() -> tuple[Axis, ...]:
         for share in (0.2, 0.8)
     }
     return (
-        Axis(
-            "making",
-            (
-                Setting("shared out to both", _same),
-                Setting("devices made already", lambda s: replace(s, view=_sunk)),
-            ),
-        ),
         Axis(
             "gCO2e/kWh",
             tuple(
@@ -140,11 +130,6 @@ def combinations(axes: Sequence[Axis], start: State) -> Iterator[tuple[Mapping[s
         yield dict(zip(names, (s.title for s in settings), strict=True)), state
 
 
-def central(axes: Sequence[Axis], start: State) -> State:
-    """The first setting of every axis."""
-    return next(state for _, state in combinations([_first(axis) for axis in axes], start))
-
-
 def grids() -> tuple[float, float, float]:
     """Of the world's countries, in gCO2e/kWh: what a tenth, half and nine tenths stay below."""
     found = sorted(grid.gco2e_per_kwh for grid in load_grids())
@@ -163,6 +148,13 @@ def lossy(made: Assumptions) -> Assumptions:
 def without_network(made: Assumptions) -> Assumptions:
     """Nothing for the bytes between devices, as within one house."""
     return replace(made, network_j_per_byte=replace(made.network_j_per_byte, value=0.0))
+
+
+def with_network(state: State) -> State:
+    """What comes with Cleave for the bytes between devices."""
+    return _made(
+        state, lambda made: replace(made, network_j_per_byte=load_assumptions().network_j_per_byte)
+    )
 
 
 def bare_gpu(made: Assumptions) -> Assumptions:
@@ -197,14 +189,6 @@ def _powered(state: State, spread: Spread) -> State:
 def _fed(state: State, fleet: float, cloud: float) -> State:
     case = replace(state.case, fleet_gco2e_per_kwh=fleet, cloud_gco2e_per_kwh=cloud)
     return replace(state, case=case)
-
-
-def _sunk(found: Ratios) -> float | None:
-    return found.sunk_cost
-
-
-def _first(axis: Axis) -> Axis:
-    return replace(axis, settings=axis.settings[:1])
 
 
 ENERGY_CLAIM: Final = (1.5, 4.0)

@@ -14,7 +14,7 @@ from cleave.footprint.comparison import Ratios
 from cleave.footprint.grid import load_grids
 from cleave.footprint.sensitivity import Bar, Case, tornado, widest_first
 from cleave.footprint.study.accountant import Accountant
-from cleave.footprint.study.conditions import State, lasting
+from cleave.footprint.study.conditions import State, carbon_axes, energy_axes, lasting
 from cleave.footprint.study.rows import GpuRun, Row, simulated
 from cleave.footprint.typical import Typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Power
@@ -76,7 +76,7 @@ def dependences(
             low, high = of(ends.low), of(ends.high)
             if low is not None and high is not None:
                 bars.append(Bar(ends.name, *ends.settings, low, high))
-        found.append(Dependence(row, name, ratio, widest_first(bars)))
+        found.append(Dependence(row, name, ratio, widest_first(bars, ratio=True)))
     return found
 
 
@@ -135,6 +135,30 @@ def _waiting(typical: Typical, watts: float) -> Typical:
     phone = typical.classes[DeviceKind.PHONE]
     awake = replace(phone, power=msgspec.structs.replace(phone.power, idle_w=watts))
     return replace(typical, classes={**typical.classes, DeviceKind.PHONE: awake})
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The ratios of a row in the central case, but for one condition.
+
+    Attributes:
+        axis, setting: that condition.
+    """
+
+    axis: str
+    setting: str
+    ratios: Ratios
+
+
+def one_by_one(accountant: Accountant, row: Row, gpu: GpuRun) -> list[Changed]:
+    """Every setting of every condition, the others as in the central case."""
+    axes = (*energy_axes(), *carbon_axes())
+    middle = accountant.middle
+    return [
+        Changed(axis.name, setting.title, accountant.ratios(row, gpu, setting.applied(middle)))
+        for axis in axes
+        for setting in axis.settings
+    ]
 
 
 def in_use(

@@ -42,6 +42,8 @@ def document(found: Sequence[SetupStudy], figures: Sequence[Input]) -> dict[str,
                     }
                     for method, points in study.speeds.items()
                 },
+                "best": study.best.row.method,
+                "one_condition_changed": [asdict(changed) for changed in study.changed],
                 "sensitivity": [
                     {
                         "of": dependence.of,
@@ -82,7 +84,8 @@ def _row_document(judged: Judged) -> dict[str, Any]:
         "embodied_gco2e": found.fleet.embodied_gco2e,
         "ratios": asdict(found.ratios),
         "energy_claim": _found_document(found.energy),
-        "carbon_claim": _found_document(found.carbon),
+        "attributed_claim": _found_document(found.attributed),
+        "sunk_cost_claim": _found_document(found.sunk_cost),
         "compute_over_gpu": found.compute_over_gpu,
     }
 

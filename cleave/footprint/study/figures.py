@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from cleave.footprint.study.cells import quantity
 from cleave.footprint.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
 from cleave.footprint.study.dependence import UTILISATIONS
-from cleave.footprint.study.study import Judged, SetupStudy
+from cleave.footprint.study.study import Judged, Judgement, SetupStudy
+from cleave.footprint.study.verdicts import Found
 from cleave.footprint.tornado_plot import draw_tornado
 
 _BAND = {"color": "tab:green", "alpha": 0.15}
@@ -46,7 +48,7 @@ def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy
     """Name of the file, set-up, and which of its dependences."""
     for study in found:
         for at, dependence in enumerate(study.dependences):
-            slug = study.setup.name.replace(", ", "-").replace(" ", "-")
+            slug = study.setup.name.replace(" ", "-")
             yield f"depends-{slug}-{dependence.of}.png", study, at
 
 
@@ -71,7 +73,7 @@ def save_energy(path: Path, found: Sequence[SetupStudy]) -> None:
                 colour = colormaps["tab10"](_COLOURS.index(part.name) % 10)
                 names[part.name] = axes.barh(at, wh, left=left, color=colour, height=0.7)
                 left += wh
-            axes.text(left, at, f" {left:.3g} Wh", va="center", fontsize=8)
+            axes.text(left, at, f" {quantity(left)} Wh", va="center", fontsize=8)
         axes.set_yticks(range(len(bars)), [name for name, _ in reversed(bars)], fontsize=8)
         axes.set(title=study.setup.name, xlabel=f"Wh for {study.setup.steps} steps")
         axes.set_xlim(right=1.15 * axes.get_xlim()[1])
@@ -95,23 +97,25 @@ _COLOURS = (
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
     """From least to most over all conditions, with the central case, of energy and carbon."""
     rows = [(study, judged) for study in found for judged in study.rows]
-    figure = Figure(figsize=(13, 1.8 + 0.28 * len(rows)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, claim, name in (
-        (left, ENERGY_CLAIM, "energy: J of the GPU over J of the devices"),
-        (right, CARBON_CLAIM, "carbon: gCO2e of the GPU over that of the devices"),
-    ):
+    figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    asked: list[tuple[tuple[float, float], str, Callable[[Judgement], Found]]] = [
+        (ENERGY_CLAIM, "energy: J of the GPU over the devices'", lambda j: j.energy),
+        (CARBON_CLAIM, "carbon, attributed: gCO2e, GPU over devices", lambda j: j.attributed),
+        (CARBON_CLAIM, "carbon, sunk cost: gCO2e, GPU over devices", lambda j: j.sunk_cost),
+    ]
+    for axes, (claim, name, of) in zip(panels, asked, strict=True):
         axes.axvspan(*claim, **_BAND)
         axes.axvline(1, color="grey", linewidth=1, linestyle="--")
         for at, (_, judged) in enumerate(reversed(rows)):
-            held = judged.found.energy if axes is left else judged.found.carbon
+            held = of(judged.found)
             colour = "tab:blue" if judged.row.fits else "lightgrey"
             axes.plot([held.least, held.most], [at, at], color=colour, linewidth=3)
             axes.plot(held.central, at, "o", color="black" if judged.row.fits else "grey")
         axes.set(xscale="log", xlabel=name)
         axes.grid(axis="x", which="major", linewidth=0.3)
     names = [f"{study.setup.title}: {judged.row.name}" for study, judged in reversed(rows)]
-    left.set_yticks(range(len(rows)), names, fontsize=8)
+    panels[0].set_yticks(range(len(rows)), names, fontsize=8)
     figure.suptitle(
         "bars: over all conditions; dots: central case; green: as claimed; grey: does not fit",
         fontsize=10,
@@ -156,6 +160,8 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
             ylabel="gCO2e of the GPU over the devices'",
         )  # fmt: skip
         axes.legend(title="lifetime", fontsize=7)
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks("{x:g}")
     figure.savefig(path, dpi=150)
 
 

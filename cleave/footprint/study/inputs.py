@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from cleave.footprint.assumptions import Assumptions, Figure
@@ -187,14 +187,19 @@ def _of_gpu(made: Assumptions) -> list[Input]:
         ),
         _assumed("around the GPU", made.host_share, Standing.STAND_IN),
         _assumed("PUE of its data centre", made.pue, Standing.PUBLISHED),
-        _assumed("making the GPU", made.embodied_gco2e[kind], Standing.STAND_IN),
+        _assumed("making the GPU", _kilograms(made.embodied_gco2e[kind]), Standing.STAND_IN),
         _assumed("lifetime of the GPU", made.lifetime_years[kind], Standing.PUBLISHED),
     ]
 
 
+def _kilograms(figure: Figure) -> Figure:
+    thousandths = {name: getattr(figure, name) / 1000 for name in ("value", "low", "high")}
+    return replace(figure, **thousandths, unit="kgCO2e")
+
+
 def _assumed(name: str, figure: Figure, standing: Standing) -> Input:
     span = "" if figure.low == figure.high else f"{figure.low:g} to {figure.high:g}"
-    return Input(name, f"{figure.value:g} {figure.unit}", span, standing, figure.source)
+    return Input(name, f"{figure.value:g} ({figure.unit})", span, standing, figure.source)
 
 
 def unconfirmed(found: Sequence[Input]) -> list[Input]:

@@ -6,7 +6,7 @@ Wi-Fi. Not known: what memory a device gave, what it drew, how fast it multiplie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
@@ -75,8 +75,8 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Devices and model."""
-        return f"{self.title}, {self.model}"
+        """Model and devices."""
+        return f"{self.model} on {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,10 @@ def published() -> Scope:
 
 
 def quick() -> Scope:
-    """The same devices with very small models, to try it out."""
-    small = {"opt-125m": "opt-nano", "opt-1.3b": "opt-tiny"}
-    return Scope(
-        tuple(
-            Setup(
-                setup.title, small[setup.model], setup.profile, min(4, setup.devices), setup.offers,
-                setup.measured_flops_per_s, batch=4, seq=64, steps=2,
-            )
-            for setup in published().setups
-        ),
-        (1.0, 8.0),
-    )  # fmt: skip
+    """One laptop and four phones with very small models, to try it out."""
+    laptop, _, _, phones = published().setups
+    setups = (
+        replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),
+        replace(phones, model="opt-tiny", title="4 phones", devices=4, batch=4, seq=64, steps=2),
+    )
+    return Scope(setups, (1.0, 64.0))

@@ -9,19 +9,18 @@ from typing import Final
 
 from cleave.footprint.account import Footprint, Spell, cloud_footprint
 from cleave.footprint.comparison import Ratios
-from cleave.footprint.study.accountant import Accountant, start
+from cleave.footprint.study.accountant import Accountant
 from cleave.footprint.study.conditions import (
     CARBON_CLAIM,
     ENERGY_CLAIM,
     State,
     carbon_axes,
-    central,
     energy_axes,
 )
-from cleave.footprint.study.dependence import Dependence, dependences, in_use
+from cleave.footprint.study.dependence import Changed, Dependence, dependences, in_use, one_by_one
 from cleave.footprint.study.rows import GpuRun, Row, gpu_run, rows_of, simulated
 from cleave.footprint.study.setups import Scope, Setup
-from cleave.footprint.study.verdicts import Found, held_against
+from cleave.footprint.study.verdicts import Found, Settings, held_against
 
 SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-resident")
 _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", "cleave-resident")
@@ -34,7 +33,8 @@ class Judgement:
     Attributes:
         fleet, gpu: footprints in the central case.
         ratios: in the central case.
-        energy, carbon: the claims, held against all conditions.
+        energy, attributed, sunk_cost: the claims of energy and, in both views, of carbon, held
+            against all conditions.
         compute_over_gpu: joules that devices spend on multiplying, over those of the bare GPU.
     """
 
@@ -42,7 +42,8 @@ class Judgement:
     gpu: Footprint
     ratios: Ratios
     energy: Found
-    carbon: Found
+    attributed: Found
+    sunk_cost: Found
     compute_over_gpu: float
 
 
@@ -62,6 +63,7 @@ class SetupStudy:
         speeds: FLOP/s of a device and the ratio of energy in the central case, by method, at the
             power that it draws and as far as memory goes.
         best: the row that fits and has the best ratio of energy.
+        changed: conditions of that row, one by one.
         dependences: of that row.
         in_use: see `dependence.in_use`, of that row.
     """
@@ -71,6 +73,7 @@ class SetupStudy:
     rows: tuple[Judged, ...]
     speeds: Mapping[str, Sequence[tuple[float, float]]]
     best: Judged
+    changed: tuple[Changed, ...]
     dependences: tuple[Dependence, ...]
     in_use: Mapping[float, Sequence[float]]
 
@@ -109,7 +112,7 @@ def _setup_study(
             judgements[row.spell] = judged(accountant, row, gpu)
         rows.append(Judged(row, judgements[row.spell]))
     further(setup.name)
-    middle = central((*energy_axes(), *carbon_axes()), start())
+    middle = accountant.middle
     curves: dict[str, list[tuple[float, float]]] = {}
     for speed in speeds:
         for row in simulated(setup, setup.offers[0], seed, speed, SWEPT):
@@ -117,13 +120,16 @@ def _setup_study(
             if row.method in _SHOWN and ratio is not None and row.fits:
                 curves.setdefault(row.method, []).append((setup.flops_per_s * speed, ratio))
         further(f"{setup.name}, devices {speed:g} times as fast")
-    best = max((j for j in rows if j.row.fits), key=lambda j: j.found.energy.central)
+    best = max(
+        (j for j in rows if j.row.fits), key=lambda j: (j.found.energy.central, -j.row.step_s)
+    )
     return SetupStudy(
         setup,
         gpu,
         tuple(rows),
         curves,
         best,
+        tuple(one_by_one(accountant, best.row, gpu)),
         tuple(dependences(accountant, best.row, gpu, middle, seed)),
         in_use(accountant, best.row, gpu, middle),
     )
@@ -131,24 +137,24 @@ def _setup_study(
 
 def judged(accountant: Accountant, row: Row, gpu: GpuRun) -> Judgement:
     """The claims, held against a row under all conditions."""
-    energy, carbon, begin = energy_axes(), carbon_axes(), start()
-    middle = central((*energy, *carbon), begin)
+    middle = accountant.middle
     case, cloud = middle.case, gpu.at(middle.gpu_share)
     fleet = accountant.question(row, gpu, middle).fleet(case)
     there = cloud_footprint(cloud, case.assumptions, case.cloud_gco2e_per_kwh)
+    energy = energy_axes()
+    every = (*energy, *carbon_axes())
 
-    def energy_of(state: State) -> float:
-        return _known(accountant.ratios(row, gpu, state).energy)
+    def tried(states: Sequence[tuple[Settings, State]]) -> list[tuple[Settings, Ratios]]:
+        return [(settings, accountant.ratios(row, gpu, state)) for settings, state in states]
 
-    def carbon_of(state: State) -> float:
-        return _known(state.view(accountant.ratios(row, gpu, state)))
-
+    of_energy, of_carbon = tried(accountant.of_energy), tried(accountant.of_carbon)
     return Judgement(
         fleet,
         there,
         accountant.ratios(row, gpu, middle),
-        held_against(energy, begin, energy_of, ENERGY_CLAIM[0]),
-        held_against((*energy, *carbon), begin, carbon_of, CARBON_CLAIM[0]),
+        held_against(energy, [(s, _known(r.energy)) for s, r in of_energy], ENERGY_CLAIM[0]),
+        held_against(every, [(s, _known(r.attributed)) for s, r in of_carbon], CARBON_CLAIM[0]),
+        held_against(every, [(s, _known(r.sunk_cost)) for s, r in of_carbon], CARBON_CLAIM[0]),
         _known(fleet.parts[0].energy_j) / _known(there.parts[0].energy_j),
     )
 

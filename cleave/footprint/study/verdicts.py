@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cleave.footprint.study.conditions import Axis, State, combinations
+from cleave.footprint.study.conditions import Axis
 from cleave.simulation.claims import Verdict
 
 Settings = Mapping[str, str]
@@ -38,15 +38,15 @@ class Found:
 
 
 def held_against(
-    axes: Sequence[Axis], start: State, ratio: Callable[[State], float], claimed: float
+    axes: Sequence[Axis], tried: Sequence[tuple[Settings, float]], claimed: float
 ) -> Found:
-    """Every combination of the axes' settings.
+    """A claim against combinations of conditions.
 
     Args:
-        ratio: of a state.
+        axes: their conditions.
+        tried: settings and ratio of each combination, the central one first.
         claimed: the least that the claim says.
     """
-    tried = [(settings, ratio(state)) for settings, state in combinations(axes, start)]
     ratios = [found for _, found in tried]
     holding = [settings for settings, found in tried if found >= claimed]
     return Found(
