@@ -224,7 +224,8 @@ def _share(value: float) -> float:
 
 
 def _ps(watts: float, seconds: float) -> Ps | None:
-    from cleave.footprint.account import Basis, Ps
+    from cleave.footprint.account import Ps
+    from cleave.footprint.meter import Basis
 
     if watts < 0:
         raise UsageError(f"--ps-watts is {watts:g}; give 0 (unknown) or more")

@@ -8,10 +8,11 @@ from typing import Final
 
 import msgspec
 
-from cleave.footprint.account import Basis, Ps
+from cleave.footprint.account import Ps
 from cleave.footprint.assumptions import Assumptions
 from cleave.footprint.comparison import Ratios
 from cleave.footprint.grid import load_grids
+from cleave.footprint.meter import Basis
 from cleave.footprint.sensitivity import Bar, Case, tornado, widest_first
 from cleave.footprint.study.accountant import Accountant
 from cleave.footprint.study.conditions import State, carbon_axes, energy_axes, lasting
