@@ -31,6 +31,9 @@ class RunEnergy:
         spells: what its devices did; emulated ones on the virtual clock.
         machine_j: what the machine drew that the run was on; None where it does not tell.
         machine_source: what that counts, for people.
+        virtual: devices were emulated by this machine, on the virtual clock.
+        devices_here: how many of a server's devices ran on its own machine.
+        machine_basis: how `machine_j` was come by.
     """
 
     duration_s: float
@@ -38,31 +41,44 @@ class RunEnergy:
     spells: tuple[Spell, ...] = ()
     machine_j: float | None = None
     machine_source: str = ""
+    virtual: bool = True
+    devices_here: int = 0
+    machine_basis: Basis = Basis.MEASURED
 
     def to_record(self) -> dict[str, Any]:
         """As a line of `metrics.jsonl`."""
-        return {"event": EVENT, **asdict(self)}
+        return {"event": EVENT, **asdict(self), "machine_basis": self.machine_basis.value}
 
     @property
     def ps(self) -> Ps:
-        """Of a run without devices all that its machine drew; else unknown.
+        """All that its machine drew, where none of its devices ran there; else unknown.
 
-        A machine that emulates devices multiplies for them: what it drew is not the PS's energy.
+        A machine that runs or emulates devices multiplies for them: what it drew is not the PS's
+        energy.
         """
-        if self.spells or self.machine_j is None:
+        if self.machine_j is None or self._shared:
             return Ps()
-        return Ps(self.machine_j, Basis.MEASURED)
+        return Ps(self.machine_j, self.machine_basis)
+
+    @property
+    def _shared(self) -> bool:
+        return bool(self.spells) and (self.virtual or self.devices_here > 0)
 
     def notes(self) -> list[str]:
         """What a reader should know."""
         notes = []
-        if self.spells:
+        if self.spells and self.virtual:
             notes.append(
                 "devices are emulated: modelled on the virtual clock, on which the PS's own work "
                 "takes no time"
             )
+        elif self.spells:
+            notes.append("devices are those that joined the server, as they state their profiles")
         if self.machine_j is not None:
-            apart = ", which emulates its devices: not counted" if self.spells else ""
+            apart = ""
+            if self._shared:
+                does = "emulates its devices" if self.virtual else "runs devices, too"
+                apart = f", which {does}: not counted"
             notes.append(
                 f"this machine drew {self.machine_j / 3600:.3g} Wh in {self.wall_s:.0f} s{apart} "
                 f"({self.machine_source})"
@@ -89,8 +105,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
     if not found:
         raise UsageError(
             "this run has no energy record: it runs still, was killed, or was trained by an older "
-            "version or on a server; the dashboard and cleave status show the energy of a server's "
-            "devices"
+            "version"
         )
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
@@ -99,6 +114,9 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         _merged(spell for run in found for spell in run.spells),
         sum(measured) if len(measured) == len(found) else None,
         found[-1].machine_source,
+        any(run.virtual for run in found),
+        max(run.devices_here for run in found),
+        found[-1].machine_basis,
     )
 
 
