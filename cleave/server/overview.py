@@ -44,7 +44,7 @@ MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 
-_ROW_BYTES: Final = 160  # of a device, texts left out
+_ROW_BYTES: Final = 172  # of a device, texts left out
 _STEP_BYTES: Final = 700  # of a record of a step, with room to spare
 _MAX_REASON: Final = 120
 
