@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cleave.footprint.assumptions import Assumptions, ByKind, Figure
@@ -79,11 +79,13 @@ def tornado(
             high,
         )
 
-    def all_ends(name: str) -> tuple[str, str, str, Case, Case]:
+    def all_ends(name: str, unit: str, scale: float = 1.0) -> tuple[str, str, str, Case, Case]:
         table: ByKind = getattr(made, name)
         low = with_made(**{name: {k: replace(f, value=f.low) for k, f in table.items()}})
         high = with_made(**{name: {k: replace(f, value=f.high) for k, f in table.items()}})
-        return _NAMES[name], "low", "high", low, high
+        at_low = _span([f.low * scale for f in table.values()], unit)
+        at_high = _span([f.high * scale for f in table.values()], unit)
+        return _NAMES[name], at_low, at_high, low, high
 
     short, long = LIFETIME_YEARS
     asked = [
@@ -102,9 +104,9 @@ def tornado(
             replace(case, fleet_gco2e_per_kwh=p10),
             replace(case, fleet_gco2e_per_kwh=p90),
         ),
-        all_ends("supply_ratio"),
+        all_ends("supply_ratio", "times"),
         ends("network_j_per_byte", "J/byte"),
-        all_ends("embodied_gco2e"),
+        all_ends("embodied_gco2e", "kgCO2e", 1e-3),
         (
             "power of devices whose profile does not say",
             Spread.LEAST.value,
@@ -144,6 +146,12 @@ def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
         return abs(math.log(bar.high / bar.low)) if ratio else bar.swing
 
     return sorted((bar for bar in bars if bar.swing > 0), key=width, reverse=True)
+
+
+def _span(values: Sequence[float], unit: str) -> str:
+    """Of all kinds of devices, what they come to."""
+    low, high = min(values), max(values)
+    return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
 
 
 _NAMES = {
