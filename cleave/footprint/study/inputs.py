@@ -41,6 +41,12 @@ class Input:
     source: str
 
 
+_DOING = {
+    DeviceKind.LAPTOP: "solving equations (HPL) on their processors, not on their GPUs",
+    DeviceKind.PHONE: "in games",
+}
+
+
 def inputs(scope: Scope, made: Assumptions, typical: Typical) -> list[Input]:
     """All of them, in the order of the report."""
     found = [
@@ -119,7 +125,8 @@ def _of_devices(setup: Setup, made: Assumptions, typical: Typical) -> list[Input
             f"{power.power.compute_w:g} W",
             f"{power.least.compute_w:g} to {power.most.compute_w:g} W",
             Standing.STAND_IN,
-            f"median of {' and '.join(power.devices)}; none of them is the device of the study",
+            f"median of {' and '.join(power.devices)}, {_DOING[kind]}; neither is the device of "
+            f"the study",
         ),
         waiting,
         Input(
