@@ -60,7 +60,9 @@ def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
     bars: list[Bar] = []
     if middle is not None:
         intensities = [grid.gco2e_per_kwh for grid in load_grids()]
-        bars = tornado(question.figure, case, intensities, cloud=cloud is not None)
+        bars = tornado(
+            question.figure, case, intensities, cloud=cloud is not None, kinds=question.kinds
+        )
     if plot is not None:
         _draw(plot, bars, middle, shown)
     if as_json:

@@ -15,7 +15,7 @@ from cleave.footprint.account import (
 )
 from cleave.footprint.sensitivity import Case
 from cleave.footprint.typical import Typical
-from profiles.device_profile import DeviceProfile
+from profiles.device_profile import DeviceKind, DeviceProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,13 @@ class Question:
     typical: Typical
     ps: Ps | None = None
     cloud: CloudSpell | None = None
+
+    @property
+    def kinds(self) -> set[DeviceKind]:
+        """Of what is in it."""
+        known = (self.profiles.get(spell.profile) for spell in self.spells)
+        kinds = {profile.kind for profile in known if profile is not None}
+        return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
 
     def fleet(self, case: Case) -> Footprint:
         """The fleet's footprint in a case."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cleave.footprint.assumptions import Assumptions, ByKind, Figure
 from cleave.footprint.typical import Spread
+from profiles.device_profile import DeviceKind
 
 LIFETIME_YEARS = (2.0, 4.0)
 
@@ -50,7 +51,12 @@ class Bar:
 
 
 def tornado(
-    figure: Callable[[Case], float | None], case: Case, intensities: Iterable[float], *, cloud: bool
+    figure: Callable[[Case], float | None],
+    case: Case,
+    intensities: Iterable[float],
+    *,
+    cloud: bool,
+    kinds: Collection[DeviceKind] = tuple(DeviceKind),
 ) -> list[Bar]:
     """The bars of a tornado plot, widest first; those that change nothing are left out.
 
@@ -59,6 +65,7 @@ def tornado(
         case: the middle.
         intensities: of the world's grids, in gCO2e/kWh; a tenth of them is below the low end, a
             tenth above the high one.
+        kinds: of devices and GPUs in the figure.
         cloud: whether a data centre is in the figure, which is a ratio above 0 then.
     """
     made = case.assumptions
@@ -83,8 +90,9 @@ def tornado(
         table: ByKind = getattr(made, name)
         low = with_made(**{name: {k: replace(f, value=f.low) for k, f in table.items()}})
         high = with_made(**{name: {k: replace(f, value=f.high) for k, f in table.items()}})
-        at_low = _span([f.low * scale for f in table.values()], unit)
-        at_high = _span([f.high * scale for f in table.values()], unit)
+        asked = [figure for kind, figure in table.items() if kind in kinds]
+        at_low = _span([figure.low * scale for figure in asked], unit)
+        at_high = _span([figure.high * scale for figure in asked], unit)
         return _NAMES[name], at_low, at_high, low, high
 
     short, long = LIFETIME_YEARS
@@ -150,7 +158,7 @@ def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
 
 def _span(values: Sequence[float], unit: str) -> str:
     """Of all kinds of devices, what they come to."""
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
 
 

@@ -16,6 +16,7 @@ from cleave.footprint.account import (
 )
 from cleave.footprint.assumptions import Assumptions, load_assumptions
 from cleave.footprint.carbon import S_PER_YEAR
+from cleave.footprint.comparison import Question
 from cleave.footprint.meter import Basis
 from cleave.footprint.sensitivity import Case, tornado
 from cleave.footprint.typical import load_typical
@@ -166,3 +167,22 @@ def test_what_devices_measured_themselves_is_marked() -> None:
     # A phone's charger loses 17 % on either.
     assert by_name["chargers and power supplies"].energy_j == pytest.approx(0.17 * (500 + 270))
     assert "1 of 2 devices: energy as they measured it themselves" in found.assumed
+
+
+def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
+    profiles, typical = load_profiles(), load_typical()
+    laptop = Spell("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
+    question = Question([laptop], profiles, typical)
+    bars = tornado(
+        question.figure,
+        Case(assumptions(), 400.0, None),
+        [100.0, 300.0, 500.0],
+        cloud=False,
+        kinds=question.kinds,
+    )
+    by_name = {bar.name: bar for bar in bars}
+    power = by_name["power of devices whose profile does not say"]
+    # From the 10.6 W of one laptop to the 41.6 W of the other, for an hour at 400 g/kWh.
+    assert power.high - power.low == pytest.approx(0.4 * (41.6 - 10.6))
+    assert {"lifetime", "utilisation", "electricity of the fleet"} <= by_name.keys()
+    assert [bar.swing for bar in bars] == sorted((bar.swing for bar in bars), reverse=True)

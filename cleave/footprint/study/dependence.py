@@ -72,7 +72,7 @@ def dependences(
         def figure(case: Case, of: Callable[[Ratios], float | None] = of) -> float | None:
             return of(question.ratios(case))
 
-        bars = tornado(figure, middle.case, intensities, cloud=True)
+        bars = tornado(figure, middle.case, intensities, cloud=True, kinds=question.kinds)
         for ends in others:
             low, high = of(ends.low), of(ends.high)
             if low is not None and high is not None:
