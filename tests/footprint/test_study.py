@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cleave.errors import UsageError
 from cleave.footprint.study.accountant import Accountant
 from cleave.footprint.study.conditions import Axis, Setting, carbon_axes, energy_axes
-from cleave.footprint.study.rows import gpu_run, rows_of, simulated
+from cleave.footprint.study.rows import Row, gpu_run, rows_of, simulated
 from cleave.footprint.study.setups import published
 from cleave.footprint.study.study import judged, needed_flops_per_s
 from cleave.footprint.study.verdicts import held_against, together
@@ -23,7 +23,17 @@ from cleave_cli.main import app
 LAPTOP, PHONE, LAPTOPS, PHONES = published().setups
 
 
-def test_a_laptop_alone_by_hand() -> None:
+@pytest.fixture(scope="module")
+def accountant() -> Accountant:
+    return Accountant()
+
+
+@pytest.fixture(scope="module")
+def by_laptops() -> list[Row]:
+    return rows_of(LAPTOPS, 0)
+
+
+def test_a_laptop_alone_by_hand(accountant: Accountant) -> None:
     # OPT-125M, 8192 tokens: 6 FLOPs for each of 84,934,656 + 38,608,896 weights and token, and
     # 3 * 12 * 4 * 16 * 512^2 * 768 of attention: 6.536e12, in 1.591 s at 4.1084 TFLOP/s. 100 steps
     # at 26.1 W are 4152 J. The A5000 takes 0.1438 s at half of 90.9 TFLOP/s: 3308 J at 230 W, times
@@ -31,7 +41,7 @@ def test_a_laptop_alone_by_hand() -> None:
     (row,), gpu = rows_of(LAPTOP, 0), gpu_run(LAPTOP)
     assert row.flops == pytest.approx(100 * 6.536e12, rel=1e-4)
     assert row.step_s == pytest.approx(1.591, rel=1e-3)
-    found = judged(Accountant(), row, gpu)
+    found = judged(accountant, row, gpu)
     assert found.fleet.energy_j == pytest.approx(4152, rel=1e-3)
     assert found.gpu.energy_j == pytest.approx(8310, rel=1e-3)
     assert found.energy.central == pytest.approx(8310 / 4152, rel=1e-3)
@@ -44,10 +54,10 @@ def test_a_laptop_alone_by_hand() -> None:
     assert found.sunk_cost.central == pytest.approx(gpu_g / (4152 / 3.6e6 * 485.08), rel=2e-3)
 
 
-def test_laptops_by_dtfm_by_hand() -> None:
+def test_laptops_by_dtfm_by_hand(by_laptops: list[Row]) -> None:
     # Four stages of six layers, one sample of 512 x 2048 bf16 activations a slot: 2,097,152 bytes
     # over each of three links, forward and backward, for 16 samples and 100 steps.
-    row = next(r for r in rows_of(LAPTOPS, 0) if r.method == "dtfm-all (pipelined)" and r.fits)
+    row = next(r for r in by_laptops if r.method == "dtfm-all (pipelined)" and r.fits)
     assert row.spell.devices == 4
     assert row.spell.down_bytes == 2 * 3 * 16 * 100 * 2_097_152
     assert row.spell.radio_s == pytest.approx(2 * row.spell.down_bytes / 10e6)
@@ -55,8 +65,8 @@ def test_laptops_by_dtfm_by_hand() -> None:
     assert row.spell.present_s == pytest.approx(4 * row.duration_s)
 
 
-def test_memory_is_said_and_decides_what_fits() -> None:
-    fits = {(row.method, row.fits): row for row in rows_of(LAPTOPS, 0)}
+def test_memory_is_said_and_decides_what_fits(by_laptops: list[Row]) -> None:
+    fits = {(row.method, row.fits): row for row in by_laptops}
     # Sixteen bytes for each parameter of a quarter of 24 layers, and more, are not in 3 GB.
     assert fits["dtfm-all (pipelined)", False].offered == ["3 GB"]
     assert fits["dtfm-all (pipelined)", True].offered == ["12 GB"]
@@ -73,8 +83,11 @@ def test_no_method_multiplies_less_than_another() -> None:
     assert all(least * 0.999 <= flops < 2 * least for flops in rows.values())
 
 
-def test_a_charger_that_loses_more_and_a_bare_gpu_make_devices_worse() -> None:
-    found = judged(Accountant(), next(iter(simulated(PHONE, PHONE.offers[0], 0))), gpu_run(PHONE))
+def test_a_charger_that_loses_more_and_a_bare_gpu_make_devices_worse(
+    accountant: Accountant,
+) -> None:
+    (row,) = simulated(PHONE, PHONE.offers[0], 0)
+    found = judged(accountant, row, gpu_run(PHONE))
     # From a charger of 1.17 to one of 2.9, of 6.75 W to 7.2 W, a bare GPU, twice as fast.
     worst = found.energy.central * (1.17 / 2.9) * (6.75 / 7.2) / (1.59 * 1.58) / 2
     assert found.energy.least == pytest.approx(worst, rel=1e-3)
@@ -84,8 +97,7 @@ def test_a_charger_that_loses_more_and_a_bare_gpu_make_devices_worse() -> None:
     assert found.compute_over_gpu == pytest.approx(gpu_per_j / phone_per_j, rel=1e-3)
 
 
-def test_every_condition_has_its_central_setting_first() -> None:
-    accountant = Accountant()
+def test_every_condition_has_its_central_setting_first(accountant: Accountant) -> None:
     assert len(accountant.of_energy) == 2 * 2 * 2 * 3 * 3
     assert len(accountant.of_carbon) == 72 * 5 * 5
     first = {axis.name: axis.settings[0].title for axis in (*energy_axes(), *carbon_axes())}

@@ -47,6 +47,11 @@ class Axis:
 
 def energy_axes() -> tuple[Axis, ...]:
     """What decides about energy."""
+    network = load_assumptions().network_j_per_byte
+
+    def with_network(made: Assumptions) -> Assumptions:
+        return replace(made, network_j_per_byte=network)
+
     return (
         Axis(
             "chargers",
@@ -59,7 +64,7 @@ def energy_axes() -> tuple[Axis, ...]:
             "network between devices",
             (
                 Setting("not counted", lambda s: _made(s, without_network)),
-                Setting("0.007 kWh/GB", with_network),
+                Setting("0.007 kWh/GB", lambda s: _made(s, with_network)),
             ),
         ),
         Axis(
@@ -148,13 +153,6 @@ def lossy(made: Assumptions) -> Assumptions:
 def without_network(made: Assumptions) -> Assumptions:
     """Nothing for the bytes between devices, as within one house."""
     return replace(made, network_j_per_byte=replace(made.network_j_per_byte, value=0.0))
-
-
-def with_network(state: State) -> State:
-    """What comes with Cleave for the bytes between devices."""
-    return _made(
-        state, lambda made: replace(made, network_j_per_byte=load_assumptions().network_j_per_byte)
-    )
 
 
 def bare_gpu(made: Assumptions) -> Assumptions:

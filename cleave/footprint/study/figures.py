@@ -16,6 +16,7 @@ from cleave.footprint.study.study import Judged, Judgement, SetupStudy
 from cleave.footprint.study.verdicts import Found
 from cleave.footprint.tornado_plot import draw_tornado
 
+_DPI = 110
 _BAND = {"color": "tab:green", "alpha": 0.15}
 
 
@@ -78,7 +79,7 @@ def save_energy(path: Path, found: Sequence[SetupStudy]) -> None:
         axes.set(title=study.setup.name, xlabel=f"Wh for {study.setup.steps} steps")
         axes.set_xlim(right=1.15 * axes.get_xlim()[1])
         axes.legend(names.values(), names, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=_DPI)
 
 
 _COLOURS = (
@@ -120,7 +121,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
         "bars: over all conditions; dots: central case; green: as claimed; grey: does not fit",
         fontsize=10,
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=_DPI)
 
 
 def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
@@ -141,7 +142,7 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
             ylabel="J of the GPU over J of the devices",
         )  # fmt: skip
         axes.legend(fontsize=7)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=_DPI)
 
 
 def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
@@ -162,7 +163,7 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
         axes.legend(title="lifetime", fontsize=7)
         for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             ticks("{x:g}")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=_DPI)
 
 
 def _fitting(study: SetupStudy) -> list[Judged]:
