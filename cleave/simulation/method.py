@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Protocol
 
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
 from cleave.planner.shape import RateArrays
 from cleave.workload.registry import ModelSpec
 
@@ -38,6 +39,11 @@ class Conditions:
     seed: int = 0
 
     @cached_property
+    def planner(self) -> TilePlanner:
+        """That all methods with such tiles share, so that none plans what another one has."""
+        return TilePlanner(self.ps)
+
+    @cached_property
     def rates(self) -> RateArrays:
         """The fleet as arrays; its latency counts both ways."""
         return RateArrays.of(self.devices)
@@ -49,6 +55,14 @@ class Part:
 
     name: str
     seconds: float
+
+
+class UnderLosses(Protocol):
+    """What a method knows of its steps while devices leave."""
+
+    def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
+        """Seconds for a step when each device is lost so often; infinite where it never ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,7 @@ class Outcome:
         ps_egress_bytes_per_s, ps_ingress_bytes_per_s: that the PS's card must carry in the busiest
             part; 0 for methods without one.
         recovery: what losing one device adds, from when that is noticed; empty where not modelled.
+        under_losses: what a step takes with losses, where they are not taken one after another.
     """
 
     method: str
@@ -81,6 +96,7 @@ class Outcome:
     ps_egress_bytes_per_s: float = 0.0
     ps_ingress_bytes_per_s: float = 0.0
     recovery: tuple[Part, ...] = ()
+    under_losses: UnderLosses | None = None
 
     @property
     def recovery_s(self) -> float | None:
