@@ -14,6 +14,7 @@ from cleave.simulation.confidant import Confidant
 from cleave.simulation.data_parallel import DataParallel
 from cleave.simulation.dtfm import Dtfm
 from cleave.simulation.method import Method
+from cleave.simulation.mixed import CleaveMixed
 from cleave.simulation.resident import CleaveResident
 from cleave.simulation.tiles import Tiles
 
@@ -29,6 +30,7 @@ def methods(utilisation: float = 0.5) -> Mapping[str, Method]:
         "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
         "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
         "cleave-resident": CleaveResident(),
+        "cleave-mixed": CleaveMixed(),
         "dtfm": Dtfm(),
         "dtfm-all": Dtfm("dtfm-all", every_device=True),
         "alpa": Alpa(),

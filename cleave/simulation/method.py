@@ -7,15 +7,17 @@ Feasibility is apart from time. `step_s` is what a step would take if memory wer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.shape import RateArrays
 from cleave.workload.registry import ModelSpec
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ class Conditions:
     element: ElementBytes = field(default_factory=lambda: ElementBytes(2, 2))
     ps: PsRates = field(default_factory=PsRates)
     seed: int = 0
+    _found: dict[Callable[[Conditions], object], object] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def once(self, what: Callable[[Conditions], Found]) -> Found:
+        """What a function says of these conditions; worked out for the first that asks."""
+        if what not in self._found:
+            self._found[what] = what(self)
+        return cast(Found, self._found[what])
 
     @cached_property
     def planner(self) -> TilePlanner:

@@ -23,6 +23,7 @@ from cleave.simulation.resident_events import Assignment, Run, Step, assign, sim
 from cleave.simulation.resident_layouts import Layout, LayoutSearch, Stretch
 from cleave.simulation.resident_losses import ResidentLosses
 from cleave.simulation.sublayers import Pass, kinds
+from cleave.simulation.tiles import EDGES
 from cleave.workload.step import step_gemms
 
 _SIMULATED: Final = 12  # of the layouts that are best by the closed form
@@ -64,8 +65,7 @@ class Resident:
             for held in layout.stages
         )
         computed_s = max(
-            held.load(Pass.BACKWARD).flops / float(np.median(rates.flops))
-            for held in layout.stages
+            held.load(Pass.BACKWARD).flops / float(np.median(rates.flops)) for held in layout.stages
         )
         return ResidentLosses(
             self.time_s,
@@ -80,7 +80,7 @@ class Resident:
 
 
 def simulated(
-    conditions: Conditions, stretches: Sequence[Stretch], most: int = _SIMULATED
+    conditions: Conditions, stretches: Sequence[Stretch], most: int | None = None
 ) -> Resident | None:
     """The best of the first stretches, event by event; None where none can be dealt out."""
     ps, best = conditions.ps, None
@@ -112,17 +112,15 @@ class CleaveResident:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Two rows: events, closed form."""
-        possible = LayoutSearch(conditions).best_first(kinds(conditions.spec))
+        possible = conditions.once(ranked)
         if not possible:
             return [impossible(self.name, "no device, or too few, hold a sub-layer")]
         try:
-            head = head_by_tiles(conditions)
+            head = conditions.once(head_by_tiles)
         except PlanError as error:
             return [impossible(self.name, str(error))]
-        rows = []
-        best = simulated(conditions, possible)
-        if best is not None:
-            rows.append(resident_outcome(self.name, conditions, best, head))
+        best = conditions.once(best_resident)
+        rows = [] if best is None else [resident_row(self.name, conditions, best)]
         layout = possible[0].layout
         parts = (
             Part("steady state", layout.steady_s),
@@ -136,10 +134,19 @@ class CleaveResident:
         return rows
 
 
-def resident_outcome(
-    name: str, conditions: Conditions, best: Resident, head: StepReport
-) -> Outcome:
+def ranked(conditions: Conditions) -> list[Stretch]:
+    """All ways to have every sub-layer resident, best first by the closed form."""
+    return LayoutSearch(conditions).best_first(kinds(conditions.spec))
+
+
+def best_resident(conditions: Conditions) -> Resident | None:
+    """The best of them, event by event; None where the fleet cannot hold them."""
+    return simulated(conditions, conditions.once(ranked), _SIMULATED)
+
+
+def resident_row(name: str, conditions: Conditions, best: Resident) -> Outcome:
     """The row of a step whose sub-layers are all resident at the same time."""
+    head = conditions.once(head_by_tiles)
     layout = best.stretch.layout
     parts = (
         Part("sub-layers", best.samples_s),
@@ -191,9 +198,6 @@ def head_by_tiles(conditions: Conditions) -> StepReport:
     edges = [gemm for gemm in gemms if gemm.name in EDGES]
     ps, element = conditions.ps, conditions.element
     return plan_step(conditions.planner, edges, element, conditions.devices, ps)
-
-
-EDGES: Final = ("project_in", "project_out", "lm_head")
 
 
 def _outcome(

@@ -191,6 +191,16 @@ class LayoutSearch:
                         found.append(Stretch(fitting))
         return sorted(found, key=lambda each: each.time_s)
 
+    def fits(self, order: tuple[Kind, ...]) -> bool:
+        """Whether these sub-layers can be resident at the same time in some layout."""
+        longest = min(_LONGEST_RUN, len(order))
+        # One group as large as there are devices for holds least.
+        return any(
+            self.closed_form(order, run, most, most_groups=1) is not None
+            for run in range(1, longest + 1)
+            if (most := len(self._memory) // -(-len(order) // run))
+        )
+
     def _limits(self, most: int) -> list[int]:
         """Of groups: behind a card fewer may be faster, as each has gradients to send."""
         batch, ps = self._conditions.batch, self._conditions.ps

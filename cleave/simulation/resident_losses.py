@@ -57,9 +57,7 @@ class ResidentLosses:
 
     def flushes(self, losses_per_s: float, detection_s: float) -> int:
         """K, as many as are best."""
-        return min(
-            self._numbers(), key=lambda k: self.flushing_s(k, losses_per_s, detection_s)
-        )
+        return min(self._numbers(), key=lambda k: self.flushing_s(k, losses_per_s, detection_s))
 
     def flushing_s(self, flushes: int, losses_per_s: float, detection_s: float) -> float:
         """T(K)."""
