@@ -13,8 +13,10 @@ the samples the time in which stopped groups are idle:
 
     tail = max(4 W / (r U),  C (1 / G + (G - 1)^2 / (2 G^2)))          between C / 2 and C
 
-Flushing more often is for losses: what a lost device had summed since its last flush is computed
-again. Each flush more costs 4 W / (r U), as the sums may not change while they are sent.
+Flushing more often is for losses: only what a lost device had summed since its last flush is
+computed again. But a flush holds up the group, as its sums may not change while they are sent, and
+with it all stages; once in a step was the best at every rate of losses that was tried (the events
+take any number, `resident_events.Step`). So one flush, staggered, is the plan.
 """
 
 from __future__ import annotations

@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from cleave.errors import PlanError
 from cleave.planner.report import StepReport, plan_step
 from cleave.simulation.method import Conditions, Outcome, Part, impossible
-from cleave.simulation.resident_events import Assignment, Run, Step, assign, simulate
+from cleave.simulation.resident_events import Assignment, Run, Step, assign, simulate, spare_s
 from cleave.simulation.resident_layouts import Layout, LayoutSearch, Stretch
 from cleave.simulation.resident_losses import ResidentLosses
-from cleave.simulation.sublayers import Pass, kinds
+from cleave.simulation.sublayers import kinds
 from cleave.simulation.tiles import EDGES
 from cleave.workload.step import step_gemms
 
@@ -58,24 +56,15 @@ class Resident:
 
     def losses(self, conditions: Conditions) -> ResidentLosses:
         """What it takes while devices leave."""
-        layout, rates = self.stretch.layout, conditions.rates.take(self.assignment.members)
+        layout = self.stretch.layout
+        spare = [spare_s(held, conditions.rates) for held in layout.stages]
         groups = self.assignment.devices / layout.r / len(layout.stages)
-        again_s = max(
-            held.load(Pass.BACKWARD).download_bytes / float(np.median(rates.downlink))
-            for held in layout.stages
-        )
-        computed_s = max(
-            held.load(Pass.BACKWARD).flops / float(np.median(rates.flops)) for held in layout.stages
-        )
         return ResidentLosses(
             self.time_s,
-            len(layout.stages),
+            self.assignment.devices,
             groups,
-            layout.r,
-            max(held.weights_bytes for held in layout.stages) / float(np.median(rates.downlink)),
-            max(again_s, computed_s),
-            conditions.batch / groups,
-            max(held.gradient_bytes for held in layout.stages) / float(np.median(rates.uplink)),
+            max(fetch_s for fetch_s, _ in spare),
+            max(again_s for _, again_s in spare) * conditions.batch / groups,
         )
 
 
@@ -181,10 +170,9 @@ class WithHead:
 
 def recovery(losses: ResidentLosses) -> tuple[Part, ...]:
     """What one loss adds: its group is away, which costs its stage the G-th part of that."""
-    again_s = losses.again_s * losses.samples / 2
     return (
         Part("weights", losses.weights_s / losses.groups),
-        Part("gradients again", again_s / losses.groups),
+        Part("gradients again", losses.again_s / 4 / losses.groups),
     )
 
 

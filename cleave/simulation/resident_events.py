@@ -109,6 +109,17 @@ def sample_s(held: Residence, rates: RateArrays) -> Floats:
     return slowest
 
 
+def spare_s(held: Residence, rates: RateArrays) -> tuple[float, float]:
+    """What a spare of the fleet's median rates needs for the weights, and for a sample's gradients.
+
+    It is sent the sample's input and output gradient, and sends nothing until the flush.
+    """
+    downlink, flops = float(np.median(rates.downlink)), float(np.median(rates.flops))
+    sample = held.backward
+    again_s = max(sample.download_bytes / downlink, sample.flops / flops)
+    return held.weights_bytes / downlink, again_s
+
+
 def assign(
     stages: Sequence[Residence], rates: RateArrays, r: int, most_groups: int
 ) -> Assignment | None:
@@ -215,9 +226,10 @@ class _Groups:
         self.unflushed = np.zeros(groups, np.intp)
         self._flush_every = -(-step.batch // (groups * step.flushes)) if step.flushes > 1 else 0
         self.losses = 0
-        self._detection_s = 0.0
+        self._detection_s = self._fetch_s = self._again_s = 0.0
         self._lost_s = np.full(groups, np.inf)
         if step.losses is not None and step.losses.per_s:
+            self._fetch_s, self._again_s = spare_s(held, rates)
             self._detection_s = step.losses.detection_s
             self._rng = np.random.default_rng((step.losses.seed, stage))
             self._between_s = 1 / (self._r * step.losses.per_s)
@@ -291,11 +303,8 @@ class _Groups:
     def _lose(self, group: int) -> None:
         """A member is gone, and with it what it had not flushed; a spare takes its part."""
         self.losses += 1
-        again_s = 0.0
-        if self.unflushed[group]:
-            takes_s = self._takes_s[Pass.BACKWARD][:2, group]
-            again_s = float(self.unflushed[group] * takes_s.max())
-        away_s = self._detection_s + float(self.weights_s[group]) + again_s
+        again_s = float(self.unflushed[group] * self._again_s)
+        away_s = self._detection_s + self._fetch_s + again_s
         lost_s = float(self._lost_s[group])
         self._free_s[:, group] = np.maximum(self._free_s[:, group], lost_s) + away_s
         self._lost_s[group] = lost_s + away_s + self._rng.exponential(self._between_s)
@@ -365,9 +374,11 @@ def _simulated(
         return Run(through_s, through_s, sum(each.losses for each in groups)), 0.0
     ready_s = np.concatenate([each.ready_s() for each in groups])
     due = np.concatenate([each.unflushed > 0 for each in groups])
-    own_s = np.concatenate([each.flush_s for each in groups])
-    nbytes = np.concatenate([each.flush_bytes for each in groups])
-    flush = (ready_s[due], own_s[due], nbytes[due])
+    own_s = due * np.concatenate([each.flush_s for each in groups])
+    nbytes = due * np.concatenate([each.flush_bytes for each in groups])
+    flush = ready_s, own_s, nbytes
     alone_s, together_s = flushed_s(*flush, np.inf), flushed_s(*flush, ingress.bytes_per_s)
+    received_s = (ingress.passed_bytes + float(nbytes.sum())) / ingress.bytes_per_s
+    together_s = max(together_s, received_s)
     run = Run(through_s, max(through_s, together_s), sum(each.losses for each in groups))
     return run, max(0.0, together_s - max(through_s, alone_s))
