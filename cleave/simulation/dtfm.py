@@ -9,7 +9,7 @@ each pipeline. Three rows from one model:
                  a perfectly filled pipeline of compute, (m + P - 1) slots
     (pipelined)  one sample along the whole path forward and backward + (m - 1) slots + DP; a
                  slot is the slowest stage's compute or the slowest link's activations and
-                 gradients, whichever is longer: all overlapped
+                 gradients, whichever is longer: all overlapped (exact: `pipeline`)
     (serial)     m times the whole path forward and backward, nothing overlapped, + DP
 
 The grid P x R is chosen for each row by its own time, among all that B samples and the layers
