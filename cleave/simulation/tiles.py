@@ -192,7 +192,7 @@ class TiledStep:
         """Most that a tile occupies, and what the device that holds it offers."""
         offers = {d.device: d.memory_bytes for d in self.conditions.devices}
         tile = max(
-            (t for r in self.report.reports for t in r.plan.tiles),
+            (of.tightest for of in self.report.reports),
             key=lambda t: t.memory_bytes / offers[t.device],
         )
         return float(tile.memory_bytes), float(offers[tile.device])
@@ -236,7 +236,7 @@ def tiled_outcome(name: str, step: TiledStep) -> Outcome:
     return Outcome(
         method=name,
         setting="" if possible else "no device has memory for attention",
-        devices_used=max(r.plan.devices_used for r in step.report.reports),
+        devices_used=max(of.devices_used for of in step.report.reports),
         parts=(
             Part("layers' Linears", step.report.predicted_s - head.seconds),
             Part("LM head", head.seconds),
