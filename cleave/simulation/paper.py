@@ -57,7 +57,7 @@ FULL: Final = Scope(
     (256, 1024),
     (256, 1024, 8192),
 )
-QUICK: Final = Scope("opt-125m", (16, 32), ("opt-nano",), (16,), (32,), batch=8, seq=128)
+QUICK: Final = Scope("opt-tiny", (8, 16), ("opt-nano",), (8,), (16,), batch=8, seq=128)
 
 
 def write(
