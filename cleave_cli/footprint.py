@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from cleave.errors import UsageError
+from cleave_cli.footprint_study import study
 
 if TYPE_CHECKING:
     from cleave.footprint.account import CloudSpell, Ps
@@ -23,6 +25,22 @@ if TYPE_CHECKING:
 _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
 
 
+class _RunOrStudy(TyperGroup):
+    """`cleave footprint RUN` beside `cleave footprint study`: what is not that word is a run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args[:1] == ["study"] else ["run", *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == "run" else name, command, rest  # nobody types it
+
+
+app = typer.Typer(name="footprint", cls=_RunOrStudy, rich_markup_mode=None)
+app.command("study")(study)
+
+
+@app.command("run", hidden=True)
 def footprint(
     run: Annotated[
         Path | None, typer.Argument(help="A run folder of cleave train.", show_default=False)
@@ -85,6 +103,8 @@ def footprint(
       cleave footprint --model opt-1.3b --fleet laptops-4 --against a5000 --grid USA
 
       cleave footprint --model opt-125m --fleet phones-5g-15 --charger 2.9 --json
+
+    `cleave footprint study` holds a paper's claims against its set-up (see its --help).
     """
     from cleave.footprint.comparison import Question
     from cleave.footprint.sensitivity import Case
@@ -204,7 +224,8 @@ def _share(value: float) -> float:
 
 
 def _ps(watts: float, seconds: float) -> Ps | None:
-    from cleave.footprint.account import Basis, Ps
+    from cleave.footprint.account import Ps
+    from cleave.footprint.meter import Basis
 
     if watts < 0:
         raise UsageError(f"--ps-watts is {watts:g}; give 0 (unknown) or more")

@@ -16,6 +16,7 @@ from cleave.footprint.account import Footprint, cloud_footprint
 from cleave.footprint.assumptions import load_assumptions
 from cleave.footprint.comparison import Question, Ratios, ratios
 from cleave.footprint.grid import Electricity, electricity, load_grids
+from cleave.footprint.meter import Basis
 from cleave.footprint.run_energy import RunEnergy
 from cleave.footprint.sensitivity import Bar, Case, tornado
 from cleave.footprint.typical import load_typical
@@ -59,7 +60,9 @@ def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
     bars: list[Bar] = []
     if middle is not None:
         intensities = [grid.gco2e_per_kwh for grid in load_grids()]
-        bars = tornado(question.figure, case, intensities, cloud=cloud is not None)
+        bars = tornado(
+            question.figure, case, intensities, cloud=cloud is not None, kinds=question.kinds
+        )
     if plot is not None:
         _draw(plot, bars, middle, shown)
     if as_json:
@@ -196,7 +199,9 @@ def _energy_text(found: Footprint, energy: RunEnergy, *, known: bool) -> str:
         return f"{text}, measured here ({energy.machine_source})"
     if found.devices_unknown:
         text += f" without {found.devices_unknown} of {found.devices} devices, whose is unknown"
-    return f"{text}, modelled; cleave footprint RUN says of what"
+    bases = {part.basis for part in found.parts if part.energy_j}
+    how = " and ".join(basis.value for basis in Basis if basis in bases)
+    return f"{text}, {how}; cleave footprint RUN says of what"
 
 
 def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> str:

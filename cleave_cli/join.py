@@ -47,6 +47,9 @@ MaxTemp = Annotated[float, typer.Option(help="Stop above so many degrees Celsius
 Once = Annotated[
     bool, typer.Option("--once", help="Serve one session: do not come back when it is lost.")
 ]
+Profile = Annotated[
+    str, typer.Option(help="Which device this is, of cleave profile list: to model its energy.")
+]
 IdleAfter = Annotated[float, typer.Option(help="Minutes without use after which it is idle.")]
 
 
@@ -62,6 +65,7 @@ def join(
     max_temp: MaxTemp = 0,
     idle_after: IdleAfter = 5,
     once: Once = False,
+    profile: Profile = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Make this machine a device: multiply for a parameter server until it ends or Ctrl-C.
@@ -84,6 +88,7 @@ def join(
             "give one or the other"
         )
     memory_bytes = parse_memory(memory, owner.total_memory_bytes())
+    known_profile(profile)
     if cores:
         owner.keep_to_cores(cores)
     if threads or cores:  # read by the math libraries when they are imported, so before they are
@@ -94,6 +99,7 @@ def join(
     import signal
 
     from cleave.device.executors import Speed, choose, known_name
+    from cleave.device.machine import PowerMeter, Sensors, SessionEnergy
     from cleave.device.memory import hold_strips_well
     from cleave.device.policy import Gate, Verdict, require_visible
     from cleave.errors import CleaveError
@@ -176,10 +182,14 @@ def join(
             name=called,
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,
+            profile=profile,
         )
         connection = await device.open_connection(target)
         computer = device.ExecutorComputer(chosen[0].executor)
-        return device.DeviceSession(connection, computer, hello, ready, give_back, welcomed)
+        energy = SessionEnergy(PowerMeter(Sensors()))
+        return device.DeviceSession(
+            connection, computer, hello, ready, give_back, welcomed, energy.telemetry
+        )
 
     look = None
     if policy is not None:
@@ -203,6 +213,21 @@ def join(
         await guest.run()
 
     asyncio.run(run())
+
+
+def known_profile(name: str) -> None:
+    """Refuse a profile that the library has not.
+
+    Raises:
+        UsageError: for an unknown name.
+    """
+    from cleave.errors import UsageError
+    from profiles.library import load_profiles
+
+    if name and name not in load_profiles():
+        raise UsageError(
+            f"--profile {name!r} is none of the library; give a name that cleave profile list shows"
+        )
 
 
 join.__doc__ = (join.__doc__ or "") + "\n" + EXAMPLES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -84,6 +85,9 @@ def serve(
     grid: Annotated[
         str, typer.Option(help="Country of the devices' electricity, like DEU, to count carbon.")
     ] = "",
+    ps_watts: Annotated[
+        float, typer.Option(help="What this machine draws at the socket; 0: as it tells itself.")
+    ] = 0,
     max_devices: Annotated[int, typer.Option(help="Most devices at once.")] = limits.MAX_DEVICES,
     max_waiting: Annotated[
         int, typer.Option(help="Most connections from one address that are not admitted yet.")
@@ -116,6 +120,8 @@ def serve(
             raise UsageError(f"{option} is {value}; give 1 or more")
     if ps_gbit < 0:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
+    if not 0 <= ps_watts < math.inf:
+        raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 for what it tells itself")
     need_train_extra("cleave serve", "prometheus_client")
     import cleave
     from cleave.footprint.grid import load_grid
@@ -125,6 +131,7 @@ def serve(
     from cleave.server.jobs import Jobs
     from cleave.server.office import open_office
     from cleave.server.overview import ServerFacts
+    from cleave.server.own_power import SAMPLE_S
     from cleave.training.run_job import JobRunner
     from cleave.transport.door import ConnectionLimits
     from cleave.transport.listener import allow_many_connections
@@ -147,7 +154,9 @@ def serve(
     if card is not None:
         planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
     electricity = load_grid(grid) if grid else None
-    with open_office(data, operator_credential, credential, log, facts, electricity) as office:
+    with open_office(
+        data, operator_credential, credential, log, facts, electricity, ps_watts or None
+    ) as office:
         sessions = office.operators
         fleet = listen(
             host,
@@ -177,14 +186,16 @@ def serve(
             ),
         )
         with fleet:
-            jobs = Jobs(fleet, JobRunner(runs), log, office.history, office.overview.job_happened)
+            runner = JobRunner(runs, lambda: office.meter(fleet))
+            jobs = Jobs(fleet, runner, log, office.history, office.overview.job_happened)
             sessions.jobs, sessions.fleet, office.overview.jobs = jobs, fleet, jobs
             office.open(fleet)
             code = None if credential else office.access.pair()
             _welcome(fleet, credential, code, office.url_file, as_json=as_json)
             if code is not None:
                 office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
-            stop.wait()
+            while not stop.wait(SAMPLE_S):
+                office.power.used()  # before the counters are full
             log("stopping: a running job finishes its step and writes a checkpoint")
             for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
                 signal.signal(number, signal.SIG_DFL)

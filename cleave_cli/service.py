@@ -43,6 +43,7 @@ def install(
     hours: join.Hours = "",
     max_temp: join.MaxTemp = 0,
     idle_after: join.IdleAfter = 5,
+    profile: join.Profile = "",
     system: System = False,
     account: Annotated[
         str,
@@ -72,6 +73,7 @@ def install(
     secret = read_url(url)
     parse_join_url(secret)
     known_name(executor)
+    join.known_profile(profile)
     policy = parse_policy(when or "always", hours, max_temp, idle_after)
     memory_bytes = parse_memory(memory, owner.total_memory_bytes())
     if system and not account:
@@ -81,6 +83,7 @@ def install(
         "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
         "--idle-after": f"{idle_after:g}", "--memory": memory, "--cores": cores,
         "--threads": threads, "--executor": executor, "--name": name,
+        "--profile": profile,
     }  # fmt: skip
     options = [f"{option}={value}" for option, value in given.items() if value]
     source = f"@{installer.places.url}"

@@ -63,6 +63,9 @@ def simulate(
         float, typer.Option(help="Share of its peak that a cloud GPU reaches.")
     ] = 0.5,
     seed: Annotated[int, typer.Option(help="Of every search.")] = 0,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time and bytes against devices (PNG, SVG or PDF).")
     ] = None,
@@ -102,7 +105,7 @@ def simulate(
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
     card = ps_gbps * 1e9 / 8 or math.inf
-    known = known_methods(utilisation)
+    known = known_methods(utilisation, thorough=thorough)
     rows = sweep(
         find_model(model),
         batch,
@@ -127,6 +130,7 @@ def simulate(
             "stragglers": stragglers,
             "ps_bytes_per_s": None if math.isinf(card) else card,
             "seed": seed,
+            "thorough": thorough,
             "losses_per_s": churn.losses_per_s,
             "detection_s": detection_s,
             "rows": [_record(row, churn) for row in rows],
@@ -146,6 +150,9 @@ def paper(
         "paper-report"
     ),
     seed: Annotated[int, typer.Option(help="Of every search.")] = 0,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only small models and few devices, to try it out.")
     ] = False,
@@ -173,7 +180,13 @@ def paper(
         out.mkdir(parents=True, exist_ok=True)
         with console.status("simulating"):
             claims = write_report(
-                out, QUICK if quick else FULL, seed, save_sweep, save_recovery, console.print
+                out,
+                QUICK if quick else FULL,
+                seed,
+                save_sweep,
+                save_recovery,
+                console.print,
+                thorough=thorough,
             )
     except OSError as error:
         raise UsageError(f"cannot write into {out}: {error.strerror}") from None

@@ -162,8 +162,13 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         lines.append(
             Text(
                 f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices whose power is "
-                f"known ({energy['devices_known']:,} of those here)"
+                f"known ({energy['devices_known']:,} of those here, "
+                f"{energy.get('devices_measured', 0):,} measured)"
             )
+        )
+    if energy.get("ps_j") is not None:
+        lines.append(
+            Text(f"server {energy['ps_j'] / 3600:,.2f} Wh since it began ({energy['ps_basis']})")
         )
     return list(lines)
 

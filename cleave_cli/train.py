@@ -125,16 +125,12 @@ def train(
                 f"--{option} emulates devices in this process and --server trains on that "
                 f"server's; give one of the two"
             )
-    if server and grid:
-        raise UsageError(
-            "--grid is of this process; a server has its own: cleave serve --grid says where"
-        )
     if resume:  # only what was asked for changes; the rest comes from the run folder
         settings = {key: value for key, value in settings.items() if key in given and value != ""}
     request = {"job": settings, "resume": resume, "name": name}
     display = make_display(as_json=as_json)
     if server:
-        _on_server(server, request, attach, display)
+        _on_server(server, request, attach, grid, display)
     else:
         members: list[FleetDevice] = []
         if devices:
@@ -208,11 +204,19 @@ def _here(
             fleet.close()
 
 
-def _on_server(server: str, request: dict[str, Any], attach: str, display: Display) -> None:
+def _on_server(
+    server: str, request: dict[str, Any], attach: str, grid: str, display: Display
+) -> None:
     import asyncio
 
     from cleave.errors import CleaveError
+    from cleave.footprint.grid import electricity
+    from cleave.footprint.run_energy import EVENT, run_energy
     from cleave.server.client import OperatorClient
+    from cleave_cli.footprint_display import summary
+
+    if grid:
+        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
 
     async def follow() -> None:
         client = await OperatorClient.connect(server)
@@ -228,6 +232,8 @@ def _on_server(server: str, request: dict[str, Any], attach: str, display: Displ
                 async for record in client.records():
                     if record.get("event") == "failed":
                         raise CleaveError(f"{job} failed: {record.get('text')}")
+                    if record.get("event") == EVENT:
+                        record = record | summary(run_energy([record]), grid)
                     display.plain(record)
         except asyncio.CancelledError:
             display.note(

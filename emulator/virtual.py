@@ -8,13 +8,11 @@ its rates, or left out.
 
 from __future__ import annotations
 
-import gc
 import heapq
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -44,6 +42,7 @@ from cleave.fleet.coordinator import (
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.output import Output
 from cleave.fleet.verification import Verification
+from cleave.planner.collector import collector_paused
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
@@ -268,14 +267,14 @@ class VirtualShell:
         self._counters.floor_up_bytes += up
         self._counters.gemms += 1
         a, b = future.a.operand.buffer, future.b.operand.buffer
-        with _collector_paused():
+        with collector_paused():
             self._obey(self.coordinator.submit(work, a, b, self.now_s))
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """See `Shell.wait`: runs the event heap until the future is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
-        with _collector_paused():
+        with collector_paused():
             while not future.done:
                 if timeout_s is not None and self.next_event_s > until_s:
                     self.now_s = max(self.now_s, until_s)
@@ -551,21 +550,6 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,
     )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Without Python's search for reference cycles: the heap's many events are none.
-
-    A third of the emulator's time otherwise goes into walking over them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _tiles(future: GemmFuture) -> int:

@@ -35,6 +35,7 @@ NEIGHBOURS = {  # the exceptions: same floor, one way
     ("cleave.training", "cleave.models"),
     ("emulator", "cleave.transport"),
     ("cleave.server", "cleave.footprint"),
+    ("cleave.footprint", "cleave.simulation"),
     ("cleave.verify", "cleave.arrays"),
 }
 PURE = (

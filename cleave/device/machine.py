@@ -241,6 +241,26 @@ class PowerMeter:
         return self._joules / (self._last_s - self._first_s) or None
 
 
+class SessionEnergy:
+    """What this machine drew since this was made, for telemetry.
+
+    The whole machine as far as it is counted: also what else it did in that time.
+
+    Args:
+        meter: of this machine.
+    """
+
+    def __init__(self, meter: PowerMeter) -> None:
+        self._meter = meter
+        meter.sample()
+
+    def telemetry(self) -> dict[str, float]:
+        """`energy_j`; nothing where the machine does not tell."""
+        self._meter.sample()
+        joules = self._meter.joules
+        return {} if joules is None else {"energy_j": joules}
+
+
 def _batteries(root: Path) -> Iterator[Path]:
     for folder in sorted((root / "sys/class/power_supply").glob("*")):
         # A mouse has a battery, too; its scope is "Device".

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cleave.fleet.admission import Contribution, Doorkeeper
 from cleave.planner.plan import DeviceRates
+from profiles.power_limits import believable_j
 
 if TYPE_CHECKING:
     from cleave.fleet.coordinator import Session
@@ -19,7 +20,7 @@ GRACE_S: Final = 60.0
 """A device that comes back within this time goes on with the link that was measured before."""
 
 MAX_CREDIT: Final = 1e12
-"""The most seconds or joules that are believed of a session, so that sums stay numbers."""
+"""The most seconds that are believed of a session, so that sums stay numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Regulars:
         """Say what these sessions did since it was said last."""
         self._credited_s = now_s
         for session in sessions:
-            self._credit(session)
+            self._credit(session, now_s)
 
     def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
         """A session is over.
@@ -67,7 +68,7 @@ class Regulars:
         """
         if session.identity is None:
             return
-        self._credit(session)
+        self._credit(session, now_s)
         if session.rates is not None and session.probe is None:  # its link is known
             self._departed[session.identity] = _Departure(now_s, session.address, session.rates)
         self._door.departed(session.identity, reason, lost=lost)
@@ -86,22 +87,24 @@ class Regulars:
             latency_s=left.rates.latency_s,
         )
 
-    def _credit(self, session: Session) -> None:
+    def _credit(self, session: Session, now_s: float) -> None:
         if session.identity is None:
             return
-        done = _contribution(session)
+        done = _contribution(session, now_s)
         if done != session.credited:
             self._door.contributed(session.identity, done - session.credited)
             session.credited = done
 
 
-def _contribution(session: Session) -> Contribution:
+def _contribution(session: Session, now_s: float) -> Contribution:
     energy_j = session.telemetry.get("energy_j", 0.0)
+    if not believable_j(energy_j, session.profile, now_s - session.opened_s):
+        energy_j = session.credited.energy_j
     return Contribution(
         session.blocks,
         session.flops,
         session.downlink_bytes,
         session.uplink_bytes,
         min(MAX_CREDIT, session.compute_s),
-        min(MAX_CREDIT, max(0.0, energy_j)),
+        energy_j,
     )

@@ -19,13 +19,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from cleave.footprint.assumptions import Assumptions
 from cleave.footprint.carbon import embodied_gco2e, operational_gco2e
-from cleave.footprint.meter import Gap, parts_of
+from cleave.footprint.meter import Basis, Gap, parts_of
 from cleave.footprint.typical import KnownPower, Typical
-from profiles.device_profile import DeviceKind, DeviceProfile
+from profiles.device_profile import DeviceKind, DeviceProfile, Power
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,15 @@ class Spell:
     """What devices of one profile did, in sum.
 
     Attributes:
-        profile: that they state; empty, or one that nobody knows, leaves their energy unknown.
+        profile: that they state; empty, or one that nobody knows, leaves their energy unknown but
+            for what follows.
         devices: how many.
         present_s, compute_s: connected, and multiplying.
         radio_s: receiving and sending, each counted.
         down_bytes, up_bytes: PS to device, device to PS.
+        active_power_w: drawn by multiplying, above what they draw anyway, as somebody states it;
+            stands in where a profile's power is unknown.
+        measured_j: what they measured themselves, all of them; None for devices that do not.
     """
 
     profile: str
@@ -47,6 +50,8 @@ class Spell:
     radio_s: float
     down_bytes: float
     up_bytes: float
+    active_power_w: float | None = None
+    measured_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +66,6 @@ class CloudSpell:
     profile: DeviceProfile
     time_s: float
     gpus: int = 1
-
-
-class Basis(Enum):
-    """How a figure was come by."""
-
-    MEASURED = "measured"
-    MODELLED = "modelled"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +145,19 @@ def fleet_footprint(
         gco2e_per_kwh: of the electricity of devices, network and PS; None where nobody said.
         ps: its energy; unknown unless given.
     """
-    compute_j = idle_j = radio_j = supply_j = embodied_g = 0.0
-    unknown = unmade = 0
+    compute_j = idle_j = radio_j = supply_j = measured_j = embodied_g = 0.0
+    unknown = unmade = measured = 0
     gaps: Counter[Gap] = Counter()
     standing_in: Counter[DeviceKind] = Counter()
     for spell in spells:
         profile = profiles.get(spell.profile)
-        known = typical.power_of(profile) if profile is not None else KnownPower(None)
-        if profile is None or known.power is None:
+        known = _power_of(spell, profile, typical)
+        ratio = _supply(profile.kind, assumptions) if profile is not None else 1.0
+        if spell.measured_j is not None:
+            measured += spell.devices
+            measured_j += spell.measured_j
+            supply_j += spell.measured_j * (ratio - 1)
+        elif known.power is None:
             unknown += spell.devices
         else:
             computing_s = min(spell.compute_s, spell.present_s)
@@ -165,7 +167,7 @@ def fleet_footprint(
             radio_j += parts.radio_j
             # What a meter at the socket showed has the loss in it; the radio's share was added.
             lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
-            supply_j += lossy_j * (_supply(profile.kind, assumptions) - 1)
+            supply_j += lossy_j * (ratio - 1)
             gaps.update(dict.fromkeys(_gaps(known), spell.devices))
         made_g = _making(profile, spell.present_s, assumptions) if profile is not None else None
         if made_g is None:
@@ -178,7 +180,9 @@ def fleet_footprint(
     network_j = nbytes * assumptions.network_j_per_byte.value
     ps = ps or Ps()
     modelled = Basis.MODELLED
+    measured_part = [Part(_MEASURED, measured_j, Basis.MEASURED)] if measured else []
     found = (
+        *measured_part,
         Part("devices, multiplying", compute_j, modelled),
         Part("devices, waiting", idle_j, modelled),
         Part("devices, radio", radio_j, modelled),
@@ -188,7 +192,10 @@ def fleet_footprint(
     )
     energy_j = sum(part.energy_j for part in found if part.energy_j is not None)
     devices = sum(spell.devices for spell in spells)
-    assumed = [f"{gaps[gap]} of {devices} devices: {gap.value}" for gap in Gap if gaps[gap]]
+    assumed = []
+    if measured:
+        assumed.append(f"{measured} of {devices} devices: energy as they measured it themselves")
+    assumed += [f"{gaps[gap]} of {devices} devices: {gap.value}" for gap in Gap if gaps[gap]]
     assumed += [
         f"{count} of {devices} devices: made like a typical {kind.value} "
         f"({assumptions.embodied_gco2e[kind].value / 1000:g} kgCO2e), as theirs is not known"
@@ -260,6 +267,17 @@ def cloud_footprint(
         embodied_unknown=spell.gpus if made_g is None else 0,
         assumed=tuple(assumed),
     )
+
+
+_MEASURED = "devices, as they measured it"
+
+
+def _power_of(spell: Spell, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
+    """What its devices draw: by their profile or its class, else as their fleet file states."""
+    known = typical.power_of(profile) if profile is not None else KnownPower(None)
+    if known.power is None and spell.active_power_w is not None:
+        return KnownPower(Power(compute_w=spell.active_power_w), (Gap.STATED,))
+    return known
 
 
 def _supply(kind: DeviceKind, assumptions: Assumptions) -> float:

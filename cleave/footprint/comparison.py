@@ -15,7 +15,7 @@ from cleave.footprint.account import (
 )
 from cleave.footprint.sensitivity import Case
 from cleave.footprint.typical import Typical
-from profiles.device_profile import DeviceProfile
+from profiles.device_profile import DeviceKind, DeviceProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +68,37 @@ class Question:
     ps: Ps | None = None
     cloud: CloudSpell | None = None
 
+    @property
+    def kinds(self) -> set[DeviceKind]:
+        """Of what is in it."""
+        known = (self.profiles.get(spell.profile) for spell in self.spells)
+        kinds = {profile.kind for profile in known if profile is not None}
+        return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
+
     def fleet(self, case: Case) -> Footprint:
         """The fleet's footprint in a case."""
         return fleet_footprint(
             self.spells,
             self.profiles,
-            self.typical,
+            self.typical.at(case.class_power),
             case.assumptions,
             case.fleet_gco2e_per_kwh,
             self.ps,
         )
 
+    def ratios(self, case: Case) -> Ratios:
+        """Against the data centre, which is there.
+
+        Raises:
+            ValueError: when there is none.
+        """
+        if self.cloud is None:
+            raise ValueError("there is no data centre to compare with")
+        cloud = cloud_footprint(self.cloud, case.assumptions, case.cloud_gco2e_per_kwh)
+        return ratios(self.fleet(case), cloud)
+
     def figure(self, case: Case) -> float | None:
         """What sensitivity is asked of: the ratio of attributed carbon, or that of the fleet."""
-        fleet = self.fleet(case)
         if self.cloud is None:
-            return fleet.attributed_gco2e
-        cloud = cloud_footprint(self.cloud, case.assumptions, case.cloud_gco2e_per_kwh)
-        return ratios(fleet, cloud).attributed
+            return self.fleet(case).attributed_gco2e
+        return self.ratios(case).attributed

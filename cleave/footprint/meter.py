@@ -41,6 +41,14 @@ class Activity:
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 
+class Basis(Enum):
+    """How a figure was come by."""
+
+    MEASURED = "measured"
+    MODELLED = "modelled"
+    UNKNOWN = "unknown"
+
+
 class Gap(Enum):
     """What is not known of a device; the values say what is assumed (`typical`)."""
 
@@ -50,6 +58,8 @@ class Gap(Enum):
     TYPICAL_CARD = "the most that their graphics card draws, without the rest of the laptop"
     TYPICAL_IDLE = "what they draw while they wait is not known: that of their class"
     TYPICAL_RADIO = "what their radios draw is not known: 0.5 W, an assumption of arXiv 2507.01803"
+    STATED = "power as their fleet file states it, above what they draw anyway"
+    DOUBTED = "they report more energy than such a device can draw: not believed"
     RADIO = "what their radios draw is not known: left out"
     IDLE = "what they draw while they wait is not known: left out"
 

@@ -73,9 +73,9 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[Spell],
             compute_s[tile.device] += 2 * tile.tile.volume / rates[tile.device].flops_per_s * count
             down[tile.device] += tile.download_bytes * count
             up[tile.device] += tile.upload_bytes * count
-    members: defaultdict[str, list[int]] = defaultdict(list)
+    members: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
     for number, device in enumerate(fleet):
-        members[device.profile].append(number)
+        members[device.profile, device.active_power_w].append(number)
     spells = [
         Spell(
             profile,
@@ -89,8 +89,9 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[Spell],
             * work.steps,
             sum(down[n] for n in numbers) * work.steps,
             sum(up[n] for n in numbers) * work.steps,
+            active_power_w,
         )
-        for profile, numbers in members.items()
+        for (profile, active_power_w), numbers in members.items()
     ]
     return spells, step.predicted_s * work.steps
 

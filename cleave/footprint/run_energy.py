@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from cleave.errors import UsageError
-from cleave.footprint.account import Basis, Ps, Spell
+from cleave.footprint.account import Ps, Spell
+from cleave.footprint.meter import Basis
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 
 EVENT = "energy"
@@ -30,6 +31,9 @@ class RunEnergy:
         spells: what its devices did; emulated ones on the virtual clock.
         machine_j: what the machine drew that the run was on; None where it does not tell.
         machine_source: what that counts, for people.
+        virtual: devices were emulated by this machine, on the virtual clock.
+        devices_here: how many of a server's devices ran on its own machine.
+        machine_basis: how `machine_j` was come by.
     """
 
     duration_s: float
@@ -37,31 +41,44 @@ class RunEnergy:
     spells: tuple[Spell, ...] = ()
     machine_j: float | None = None
     machine_source: str = ""
+    virtual: bool = True
+    devices_here: int = 0
+    machine_basis: Basis = Basis.MEASURED
 
     def to_record(self) -> dict[str, Any]:
         """As a line of `metrics.jsonl`."""
-        return {"event": EVENT, **asdict(self)}
+        return {"event": EVENT, **asdict(self), "machine_basis": self.machine_basis.value}
 
     @property
     def ps(self) -> Ps:
-        """Of a run without devices all that its machine drew; else unknown.
+        """All that its machine drew, where none of its devices ran there; else unknown.
 
-        A machine that emulates devices multiplies for them: what it drew is not the PS's energy.
+        A machine that runs or emulates devices multiplies for them: what it drew is not the PS's
+        energy.
         """
-        if self.spells or self.machine_j is None:
+        if self.machine_j is None or self._shared:
             return Ps()
-        return Ps(self.machine_j, Basis.MEASURED)
+        return Ps(self.machine_j, self.machine_basis)
+
+    @property
+    def _shared(self) -> bool:
+        return bool(self.spells) and (self.virtual or self.devices_here > 0)
 
     def notes(self) -> list[str]:
         """What a reader should know."""
         notes = []
-        if self.spells:
+        if self.spells and self.virtual:
             notes.append(
                 "devices are emulated: modelled on the virtual clock, on which the PS's own work "
                 "takes no time"
             )
+        elif self.spells:
+            notes.append("devices are those that joined the server, as they state their profiles")
         if self.machine_j is not None:
-            apart = ", which emulates its devices: not counted" if self.spells else ""
+            apart = ""
+            if self._shared:
+                does = "emulates its devices" if self.virtual else "runs devices, too"
+                apart = f", which {does}: not counted"
             notes.append(
                 f"this machine drew {self.machine_j / 3600:.3g} Wh in {self.wall_s:.0f} s{apart} "
                 f"({self.machine_source})"
@@ -88,8 +105,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
     if not found:
         raise UsageError(
             "this run has no energy record: it runs still, was killed, or was trained by an older "
-            "version or on a server; the dashboard and cleave status show the energy of a server's "
-            "devices"
+            "version"
         )
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
@@ -98,15 +114,19 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         _merged(spell for run in found for spell in run.spells),
         sum(measured) if len(measured) == len(found) else None,
         found[-1].machine_source,
+        any(run.virtual for run in found),
+        max(run.devices_here for run in found),
+        found[-1].machine_basis,
     )
 
 
 def _merged(spells: Iterable[Spell]) -> tuple[Spell, ...]:
     """One spell a profile: a resumed run goes on with the same devices."""
-    merged: dict[str, Spell] = {}
+    merged: dict[tuple[str, float | None, bool], Spell] = {}
     for spell in spells:
-        before = merged.get(spell.profile)
-        merged[spell.profile] = (
+        alike = (spell.profile, spell.active_power_w, spell.measured_j is None)
+        before = merged.get(alike)
+        merged[alike] = (
             spell
             if before is None
             else Spell(
@@ -117,9 +137,16 @@ def _merged(spells: Iterable[Spell]) -> tuple[Spell, ...]:
                 before.radio_s + spell.radio_s,
                 before.down_bytes + spell.down_bytes,
                 before.up_bytes + spell.up_bytes,
+                spell.active_power_w,
+                None
+                if spell.measured_j is None or before.measured_j is None
+                else before.measured_j + spell.measured_j,
             )
         )
     return tuple(merged.values())
+
+
+_Alike = tuple[str, float | None]  # profile, and power as a fleet file states it
 
 
 @dataclass(slots=True)
@@ -139,13 +166,21 @@ class FleetMeter:
         profiles: which profile a device has, by its name.
         here: the names of the connected devices, by id.
         now_s: on the shell's clock.
+        active_power_w: what devices draw by multiplying as their fleet states it, by their name.
     """
 
-    def __init__(self, profiles: Mapping[str, str], here: Mapping[int, str], now_s: float) -> None:
+    def __init__(
+        self,
+        profiles: Mapping[str, str],
+        here: Mapping[int, str],
+        now_s: float,
+        active_power_w: Mapping[str, float | None] | None = None,
+    ) -> None:
         self._profiles = profiles
+        self._active_power_w = active_power_w or {}
         self._began_s = now_s
-        self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
-        self._profile_of: dict[int, str] = {}
+        self._sums: defaultdict[_Alike, _Sums] = defaultdict(_Sums)
+        self._alike: dict[int, _Alike] = {}
         self._since_s: dict[int, float] = {}
         for device, name in here.items():
             self._come(device, name, now_s)
@@ -158,12 +193,12 @@ class FleetMeter:
                     self._come(device, name, at_s)
                 else:
                     since_s = self._since_s.pop(device)
-                    self._sums[self._profile_of[device]].present_s += at_s - since_s
+                    self._sums[self._alike[device]].present_s += at_s - since_s
             case Multiplication():
-                sums = self._sums[self._profile_of[activity.device]]
+                sums = self._sums[self._alike[activity.device]]
                 sums.compute_s += activity.end_s - activity.begin_s
             case Transfer():
-                sums = self._sums[self._profile_of[activity.device]]
+                sums = self._sums[self._alike[activity.device]]
                 sums.radio_s += activity.end_s - activity.begin_s
                 if activity.direction is Direction.DOWN:
                     sums.down_bytes += activity.nbytes
@@ -171,27 +206,28 @@ class FleetMeter:
                     sums.up_bytes += activity.nbytes
 
     def _come(self, device: int, name: str, at_s: float) -> None:
-        profile = self._profiles.get(name, "")
-        self._profile_of[device] = profile
+        alike = self._profiles.get(name, ""), self._active_power_w.get(name)
+        self._alike[device] = alike
         self._since_s[device] = at_s
-        self._sums[profile].names.add(name)
+        self._sums[alike].names.add(name)
 
     def spells(self, now_s: float) -> tuple[Spell, ...]:
         """What they did so far."""
-        present: defaultdict[str, float] = defaultdict(float)
+        present: defaultdict[_Alike, float] = defaultdict(float)
         for device, since_s in self._since_s.items():
-            present[self._profile_of[device]] += now_s - since_s
+            present[self._alike[device]] += now_s - since_s
         return tuple(
             Spell(
                 profile,
                 len(sums.names),
-                sums.present_s + present[profile],
+                sums.present_s + present[profile, active_power_w],
                 sums.compute_s,
                 sums.radio_s,
                 sums.down_bytes,
                 sums.up_bytes,
+                active_power_w,
             )
-            for profile, sums in self._sums.items()
+            for (profile, active_power_w), sums in self._sums.items()
         )
 
     def duration_s(self, now_s: float) -> float:

@@ -34,7 +34,8 @@ class RunMeter:
         if shell is not None:
             here = {id: device.profile.name for id, device in shell.devices.items()}
             names = {member.name: member.profile for member in members}
-            self._fleet = FleetMeter(names, here, shell.now_s)
+            active_power_w = {member.name: member.active_power_w for member in members}
+            self._fleet = FleetMeter(names, here, shell.now_s, active_power_w)
             shell.observers.append(self._fleet)
         power.sample()
 

@@ -10,7 +10,14 @@ from cleave.footprint.sensitivity import Bar
 
 
 def draw_tornado(
-    path: Path, bars: Sequence[Bar], middle: float, title: str, unit: str, *, ratio: bool
+    path: Path,
+    bars: Sequence[Bar],
+    middle: float,
+    title: str,
+    unit: str,
+    *,
+    ratio: bool,
+    claimed: tuple[float, float] | None = None,
 ) -> None:
     """Draw the bars into a picture.
 
@@ -20,6 +27,7 @@ def draw_tornado(
         middle: the figure as assumed.
         unit: of the figure, below the axis.
         ratio: the figure is one: the axis is logarithmic, and 1 is marked.
+        claimed: least and most that somebody claims; shaded.
 
     Raises:
         UsageError: when matplotlib is missing, or the picture cannot be written.
@@ -54,11 +62,13 @@ def draw_tornado(
             )
     axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
     axes.axvline(middle, color="black", linewidth=1)
+    if claimed is not None:
+        axes.axvspan(*claimed, color="tab:green", alpha=0.15)
     if ratio:
         axes.set_xscale("log")
         axes.axvline(1, color="grey", linewidth=1, linestyle="--")
     axes.set(title=title, xlabel=unit)
-    ends = [middle, *(bar.low for bar in bars), *(bar.high for bar in bars)]
+    ends = [middle, *(claimed or ()), *(bar.low for bar in bars), *(bar.high for bar in bars)]
     if ratio:  # room for the labels
         axes.set_xlim(min(ends) / 10, max(1.0, max(ends)) * 10)
     else:

@@ -7,8 +7,9 @@ of its devices. They stand in where a profile is silent, and what stood in is sa
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
 from importlib.resources import files
 from statistics import median
 from typing import Any
@@ -30,6 +31,14 @@ class KnownPower:
     assumed: tuple[Gap, ...] = ()
 
 
+class Spread(Enum):
+    """Which of the measured devices of a class stands in; values are for people."""
+
+    LEAST = "least measured"
+    MEDIAN = "median"
+    MOST = "most measured"
+
+
 @dataclass(frozen=True, slots=True)
 class ClassPower:
     """What devices of a class draw.
@@ -38,11 +47,19 @@ class ClassPower:
         power: medians; `idle_w` is None where it was measured of none.
         devices: that were measured.
         below_flops_per_s: faster devices are not of this class.
+        least, most: as `power`, of the measured figures the lowest and the highest.
     """
 
     power: Power
     devices: tuple[str, ...]
     below_flops_per_s: float
+    least: Power
+    most: Power
+
+    def at(self, spread: Spread) -> ClassPower:
+        """The same class, with another of its devices standing in."""
+        power = {Spread.LEAST: self.least, Spread.MOST: self.most}.get(spread, self.power)
+        return replace(self, power=power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,12 @@ class Typical:
     classes: Mapping[DeviceKind, ClassPower]
     radio_w: Mapping[DeviceKind, float]
     cards_w: Mapping[str, float]
+
+    def at(self, spread: Spread) -> Typical:
+        """The same with other devices of each class standing in."""
+        if spread is Spread.MEDIAN:
+            return self
+        return replace(self, classes={k: found.at(spread) for k, found in self.classes.items()})
 
     def power_of(self, profile: DeviceProfile) -> KnownPower:
         """Its own figures, those of its class where it has none.
@@ -114,11 +137,12 @@ def load_typical() -> Typical:
 def _class_power(entry: dict[str, Any]) -> ClassPower:
     measured = entry["measured"]
     idle = [device["idle_w"] for device in measured if "idle_w" in device]
-    power = Power(
-        idle_w=median(idle) if idle else None,
-        compute_w=median(device["compute_w"] for device in measured),
-        at_wall=entry["at_wall"],
-    )
-    return ClassPower(
-        power, tuple(device["device"] for device in measured), entry["below_flops_per_s"]
-    )
+    compute = [device["compute_w"] for device in measured]
+
+    def power(of: Callable[[list[float]], float]) -> Power:
+        return Power(
+            idle_w=of(idle) if idle else None, compute_w=of(compute), at_wall=entry["at_wall"]
+        )
+
+    names = tuple(device["device"] for device in measured)
+    return ClassPower(power(median), names, entry["below_flops_per_s"], power(min), power(max))

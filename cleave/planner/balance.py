@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
-from cleave.planner.shape import Floats, RateArrays, longest_side, streamed_array_s
+from cleave.planner.shape import Floats, LongestSide, RateArrays, streamed_array_s
 
 Ints = npt.NDArray[np.int64]
 
@@ -228,14 +228,17 @@ class _Slabs:
         self._flop_s = 2 / rates.flops
         self._returned_s = returned / rates.uplink
 
-    def _lengths(self, width: Floats, side_s: Floats, element_s: Floats, times: Floats) -> Floats:
-        available = np.maximum(0.0, times[self._slab_of] / self._slowdown - self._latency_s)
-        return longest_side(width, side_s, element_s, available)
+    def _lengths(self, curve: LongestSide, times: Floats) -> Floats:
+        available = times[self._slab_of]
+        available /= self._slowdown
+        available -= self._latency_s
+        np.maximum(available, 0.0, out=available)
+        return curve(available)
 
-    def _coefficients(self, widths: Floats, depths: Floats) -> tuple[Floats, Floats, Floats]:
+    def _curve(self, widths: Floats, depths: Floats) -> LongestSide:
         depth = depths[self._slab_of]
         element_s = np.maximum(depth * self._flop_s, self._returned_s)
-        return widths[self._slab_of], depth * self._sent_s, element_s
+        return LongestSide(widths[self._slab_of], depth * self._sent_s, element_s)
 
     def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
         """By slab, the time in which its devices manage its rows together.
@@ -243,10 +246,10 @@ class _Slabs:
         The rows that they manage rise with the time and are nearly straight: secant steps inside
         a bracket.
         """
-        width, side_s, element_s = self._coefficients(widths, depths)
+        curve = self._curve(widths, depths)
 
         def rows(times: Floats) -> Floats:
-            return np.add.reduceat(self._lengths(width, side_s, element_s, times), self._starts)
+            return np.add.reduceat(self._lengths(curve, times), self._starts)
 
         height = float(self._height)
         low, high = np.zeros_like(guess_s), guess_s.copy()
@@ -275,12 +278,12 @@ class _Slabs:
 
     def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
         """Integer rows by device: the shortest time whose rounded-down rows fill the height."""
-        width, side_s, element_s = self._coefficients(widths, depths)
-        count = np.diff(self._starts, append=len(width))
+        curve = self._curve(widths, depths)
+        count = np.diff(self._starts, append=len(self._slab_of))
         align = _alignment(self._height / count, most_aligned)[self._slab_of]
 
         def whole(times: Floats) -> Floats:
-            lengths = self._lengths(width, side_s, element_s, times)
+            lengths = self._lengths(curve, times)
             return np.minimum(np.floor(lengths / align + 1e-6) * align, self._height)
 
         def fills(times: Floats) -> npt.NDArray[np.bool_]:

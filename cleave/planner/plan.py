@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
@@ -59,6 +59,13 @@ class ElementBytes:
     partial: int = 4
 
 
+ALIGN: Final = 4
+"""Inner boundaries of strips lie on multiples of it,"""
+
+ALIGNED_FROM: Final = 64
+"""where both sides of the tile are so long."""
+
+
 class EvenCut(NamedTuple):
     """A tile to be cut into so many strips a side; cut when it is asked for.
 
@@ -72,7 +79,7 @@ class EvenCut(NamedTuple):
     @property
     def align(self) -> int:
         """What inner boundaries of strips are multiples of."""
-        return 4 if min(self.tile.m.size, self.tile.n.size) >= 64 else 1
+        return ALIGN if min(self.tile.m.size, self.tile.n.size) >= ALIGNED_FROM else 1
 
     def cut(self) -> TileCut:
         """The strips."""

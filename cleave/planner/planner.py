@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from cleave.gemm import Gemm, Span, Tile
 from cleave.planner.arrange import Draft, drafts
 from cleave.planner.balance import Balancer, Boxes, Fluid, Frame, box_times_s
 from cleave.planner.bound import isolated_bound_s
+from cleave.planner.collector import collector_paused
 from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
 from cleave.planner.plan import (
     DeviceRates,
@@ -105,7 +106,8 @@ class TilePlanner:
             fresh = None if fresh else self._changed(gemm, element, devices)
             self._provisional.discard(key)
             if fresh is None:
-                fresh = self._fresh(gemm, element, devices)
+                with collector_paused():
+                    fresh = self._fresh(gemm, element, devices)
             elif fresh.makespan_s > _WORTH_REPLANNING * self._latest[gemm, element].planned_s:
                 self._provisional.add(key)  # good enough to go on at once, but only once
             self._cache[key] = fresh
@@ -499,12 +501,12 @@ class _Task:
         self, boxes: Boxes, frame: Frame
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         sides = (boxes.rows, boxes.columns) if frame.columns_cut_n else (boxes.columns, boxes.rows)
-        m, n, k = (side.tolist() for side in (*sides, boxes.depth))
+        spans = [starmap(Span, side.tolist()) for side in (*sides, boxes.depth)]
         tiles = planned_tiles(
             self.gemm,
             self.element,
             [self.devices[index] for index in boxes.device.tolist()],
-            [Tile(Span(*m), Span(*n), Span(*k)) for m, n, k in zip(m, n, k, strict=True)],
+            list(map(Tile, *spans)),
             tiles=len(boxes.device),
             block_s=self.ps.block_s,
         )

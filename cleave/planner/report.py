@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+
 from cleave.gemm import Gemm
 from cleave.planner.bound import overlap_bound_s
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Planner, PsRates
-from cleave.planner.shape import RateArrays
-from cleave.planner.streaming import predicted_s
+from cleave.planner.collector import collector_paused
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, PsRates
+from cleave.planner.shape import Floats, RateArrays
+from cleave.planner.streaming import tile_finish_s
+from cleave.planner.tiles import box_sizes
 
 
 class Bottleneck(Enum):
@@ -36,6 +40,8 @@ class PlanReport:
         bottleneck: what a little more of would shorten the plan most.
         download_bytes: of the device that is sent most.
         memory_bytes: of the device that holds most at once.
+        tightest: the tile that leaves its device least memory, as a share of what it offers.
+        devices_used: by the plan.
     """
 
     plan: Plan
@@ -46,6 +52,8 @@ class PlanReport:
     download_bytes: int
     upload_bytes: int
     memory_bytes: int
+    tightest: PlannedTile
+    devices_used: int
 
     @property
     def egress_bytes_per_s(self) -> float:
@@ -67,65 +75,76 @@ def report(
         plan: made for these devices behind this PS.
         element: bytes per element, as it was planned with.
     """
-    down: dict[int, int] = {}
-    up: dict[int, int] = {}
-    for tile in plan.tiles:
-        down[tile.device] = down.get(tile.device, 0) + tile.download_bytes
-        up[tile.device] = up.get(tile.device, 0) + tile.upload_bytes
+    return _report(plan, element, _Fleet.of(devices), ps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """Devices as arrays, and their places in them."""
+
+    rates: RateArrays
+    places: Mapping[int, int]
+
+    @classmethod
+    def of(cls, devices: Sequence[DeviceRates]) -> _Fleet:
+        places = {device.device: place for place, device in enumerate(devices)}
+        return cls(RateArrays.of(devices), places)
+
+
+def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> PlanReport:
+    tiles, places = plan.tiles, fleet.places
+    owner = np.array([places[tile.device] for tile in tiles], np.intp)
+    down = np.array([tile.download_bytes for tile in tiles], np.float64)
+    up = np.array([tile.upload_bytes for tile in tiles], np.float64)
+    used = np.unique(owner)
+    alone = fleet.rates.take(used)
+    behind = alone.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+    by_tile = behind.take(np.searchsorted(used, owner))
+    tightest = int(np.argmax((down + up) / fleet.rates.memory[owner]))
     return PlanReport(
         plan,
         plan.makespan_s / plan.bound_s - 1,
         # The isolated bound allows for its search; no bound is above a better one.
-        min(plan.bound_s, overlap_bound_s(plan.gemm, element, RateArrays.of(devices), ps)),
-        predicted_s(plan, element, _behind_card(plan, devices, ps)),
-        _bottleneck(plan, {d.device: d for d in devices}, ps),
-        max(down.values()),
-        max(up.values()),
-        max(tile.memory_bytes for tile in plan.tiles),
+        min(plan.bound_s, overlap_bound_s(plan.gemm, element, fleet.rates, ps)),
+        float(tile_finish_s(plan, element, by_tile).max()),
+        _bottleneck(plan, down, up, by_tile, alone, ps),
+        int(np.bincount(owner, down).max()),
+        int(np.bincount(owner, up).max()),
+        int((down + up).max()),
+        tiles[tightest],
+        len(used),
     )
 
 
-def _behind_card(plan: Plan, devices: Sequence[DeviceRates], ps: PsRates) -> dict[int, DeviceRates]:
-    """The devices that a plan uses, their links slowed alike to fit through the PS's card."""
-    used_ids = {tile.device for tile in plan.tiles}
-    used = [d for d in devices if d.device in used_ids]
-    behind = RateArrays.of(used).throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
-    return {
-        device.device: replace(
-            device, downlink_bytes_per_s=float(down), uplink_bytes_per_s=float(up)
-        )
-        for device, down, up in zip(used, behind.downlink, behind.uplink, strict=True)
-    }
-
-
-def _bottleneck(plan: Plan, rates: Mapping[int, DeviceRates], ps: PsRates) -> Bottleneck:
+def _bottleneck(
+    plan: Plan, down: Floats, up: Floats, rates: RateArrays, alone: RateArrays, ps: PsRates
+) -> Bottleneck:
     """The resource with the largest share in the times of the tiles.
 
     By the cost model ``T = 2 L + X + d^2 / (4 X)``: a share of ``d^2 / (2 X)`` falls to the
     download, ``X - d^2 / (4 X)`` to the slower of compute and upload (their elasticities).
+
+    Args:
+        down, up, rates: bytes and device, behind the PS's card, of each tile.
+        alone: each device that is used, without the card.
     """
-    used = [rates[device] for device in {tile.device for tile in plan.tiles}]
-    egress_bound = sum(d.downlink_bytes_per_s for d in used) > ps.egress_bytes_per_s
-    ingress_bound = sum(d.uplink_bytes_per_s for d in used) > ps.ingress_bytes_per_s
+    egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
+    ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
     downlink = Bottleneck.PS_EGRESS if egress_bound else Bottleneck.DOWNLINK
     uplink = Bottleneck.PS_INGRESS if ingress_bound else Bottleneck.UPLINK
-    behind = RateArrays.of(used).throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
-    slow_down = behind.downlink[0] / used[0].downlink_bytes_per_s
-    slow_up = behind.uplink[0] / used[0].uplink_bytes_per_s
+    m, n, k = box_sizes([tile.tile for tile in plan.tiles])
+    download_s, upload_s = down / rates.downlink, up / rates.uplink
+    compute_s = 2 * (m * n * k) / rates.flops
+    slower_s = np.maximum(compute_s, upload_s)
+    hidden = slower_s <= download_s / 2
+    wave_s = download_s**2 / (2 * np.maximum(slower_s, 1e-300))
+    slow_s = slower_s - wave_s / 2
+    computes = ~hidden & (compute_s > upload_s)
     shares = dict.fromkeys(Bottleneck, 0.0)
-    for tile in plan.tiles:
-        device = rates[tile.device]
-        download_s = tile.download_bytes / (device.downlink_bytes_per_s * slow_down)
-        upload_s = tile.upload_bytes / (device.uplink_bytes_per_s * slow_up)
-        compute_s = 2 * tile.tile.volume / device.flops_per_s
-        slower_s = max(compute_s, upload_s)
-        shares[Bottleneck.LATENCY] += 2 * device.latency_s
-        if slower_s <= download_s / 2:
-            shares[downlink] += download_s
-        else:
-            shares[downlink] += download_s**2 / (2 * slower_s)
-            slower = Bottleneck.COMPUTE if compute_s > upload_s else uplink
-            shares[slower] += slower_s - download_s**2 / (4 * slower_s)
+    shares[Bottleneck.LATENCY] = float(rates.latency_s.sum())
+    shares[downlink] += float(np.where(hidden, download_s, wave_s).sum())
+    shares[Bottleneck.COMPUTE] += float(slow_s[computes].sum())
+    shares[uplink] += float(slow_s[~hidden & ~computes].sum())
     return max(shares, key=lambda name: shares[name])
 
 
@@ -224,10 +243,12 @@ def plan_step(
         PlanError: when one of them fits no device.
     """
     known: dict[Gemm, PlanReport] = {}
-    for each in gemms:
-        if each.gemm not in known:
-            plan = planner.plan(each.gemm, element, devices)
-            known[each.gemm] = report(plan, element, devices, ps)
+    fleet = _Fleet.of(devices)
+    with collector_paused():
+        for each in gemms:
+            if each.gemm not in known:
+                plan = planner.plan(each.gemm, element, devices)
+                known[each.gemm] = _report(plan, element, fleet, ps)
     return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms))
 
 

@@ -249,9 +249,7 @@ def _area(
     return area
 
 
-def longest_side(
-    width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
-) -> Floats:
+class LongestSide:
     """The longest tile of a given width that comes back in time; 0 where none does.
 
     With a the length and b the width: ``download = (a + b) per_side_s``, ``X = a b per_element_s``,
@@ -261,21 +259,47 @@ def longest_side(
         width: b.
         per_side_s: seconds of download for each row or column of the tile.
         per_element_s: the larger of compute and upload seconds for each element of C's part.
-        available: seconds.
     """
-    per_length_s = width * per_element_s  # X for each unit of length
-    # Where the download hides everything: a + b = available / per_side_s.
-    by_download = available / per_side_s - width
-    # Else (x^2 + p^2/4) a^2 - (x t - p^2 b / 2) a + p^2 b^2 / 4 = 0, the larger root.
-    quarter = per_side_s * per_side_s / 4
-    square = per_length_s * per_length_s + quarter
-    linear = per_length_s * available - 2 * quarter * width
-    root = linear * linear - 4 * square * quarter * width * width
-    by_both = (linear + np.sqrt(np.maximum(root, 0.0))) / (2 * square)
-    # The two meet at 2 X = download, that is at a = p b / (2 x - p).
-    excess = 2 * per_length_s - per_side_s
-    hidden = (excess <= 0) | (available * excess <= per_side_s * 2 * per_length_s * width)
-    return np.maximum(0.0, np.where(hidden, by_download, by_both))
+
+    def __init__(self, width: Floats, per_side_s: Floats, per_element_s: Floats) -> None:
+        self._width = width
+        self._per_side_s = per_side_s
+        self._per_length_s = per_length_s = width * per_element_s  # X for each unit of length
+        # The root of (x^2 + p^2/4) a^2 - (x t - p^2 b / 2) a + p^2 b^2 / 4 = 0, the larger one.
+        quarter = per_side_s * per_side_s / 4
+        square = per_length_s * per_length_s + quarter
+        self._half_width = 2 * quarter * width
+        self._constant = 4 * square * quarter * width * width
+        self._square = 2 * square
+        # The two meet at 2 X = download, that is at a = p b / (2 x - p).
+        self._excess = 2 * per_length_s - per_side_s
+        self._never_above = self._excess <= 0
+        self._meeting = per_side_s * 2 * per_length_s * width
+
+    def __call__(self, available: Floats) -> Floats:
+        """The lengths in so many seconds."""
+        linear = self._per_length_s * available
+        linear -= self._half_width
+        root = linear * linear
+        root -= self._constant
+        np.maximum(root, 0.0, out=root)
+        np.sqrt(root, out=root)
+        root += linear
+        root /= self._square
+        # Where the download hides everything: a + b = available / per_side_s.
+        hidden = available * self._excess <= self._meeting
+        hidden |= self._never_above
+        by_download = available / self._per_side_s
+        by_download -= self._width
+        np.copyto(root, by_download, where=hidden)
+        return np.maximum(root, 0.0, out=root)
+
+
+def longest_side(
+    width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
+) -> Floats:
+    """See `LongestSide`."""
+    return LongestSide(width, per_side_s, per_element_s)(available)
 
 
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:

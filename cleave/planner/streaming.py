@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cleave.gemm import Span, TileCut, wavefront
-from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile
-from cleave.planner.shape import Floats
+from cleave.gemm import Span, Tile, wavefront
+from cleave.planner.plan import ALIGN, ALIGNED_FROM, DeviceRates, ElementBytes, EvenCut, Plan
+from cleave.planner.shape import Floats, RateArrays
+from cleave.planner.tiles import box_sizes
 
 
 def finish_s(
@@ -29,20 +30,9 @@ def finish_s(
         element: bytes per element.
         devices: rates by the ids that the plan uses.
     """
-    shares: dict[int, list[PlannedTile]] = defaultdict(list)
-    for tile in plan.tiles:
-        shares[tile.device].append(tile)
-    found: dict[int, float] = {}
-    alike: dict[tuple[int, int], list[PlannedTile]] = defaultdict(list)
-    for device, tiles in shares.items():
-        if len(tiles) == 1 and isinstance(tiles[0].strips, EvenCut):
-            alike[tiles[0].strips.rows, tiles[0].strips.columns].append(tiles[0])
-        else:
-            found[device] = _one_device_s(plan, element, devices[device], [t.cut for t in tiles])
-    for tiles in alike.values():
-        times = _even_tiles_s(plan, element, [devices[t.device] for t in tiles], tiles)
-        found.update(zip((t.device for t in tiles), times.tolist(), strict=True))
-    return found
+    owners = [tile.device for tile in plan.tiles]
+    rates = RateArrays.of([devices[device] for device in owners])
+    return dict(zip(owners, tile_finish_s(plan, element, rates).tolist(), strict=True))
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
@@ -50,13 +40,44 @@ def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceR
     return max(finish_s(plan, element, devices).values())
 
 
+def tile_finish_s(plan: Plan, element: ElementBytes, rates: RateArrays) -> Floats:
+    """By tile of the plan, when its device is done with all of its tiles; see `finish_s`.
+
+    Args:
+        rates: of the tiles' devices, by tile.
+    """
+    tiles = plan.tiles
+    places: dict[int, list[int]] = {}
+    for place, tile in enumerate(tiles):
+        places.setdefault(tile.device, []).append(place)
+    found = np.zeros(len(tiles))
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for own in places.values():
+        strips = tiles[own[0]].strips
+        if len(own) == 1 and isinstance(strips, EvenCut):
+            alike[strips[1:]].append(own[0])
+        else:
+            found[own] = _one_device_s(plan, element, rates, own)
+    for (rows, columns), group in alike.items():
+        chosen = np.array(group)
+        times = _even_tiles_s(
+            plan, element, rates.take(chosen), [tiles[i].strips.tile for i in group], rows, columns
+        )
+        if times is None:  # sides too short for as many strips as asked for
+            times = np.array([_one_device_s(plan, element, rates, [i]) for i in group])
+        found[chosen] = times
+    return found
+
+
 def _one_device_s(
-    plan: Plan, element: ElementBytes, rates: DeviceRates, cuts: Sequence[TileCut]
+    plan: Plan, element: ElementBytes, rates: RateArrays, places: Sequence[int]
 ) -> float:
-    """A device's tiles in turn; a strip that two of them use is sent once."""
+    """A device's tiles in turn, by place in the plan; a strip of two is sent once."""
+    downlink, uplink = float(rates.downlink[places[0]]), float(rates.uplink[places[0]])
+    flops, latency_s = float(rates.flops[places[0]]), float(rates.latency_s[places[0]]) / 2
     held: dict[tuple[str, Span, Span], float] = {}
     down_s = compute_s = up_s = 0.0
-    for cut in cuts:
+    for cut in (plan.tiles[place].cut for place in places):
         each = element.partial if cut.tile.is_partial(plan.gemm) else element.finished
         for block in wavefront(cut):
             ready_s = 0.0
@@ -64,38 +85,35 @@ def _one_device_s(
                 for strip in (("a", block.m, k), ("b", k, block.n)):
                     if strip not in held:
                         nbytes = strip[1].size * strip[2].size * element.sent
-                        down_s += nbytes / rates.downlink_bytes_per_s
-                        held[strip] = down_s + rates.latency_s
+                        down_s += nbytes / downlink
+                        held[strip] = down_s + latency_s
                     ready_s = max(ready_s, held[strip])
-            compute_s = max(compute_s, ready_s) + block.flops / rates.flops_per_s
-            up_s = max(up_s, compute_s) + block.elements * each / rates.uplink_bytes_per_s
-    return up_s + rates.latency_s
+            compute_s = max(compute_s, ready_s) + block.flops / flops
+            up_s = max(up_s, compute_s) + block.elements * each / uplink
+    return up_s + latency_s
 
 
 def _even_tiles_s(
     plan: Plan,
     element: ElementBytes,
-    rates: Sequence[DeviceRates],
-    tiles: Sequence[PlannedTile],
-) -> Floats:
-    """The same for one tile each on many devices, all cut into equally many strips."""
-    cuts = [tile.strips for tile in tiles if isinstance(tile.strips, EvenCut)]
-    boxes = [cut.tile for cut in cuts]
-    align = np.array([cut.align for cut in cuts])
-    a = even_sizes(np.array([box.m.size for box in boxes]), cuts[0].rows, align)
-    b = even_sizes(np.array([box.n.size for box in boxes]), cuts[0].columns, align)
+    rates: RateArrays,
+    boxes: Sequence[Tile],
+    rows: int,
+    columns: int,
+) -> Floats | None:
+    """The same for one tile each on many devices, all cut into equally many strips, if they can."""
+    m, n, k = box_sizes(boxes)
+    align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
+    a, b = even_sizes(m, rows, align), even_sizes(n, columns, align)
     if a is None or b is None:
-        # Sides too short for as many strips as asked for.
-        alone = zip(rates, tiles, strict=True)
-        return np.array([_one_device_s(plan, element, r, [t.cut]) for r, t in alone])
-    depth = np.array([t.k.size for t in boxes], np.float64)
+        return None
+    depth = k.astype(np.float64)
     each = np.where(depth < plan.gemm.k, element.partial, element.finished)
-    down_rate = np.array([r.downlink_bytes_per_s for r in rates])
-    per_side_s = depth * element.sent / down_rate
-    per_flop_s = 2 * depth / np.array([r.flops_per_s for r in rates])
-    per_element_s = each / np.array([r.uplink_bytes_per_s for r in rates])
-    latency_s = np.array([r.latency_s for r in rates])
-    down_s, compute_s, up_s = (np.zeros(len(tiles)) for _ in range(3))
+    per_side_s = depth * element.sent / rates.downlink
+    per_flop_s = 2 * depth / rates.flops
+    per_element_s = each / rates.uplink
+    latency_s = rates.latency_s / 2
+    down_s, compute_s, up_s = (np.zeros(len(boxes)) for _ in range(3))
     for i, j, new in _order(len(a), len(b)):
         for side, index in new:
             down_s = down_s + (a if side == 0 else b)[index] * per_side_s

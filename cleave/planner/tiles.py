@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, starmap
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm, Span, Tile
@@ -21,6 +23,8 @@ from cleave.planner.plan import (
     tile_upload_bytes,
 )
 from cleave.planner.shape import Floats, RateArrays, fill_s, streamed_array_s, strips_per_side
+
+Ints = npt.NDArray[np.int64]
 
 USABLE_MEMORY: Final = 0.9
 """Of what a device offers; the rest is for messages on their way."""
@@ -50,27 +54,47 @@ def planned_tiles(
     Raises:
         PlanError: when not even a single multiplication fits.
     """
-    fitting: list[tuple[DeviceRates, Tile]] = []
-    for device, box in zip(devices, boxes, strict=True):
-        m, n, k = box.m.size, box.n.size, box.k.size
-        returned = element.finished if k == gemm.k else element.partial
-        if (m + n) * k * element.sent + m * n * returned <= device.memory_bytes * USABLE_MEMORY:
-            fitting.append((device, box))
-        else:
-            fitting += [(device, part) for part in fit_memory(box, gemm, element, device)]
-    return _planned(gemm, element, fitting, tiles, block_s)
+    rates, sides = RateArrays.of(devices), box_sizes(boxes)
+    m, n, k = sides
+    returned = np.where(k == gemm.k, element.finished, element.partial)
+    fits = (m + n) * k * element.sent + m * n * returned <= rates.memory * USABLE_MEMORY
+    owners = [device.device for device in devices]
+    if not fits.all():
+        places: list[int] = []
+        parts: list[Tile] = []
+        for place, (device, box) in enumerate(zip(devices, boxes, strict=True)):
+            some = [box] if fits[place] else fit_memory(box, gemm, element, device)
+            for part in some:
+                places.append(place)
+                parts.append(part)
+        boxes, sides = parts, box_sizes(parts)
+        rates, owners = rates.take(np.array(places)), [owners[place] for place in places]
+    return _planned(gemm, element, owners, rates, boxes, sides, tiles, block_s)
+
+
+def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
+    """Rows, columns and depths of tiles."""
+
+    def sizes(spans: Iterable[Span]) -> Ints:
+        bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
+        found: Ints = bounds[1::2] - bounds[::2]
+        return found
+
+    m, n = sizes(tile.m for tile in boxes), sizes(tile.n for tile in boxes)
+    return m, n, sizes(tile.k for tile in boxes)
 
 
 def _planned(
     gemm: Gemm,
     element: ElementBytes,
-    fitting: Sequence[tuple[DeviceRates, Tile]],
+    owners: Sequence[int],
+    rates: RateArrays,
+    boxes: Sequence[Tile],
+    sides: tuple[Ints, Ints, Ints],
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    rates = RateArrays.of([device for device, _ in fitting])
-    sides = np.array([(t.m.size, t.n.size, t.k.size) for _, t in fitting], np.float64)
-    m, n, k = (np.ascontiguousarray(side) for side in sides.T)
+    m, n, k = (side.astype(np.float64) for side in sides)
     strip_bytes = k * element.sent
     down = (m + n) * strip_bytes
     up = m * n * np.where(k == gemm.k, element.finished, element.partial)
@@ -88,20 +112,18 @@ def _planned(
     rows = np.maximum(rows, _messages(m * strip_bytes, rates.downlink))
     columns = np.maximum(columns, _messages(n * strip_bytes, rates.downlink))
     filling_s = fill_s(streamed_s, np.maximum(rows, columns))
+    strips_of = (each.astype(np.int64).tolist() for each in (rows, columns))
+    cuts = starmap(EvenCut, zip(boxes, *strips_of, strict=True))
     values = zip(
-        fitting,
-        rows.astype(np.int64).tolist(),
-        columns.astype(np.int64).tolist(),
+        owners,
+        cuts,
         down.astype(np.int64).tolist(),
         up.astype(np.int64).tolist(),
         (rates.latency_s + streamed_s).tolist(),
         filling_s.tolist(),
         strict=True,
     )
-    return [
-        PlannedTile(device.device, EvenCut(tile, r, c), d, u, t, f)
-        for (device, tile), r, c, d, u, t, f in values
-    ]
+    return list(starmap(PlannedTile, values))
 
 
 def _messages(nbytes: Floats, rate: Floats) -> Floats:

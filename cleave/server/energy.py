@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from cleave.fleet.coordinator import Session
+from cleave.footprint.account import Ps
 from cleave.footprint.grid import Grid
-from cleave.footprint.meter import Activity, Gap, Used, used_by
+from cleave.footprint.meter import Activity, Basis, Gap, used_by
 from cleave.footprint.typical import Typical
 from profiles.device_profile import DeviceProfile
+from profiles.power_limits import believable_j
 
 Answer = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnergy:
+    """What a session used.
+
+    Attributes:
+        energy_j: None where it is unknown.
+        basis: measured by the device itself, modelled, or unknown.
+        gaps: what was assumed, or not believed.
+    """
+
+    energy_j: float | None
+    basis: Basis
+    gaps: tuple[Gap, ...] = ()
+
+
+def measured_j(session: Session, now_s: float) -> float | None:
+    """What a device says that it used, where such a device can have used it in that time."""
+    said = session.telemetry.get("energy_j")
+    if said is None or not believable_j(said, session.profile, now_s - session.opened_s):
+        return None
+    return said
 
 
 class EnergyMeter:
     """Adds up sessions: those that ended, and those that are asked about.
 
-    A device that measures itself (`energy_j` in its telemetry) is believed; the others are modelled
-    by the profile that they state (`cleave.footprint.meter`), or by their class where that does not
-    state its power (`cleave.footprint.typical`).
+    A device that measures itself (`energy_j` in its telemetry) is believed as far as a device of
+    its profile can draw so much; the others are modelled by the profile that they state
+    (`cleave.footprint.meter`), or by their class where that does not state its power
+    (`cleave.footprint.typical`).
 
     Args:
         profiles: that devices may state; another name is nobody's.
         typical: what stands in where a profile is silent.
         grid: of the electricity that devices use; None where nobody said.
+
+    Attributes:
+        watchers: told of every session that ends, and when.
     """
 
     def __init__(
@@ -32,76 +62,103 @@ class EnergyMeter:
     ) -> None:
         self._powers = typical.powers_of(profiles)
         self._grid = grid
+        self.watchers: list[Callable[[Session, float], None]] = []
         self._past_j = 0.0
-        self._past_known = 0
-        self._past_unknown = 0
+        self._past_known: Counter[Basis] = Counter()
         self._past_gaps: Counter[Gap] = Counter()
 
-    def used(self, session: Session, now_s: float) -> Used | None:
-        """What a session used until now; None where it is unknown."""
-        measured_j = session.telemetry.get("energy_j")
-        if measured_j is not None and measured_j >= 0:
-            return Used(measured_j)
+    def used(self, session: Session, now_s: float) -> SessionEnergy:
+        """What a session used until now."""
+        own_j = measured_j(session, now_s)
+        if own_j is not None:
+            return SessionEnergy(own_j, Basis.MEASURED)
+        doubted = (Gap.DOUBTED,) if "energy_j" in session.telemetry else ()
         known, rates = self._powers.get(session.profile), session.rates
-        if known is None or rates is None:
-            return None
-        did = Activity(
-            now_s - session.opened_s,
-            session.compute_s,
-            session.downlink_bytes,
-            session.uplink_bytes,
-            rates.downlink_bytes_per_s,
-            rates.uplink_bytes_per_s,
-        )
-        return used_by(known.power, did, known.assumed)
+        used = None
+        if known is not None and rates is not None:
+            did = Activity(
+                now_s - session.opened_s,
+                session.compute_s,
+                session.downlink_bytes,
+                session.uplink_bytes,
+                rates.downlink_bytes_per_s,
+                rates.uplink_bytes_per_s,
+            )
+            used = used_by(known.power, did, known.assumed)
+        if used is None:
+            return SessionEnergy(None, Basis.UNKNOWN, doubted)
+        return SessionEnergy(used.energy_j, Basis.MODELLED, used.gaps + doubted)
 
     def ended(self, session: Session, now_s: float) -> None:
         """A session is over."""
         used = self.used(session, now_s)
-        if used is None:
-            self._past_unknown += 1
-        else:
-            self._past_known += 1
-            self._past_j += used.energy_j
-            self._past_gaps.update(used.gaps)
+        self._past_known[used.basis] += 1
+        self._past_j += used.energy_j or 0.0
+        self._past_gaps.update(used.gaps)
+        for watcher in self.watchers:
+            watcher(session, now_s)
 
-    def answer(self, here: list[Used | None]) -> Answer:
-        """What an overview says of energy; `here` is what the connected sessions used."""
-        known = [used for used in here if used is not None]
+    def answer(self, here: list[SessionEnergy], ps: Ps | None = None) -> Answer:
+        """What an overview says of energy.
+
+        Args:
+            here: what the connected sessions used.
+            ps: what the server itself did; unknown unless given.
+        """
+        ps = ps or Ps()
+        bases = Counter(used.basis for used in here)
+        known, unknown = len(here) - bases[Basis.UNKNOWN], bases[Basis.UNKNOWN]
+        ended, past_unknown = self._past_known.total(), self._past_known[Basis.UNKNOWN]
         devices_j = None
-        if known or self._past_known:
-            devices_j = self._past_j + sum(used.energy_j for used in known)
-        gaps = Counter(gap for used in known for gap in used.gaps)
-        assumed = [f"{gaps[gap]} of {len(here)} devices: {gap.value}" for gap in Gap if gaps[gap]]
-        ended = self._past_known + self._past_unknown
-        assumed += [
-            f"{self._past_gaps[gap]} of {ended} sessions that ended: {gap.value}"
-            for gap in Gap
-            if self._past_gaps[gap]
-        ]
-        unknown = len(here) - len(known)
-        if unknown:
-            assumed.append(f"{unknown} of {len(here)} devices: their power is unknown, not counted")
-        if self._past_unknown:
-            assumed.append(
-                f"{self._past_unknown} of {ended} sessions that ended: unknown, not counted"
-            )
-        assumed.append("chargers, the network and the server itself: not counted")
-        if self._grid is None:
-            assumed.append("no country is stated (cleave serve --grid): carbon is unknown")
-        else:
-            grid = self._grid
-            assumed.append(
-                f"electricity of {grid.country}, {grid.year}: {grid.gco2e_per_kwh:.0f} gCO2e/kWh"
-            )
+        if known or ended > past_unknown:
+            devices_j = self._past_j + sum(used.energy_j or 0.0 for used in here)
         gco2e = None
         if self._grid is not None and devices_j is not None:
             gco2e = self._grid.gco2e(devices_j)
         return {
             "devices_j": devices_j,
-            "ps_j": None,
+            "ps_j": ps.energy_j,
+            "ps_basis": ps.basis.value,
             "gco2e": gco2e,
-            "devices_known": len(known),
+            "devices_known": known,
             "devices_unknown": unknown,
-            "assumed": assumed,
+            "devices_measured": bases[Basis.MEASURED],
+            "assumed": [*self._assumed(here, unknown), *_of_ps(ps), *self._of_grid()],
         }
+
+    def _assumed(self, here: list[SessionEnergy], unknown: int) -> list[str]:
+        gaps = Counter(gap for used in here for gap in used.gaps)
+        assumed = [f"{gaps[gap]} of {len(here)} devices: {gap.value}" for gap in Gap if gaps[gap]]
+        ended, past_unknown = self._past_known.total(), self._past_known[Basis.UNKNOWN]
+        assumed += [
+            f"{self._past_gaps[gap]} of {ended} sessions that ended: {gap.value}"
+            for gap in Gap
+            if self._past_gaps[gap]
+        ]
+        if unknown:
+            assumed.append(f"{unknown} of {len(here)} devices: their power is unknown, not counted")
+        if past_unknown:
+            assumed.append(f"{past_unknown} of {ended} sessions that ended: unknown, not counted")
+        assumed.append("chargers and the network: not counted")
+        return assumed
+
+    def _of_grid(self) -> list[str]:
+        grid = self._grid
+        if grid is None:
+            return ["no country is stated (cleave serve --grid): carbon is unknown"]
+        return [
+            f"electricity of {grid.country}, {grid.year}: {grid.gco2e_per_kwh:.0f} gCO2e/kWh; "
+            f"of the devices alone"
+        ]
+
+
+def _of_ps(ps: Ps) -> list[str]:
+    match ps.basis:
+        case Basis.MEASURED:
+            return ["the server: what its machine measured since the server began, all it does"]
+        case Basis.MODELLED:
+            return ["the server: as stated by cleave serve --ps-watts"]
+        case Basis.UNKNOWN:
+            return [
+                "the server: its machine does not tell what it draws (cleave serve --ps-watts says)"
+            ]

@@ -44,6 +44,7 @@ _STEP: Final = {
 }
 _ENERGY: Final = {
     "devices_j": ("cleave_devices_energy_joules", "Energy that devices used, where it is known."),
+    "ps_j": ("cleave_server_energy_joules", "Energy that the server's machine used, if known."),
     "gco2e": ("cleave_devices_carbon_grams", "Carbon of that energy, grams of CO2 equivalent."),
 }
 

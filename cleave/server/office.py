@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cleave.device.machine import PowerMeter, Sensors
 from cleave.footprint.grid import Grid
 from cleave.footprint.typical import load_typical
 from cleave.server.access import Access, Clocks
@@ -19,9 +20,11 @@ from cleave.server.desk import Desk
 from cleave.server.energy import EnergyMeter
 from cleave.server.event_log import EventLog
 from cleave.server.history import JobHistory
+from cleave.server.job_energy import JobMeter
 from cleave.server.metrics import Metrics
 from cleave.server.operator import OperatorSessions
 from cleave.server.overview import Overview, ServerFacts
+from cleave.server.own_power import OwnPower
 from cleave.server.pages import Pages
 from cleave.server.site import Site
 from cleave.server.store import Store
@@ -42,6 +45,8 @@ class Office:
     operators: OperatorSessions
     overview: Overview
     site: Site
+    energy: EnergyMeter
+    power: OwnPower
     operator_token: str
     viewer_token: str
     folder: DataFolder | None
@@ -50,6 +55,10 @@ class Office:
     def url_file(self) -> Path | None:
         """Where the operator's URL is kept while the server runs; None for nowhere."""
         return self.folder.url_path if self.folder is not None else None
+
+    def meter(self, fleet: ServedFleet) -> JobMeter:
+        """Measures a job from now on."""
+        return JobMeter(fleet.live, self.energy, self.power)
 
     def open(self, fleet: ServedFleet) -> None:
         """The fleet listens: operators can be served, and find the server."""
@@ -67,6 +76,7 @@ def open_office(
     log: Callable[[str], None],
     facts: ServerFacts | None = None,
     grid: Grid | None = None,
+    ps_watts: float | None = None,
 ) -> Iterator[Office]:
     """All of it, as long as the block lasts; leave the fleet's own block first.
 
@@ -77,6 +87,7 @@ def open_office(
         log: takes a line for the server's own output.
         facts: what overviews say of the server; nothing when None.
         grid: of the electricity that devices use; None where nobody said.
+        ps_watts: what this machine draws at the socket; None where nobody said.
 
     Raises:
         CleaveError: when the folder cannot be used.
@@ -97,13 +108,18 @@ def open_office(
         history = JobHistory(store, access.ledger, time.time)
         desk = Desk(access, history.all, time.time)
         profiles = load_profiles()
+        energy = EnergyMeter(profiles.values(), load_typical(), grid)
+        power = OwnPower(PowerMeter(Sensors()), ps_watts)
         overview = Overview(
             facts or ServerFacts(),
             EventLog(time.time),
             profiles,
-            EnergyMeter(profiles.values(), load_typical(), grid),
+            energy,
             Clocks(),
+            power.used,
         )
         operators = OperatorSessions(desk, overview)
         site = Site(Pages.of_package(), Metrics(overview, access.admit_operator))
-        yield Office(access, history, desk, operators, overview, site, token, viewer, folder)
+        yield Office(
+            access, history, desk, operators, overview, site, energy, power, token, viewer, folder
+        )

@@ -8,7 +8,7 @@ devices and records there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -18,9 +18,9 @@ from cleave.errors import CleaveError, UsageError
 from cleave.fleet.coordinator import Coordinator, DeviceState, Session
 from cleave.fleet.fleet import FleetCounters
 from cleave.fleet.happenings import EventKind
-from cleave.footprint.meter import Used
+from cleave.footprint.account import Ps
 from cleave.server.access import Clocks
-from cleave.server.energy import EnergyMeter
+from cleave.server.energy import EnergyMeter, SessionEnergy
 from cleave.server.event_log import EventLog
 from cleave.server.jobs import Job, Jobs, JobState
 from cleave.server.rates import Look, Rates, Sums
@@ -33,7 +33,7 @@ DEVICE_COLUMNS: Final = (
     "device", "identity", "name", "kind", "state", "reason", "reputation", "blocks", "compute_s",
     "down_bytes", "up_bytes", "downlink_bytes_per_s", "uplink_bytes_per_s", "flops_per_s",
     "profile_downlink_bytes_per_s", "profile_uplink_bytes_per_s", "profile_flops_per_s",
-    "round_trip_s", "energy_j",
+    "round_trip_s", "energy_j", "energy_basis",
 )  # fmt: skip
 EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
 
@@ -44,7 +44,7 @@ MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 
-_ROW_BYTES: Final = 160  # of a device, texts left out
+_ROW_BYTES: Final = 172  # of a device, texts left out
 _STEP_BYTES: Final = 700  # of a record of a step, with room to spare
 _MAX_REASON: Final = 120
 
@@ -120,6 +120,7 @@ class Overview:
         profiles: by the name that devices state.
         energy: adds up what they use.
         clocks: the time; the steady one is the fleet's.
+        power: says what the server's own machine drew; None where nobody knows.
 
     Attributes:
         live: its fleet; None until it listens.
@@ -133,7 +134,9 @@ class Overview:
         profiles: Mapping[str, DeviceProfile],
         energy: EnergyMeter,
         clocks: Clocks,
+        power: Callable[[], Ps] | None = None,
     ) -> None:
+        self._power = power
         self.live: Live | None = None
         self.jobs: Jobs | None = None
         self._facts = facts
@@ -219,7 +222,7 @@ class Overview:
             "plan": _plan(coordinator.dispatcher, now_s),
             "timeline": self._timeline(live, question.device, now_s),
             "events": self._happenings(question.after_event),
-            "energy": self._energy.answer(used),
+            "energy": self._energy.answer(used, self._power() if self._power else None),
             "gemms": [
                 [work.id, work.title, work.predicted_s, work.took_s]
                 for work in coordinator.dispatcher.finished
@@ -275,7 +278,7 @@ class Overview:
         self,
         coordinator: Coordinator,
         sessions: list[Session],
-        used: list[Used | None],
+        used: list[SessionEnergy],
         before: Look,
         now: Look,
     ) -> Answer:
@@ -304,7 +307,7 @@ class Overview:
         self,
         coordinator: Coordinator,
         session: Session,
-        energy: Used | None,
+        energy: SessionEnergy,
         before: Look,
         now: Look,
     ) -> list[object]:
@@ -340,7 +343,8 @@ class Overview:
             rates.uplink_bytes_per_s if rates is not None else None,
             stated,
             2 * rates.latency_s if rates is not None else None,
-            energy.energy_j if energy is not None else None,
+            energy.energy_j,
+            energy.basis.value,
         ]
 
     def _timeline(self, live: Live, device: int, now_s: float) -> Answer | None:

@@ -14,23 +14,26 @@ from cleave.simulation.confidant import Confidant
 from cleave.simulation.data_parallel import DataParallel
 from cleave.simulation.dtfm import Dtfm
 from cleave.simulation.method import Method
+from cleave.simulation.mixed import CleaveMixed
 from cleave.simulation.resident import CleaveResident
 from cleave.simulation.tiles import Tiles
 
 
-def methods(utilisation: float = 0.5) -> Mapping[str, Method]:
+def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str, Method]:
     """Every method.
 
     Args:
         utilisation: share of their peak that cloud GPUs reach.
+        thorough: searches take as long as they take.
     """
     clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
     return {
         "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
         "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
         "cleave-resident": CleaveResident(),
-        "dtfm": Dtfm(),
-        "dtfm-all": Dtfm("dtfm-all", every_device=True),
+        "cleave-mixed": CleaveMixed(),
+        "dtfm": Dtfm(thorough=thorough),
+        "dtfm-all": Dtfm("dtfm-all", every_device=True, thorough=thorough),
         "alpa": Alpa(),
         "asteroid": Asteroid(),
         "confidant": Confidant(),

@@ -5,7 +5,8 @@ loss costs its detection and the method's recovery, during which devices are los
 
     T = step / (1 - n lambda (detection + recovery))
 
-Where that is not positive a step is never done. Exact while losses do not overlap.
+Where that is not positive a step is never done. Exact while losses do not overlap. A method whose
+devices recover independently of each other knows better (`Outcome.under_losses`).
 """
 
 from __future__ import annotations
@@ -24,5 +25,7 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
     """
     if outcome.recovery_s is None:
         return None
+    if outcome.under_losses is not None:
+        return outcome.under_losses.with_losses_s(losses_per_s, detection_s)
     lost = outcome.devices_used * losses_per_s * (detection_s + outcome.recovery_s)
     return outcome.step_s / (1 - lost) if lost < 1 else math.inf

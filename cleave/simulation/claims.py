@@ -13,7 +13,7 @@ from cleave.simulation.method import Outcome
 from cleave.simulation.sweep import Row
 
 DETECTION_S: Final = 5.0
-_OURS: Final[tuple[str, ...]] = ("cleave", "cleave-2d", "cleave-resident")
+_OURS: Final[tuple[str, ...]] = ("cleave", "cleave-2d", "cleave-resident", "cleave-mixed")
 _DTFM: Final = tuple(
     f"{name} ({variant})"
     for name in ("dtfm", "dtfm-all")

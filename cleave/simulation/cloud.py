@@ -112,6 +112,7 @@ class Cloud:
             memory_offered_bytes=memory,
             memory_needed_bytes=needed,
             misfit=misfit,
+            flops=train_flops(spec, conditions.batch, conditions.seq) * (4 / 3 if recompute else 1),
         )
 
 

@@ -9,7 +9,7 @@ each pipeline. Three rows from one model:
                  a perfectly filled pipeline of compute, (m + P - 1) slots
     (pipelined)  one sample along the whole path forward and backward + (m - 1) slots + DP; a
                  slot is the slowest stage's compute or the slowest link's activations and
-                 gradients, whichever is longer: all overlapped
+                 gradients, whichever is longer: all overlapped (exact: `pipeline`)
     (serial)     m times the whole path forward and backward, nothing overlapped, + DP
 
 The grid P x R is chosen for each row by its own time, among all that B samples and the layers
@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from cleave.planner.shape import Floats
-from cleave.simulation.dtfm_search import Problem, Schedule, first_guess, search
+from cleave.simulation.dtfm_search import TRIALS, Problem, Schedule, first_guess, search
 from cleave.simulation.method import Conditions, Outcome, Part
 from cleave.simulation.pipeline import (
     Job,
@@ -41,6 +41,7 @@ from cleave.simulation.pipeline import (
 )
 
 _NEARLY_ALL: Final = 0.9
+_POINT_S: Final = 20.0  # for all searches of one outcome, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class _Placed:
         slowest = self.problem.rates.flops[self.schedule.groups].min(axis=1)
         each_s: Floats = self.memory.again * self.job.flops(1) * layers / slowest
         return each_s
+
+    def flops(self) -> float:
+        """Of all samples, forward and backward."""
+        rates = self.problem.rates.flops[self.schedule.groups].min(axis=1)
+        return float(self.job.batch * (self.compute_s() * rates).sum())
 
     def formula(self) -> tuple[Part, ...]:
         slots = self.micro_batches + self.problem.stages - 1
@@ -119,29 +125,34 @@ class Dtfm:
     Attributes:
         every_device: all that are offered take part, as far as layers and samples go, as in the
             published grid; otherwise as many as are fastest.
+        thorough: all trials of every search, not only as many as 20 s pay for.
     """
 
     name: str = "dtfm"
     every_device: bool = False
+    thorough: bool = False
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Three rows: as published, fully pipelined, serial."""
         job = Job.of(conditions)
         problems = _problems(conditions, job, every_device=self.every_device)
         guesses = [_placed(job, problem, first_guess(problem)) for problem in problems]
-        searched: dict[int, _Placed] = {}
-        rows = []
+        chosen = {}
         for variant, parts in _VARIANTS.items():
             scores = [
                 (bool(guess.memory.misfit), sum(p.seconds for p in parts(guess)))
                 for guess in guesses
             ]
-            best = scores.index(min(scores))
-            if best not in searched:
-                schedule = search(problems[best], conditions.seed)
-                searched[best] = _placed(job, problems[best], schedule)
-            rows.append(_outcome(f"{self.name} ({variant})", searched[best], parts))
-        return rows
+            chosen[variant] = scores.index(min(scores))
+        searched = {}
+        for grid in sorted(set(chosen.values())):
+            problem, allowance_s = problems[grid], _POINT_S / len(set(chosen.values()))
+            trials = TRIALS if self.thorough else problem.trials_in(allowance_s)
+            searched[grid] = _placed(job, problem, search(problem, conditions.seed, trials))
+        return [
+            _outcome(f"{self.name} ({variant})", searched[chosen[variant]], parts)
+            for variant, parts in _VARIANTS.items()
+        ]
 
 
 def _problems(conditions: Conditions, job: Job, *, every_device: bool) -> list[Problem]:
@@ -187,10 +198,11 @@ def _outcome(method: str, placed: _Placed, parts: Callable[[_Placed], tuple[Part
     between = 2 * placed.job.batch * placed.job.layer.boundary_bytes * (stages - 1)
     moved = between / (stages * replicas) + 2 * (replicas - 1) / replicas * problem.c_dp_bytes
     gap = schedule.pp_s / schedule.path_bound_s - 1 if schedule.path_bound_s else 0.0
+    path = f"path within {gap:.1%} of a bound" if gap > 1e-9 else "shortest path"
     spent = parts(placed)
     return Outcome(
         method=method,
-        setting=f"{stages} stages x {replicas}, path within {gap:.1%} of a bound",
+        setting=f"{stages} stages x {replicas}, {schedule.trials} trials, {path}",
         devices_used=stages * replicas,
         parts=spent,
         download_bytes=moved,
@@ -199,4 +211,5 @@ def _outcome(method: str, placed: _Placed, parts: Callable[[_Placed], tuple[Part
         memory_needed_bytes=memory.needed_bytes,
         misfit=memory.misfit,
         recovery=restart(placed.job, placed.stages, sum(part.seconds for part in spent)),
+        flops=placed.flops(),
     )

@@ -7,14 +7,17 @@ Feasibility is apart from time. `step_s` is what a step would take if memory wer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
 from cleave.planner.shape import RateArrays
 from cleave.workload.registry import ModelSpec
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,20 @@ class Conditions:
     element: ElementBytes = field(default_factory=lambda: ElementBytes(2, 2))
     ps: PsRates = field(default_factory=PsRates)
     seed: int = 0
+    _found: dict[Callable[[Conditions], object], object] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def once(self, what: Callable[[Conditions], Found]) -> Found:
+        """What a function says of these conditions; worked out for the first that asks."""
+        if what not in self._found:
+            self._found[what] = what(self)
+        return cast(Found, self._found[what])
+
+    @cached_property
+    def planner(self) -> TilePlanner:
+        """That all methods with such tiles share, so that none plans what another one has."""
+        return TilePlanner(self.ps)
 
     @cached_property
     def rates(self) -> RateArrays:
@@ -49,6 +66,14 @@ class Part:
 
     name: str
     seconds: float
+
+
+class UnderLosses(Protocol):
+    """What a method knows of its steps while devices leave."""
+
+    def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
+        """Seconds for a step when each device is lost so often; infinite where it never ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +92,9 @@ class Outcome:
         ps_egress_bytes_per_s, ps_ingress_bytes_per_s: that the PS's card must carry in the busiest
             part; 0 for methods without one.
         recovery: what losing one device adds, from when that is noticed; empty where not modelled.
+        under_losses: what a step takes with losses, where they are not taken one after another.
+        flops: multiplied in a step by all devices used, what is recomputed included; 0 where nobody
+            counts them.
     """
 
     method: str
@@ -81,6 +109,8 @@ class Outcome:
     ps_egress_bytes_per_s: float = 0.0
     ps_ingress_bytes_per_s: float = 0.0
     recovery: tuple[Part, ...] = ()
+    under_losses: UnderLosses | None = None
+    flops: float = 0.0
 
     @property
     def recovery_s(self) -> float | None:

@@ -57,12 +57,12 @@ FULL: Final = Scope(
     (256, 1024),
     (256, 1024, 8192),
 )
-QUICK: Final = Scope("opt-125m", (16, 32), ("opt-nano",), (16,), (32,), batch=8, seq=128)
+QUICK: Final = Scope("opt-tiny", (8, 16), ("opt-nano",), (8,), (16,), batch=8, seq=128)
 
 
 def write(
     folder: Path, scope: Scope, seed: int, save_sweep: Save, save_recovery: Save,
-    say: Callable[[str], object],
+    say: Callable[[str], object], *, thorough: bool = False,
 ) -> list[Claim]:  # fmt: skip
     """Simulate everything and write `report.md` and its figures.
 
@@ -70,11 +70,12 @@ def write(
         folder: which is there.
         save_sweep, save_recovery: draw rows into a file.
         say: is told what is being done.
+        thorough: searches take as long as they take.
 
     Raises:
         OSError: when the folder cannot be written to.
     """
-    every = list(methods().values())
+    every = list(methods(thorough=thorough).values())
     found: dict[str, list[Row]] = {}
     for model, counts in (
         (scope.model, scope.counts),

@@ -1,86 +1,98 @@
 """`cleave-resident`: devices hold sub-layers for a step (design, section 9). Not built: simulated.
 
-The closed form, with a fleet of mean rates, P stages of G groups of r devices and B / G samples for
-each group:
-
-    step = max over stages of (total down / D, total up / U, compute / F)
-           + sum over stages of one sample's forward and backward hop
-
-The search takes the best runs and r by that, deals the real devices to stages and simulates the
-step event by event (`resident_events`); the LM head is done by tiles before and after, as `cleave`
-does it, and counts in full. Two rows: the closed form, and the events.
+The closed form (`resident_layouts`) ranks the runs of sub-layers, the sizes of groups and their
+numbers. The best of them are simulated event by event on the real devices (`resident_events`), and
+the best of these is taken. The LM head is done by tiles before and after, as `cleave` does it, and
+counts in full. Two rows: the events, and the closed form. A loss costs a device's unfinished share,
+not the step (`resident_losses`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from cleave.errors import PlanError
-from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
 from cleave.simulation.method import Conditions, Outcome, Part, impossible
-from cleave.simulation.resident_events import Assignment, Run, assign, sample_s, simulate
-from cleave.simulation.sublayers import Load, Residence, kinds, residence
+from cleave.simulation.resident_events import Assignment, Run, Step, assign, simulate, spare_s
+from cleave.simulation.resident_layouts import Layout, LayoutSearch, Stretch
+from cleave.simulation.resident_losses import ResidentLosses
+from cleave.simulation.sublayers import kinds
+from cleave.simulation.tiles import EDGES
+from cleave.simulation.work import head_flops
 from cleave.workload.step import step_gemms
 
 _SIMULATED: Final = 12  # of the layouts that are best by the closed form
-_LONGEST_RUN: Final = 16  # sub-layers
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A way to spread a model over a fleet, and what the closed form says of it.
+class Resident:
+    """A stretch of sub-layers on the devices of a fleet.
 
     Attributes:
-        stages: what each stage's devices hold.
-        steady_s, fill_s: the two terms of the closed form.
+        runs: of its visits.
     """
 
-    stages: tuple[Residence, ...]
-    r: int
-    groups: int
-    steady_s: float
-    fill_s: float
+    stretch: Stretch
+    assignment: Assignment
+    runs: tuple[Run, ...]
+
+    @property
+    def time_s(self) -> float:
+        return sum(run.step_s for run in self.runs)
+
+    @property
+    def samples_s(self) -> float:
+        """Of that, until the last sample is through."""
+        return sum(run.samples_s for run in self.runs)
+
+    def moved_bytes(self, batch: int) -> tuple[float, float]:
+        """Down and up, of all devices together."""
+        groups = [len(each) for each in self.assignment.stages]
+        moved = [visit.moved_bytes(batch, groups) for visit in self.stretch.visits]
+        return sum(down for down, _ in moved), sum(up for _, up in moved)
+
+    def losses(self, conditions: Conditions) -> ResidentLosses:
+        """What it takes while devices leave."""
+        layout = self.stretch.layout
+        spare = [spare_s(held, conditions.rates) for held in layout.stages]
+        groups = self.assignment.devices / layout.r / len(layout.stages)
+        return ResidentLosses(
+            self.time_s,
+            self.assignment.devices,
+            groups,
+            max(fetch_s for fetch_s, _ in spare),
+            max(again_s for _, again_s in spare) * conditions.batch / groups,
+        )
 
 
-def closed_form(conditions: Conditions, run: int, r: int) -> Layout | None:
-    """Runs of so many sub-layers in groups of r; None where the fleet is too small for one chain.
-
-    Only devices whose memory holds the largest stage count.
-    """
-    order = kinds(conditions.spec)
-    pieces = [order[i : i + run] for i in range(0, len(order), run)]
-    known = {piece: residence(conditions, piece, r) for piece in set(pieces)}
-    stages = tuple(known[piece] for piece in pieces)
-    need = max(held.memory_bytes for held in stages)
-    able = int((conditions.rates.memory >= need).sum())
-    groups = min(conditions.batch, able // (len(stages) * r))
-    if not groups:
-        return None
-    samples = -(-conditions.batch // groups)
-    steady_s = max(_steady_s(conditions, held, samples) for held in known.values())
-    fill_s = sum(
-        _hop_s(conditions, held.forward) + _hop_s(conditions, held.backward) for held in stages
-    )
-    return Layout(stages, r, groups, steady_s, fill_s)
-
-
-def layouts(conditions: Conditions) -> list[Layout]:
-    """Those worth simulating, best first by the closed form."""
-    longest = min(_LONGEST_RUN, len(kinds(conditions.spec)))
-    found = []
-    for run in range(1, longest + 1):
-        stages = -(-len(kinds(conditions.spec)) // run)
-        most = len(conditions.devices) // stages
-        sizes = {most // groups for groups in range(1, most + 1) if groups <= conditions.batch}
-        for r in sorted(sizes | {1} if most else sizes):
-            layout = closed_form(conditions, run, r) if r else None
-            if layout is not None:
-                found.append(layout)
-    return sorted(found, key=lambda each: each.steady_s + each.fill_s)
+def simulated(
+    conditions: Conditions, stretches: Sequence[Stretch], most: int | None = None
+) -> Resident | None:
+    """The best of the first stretches, event by event; None where none can be dealt out."""
+    ps, best = conditions.ps, None
+    behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+    for stretch in stretches[:most]:
+        layout = stretch.layout
+        assignment = assign(layout.stages, behind, layout.r, layout.most_groups)
+        if assignment is None:
+            continue
+        runs = tuple(
+            simulate(
+                layout.stages,
+                assignment,
+                conditions.rates,
+                Step(conditions.batch, visit.passes, ps),
+            )
+            for visit in stretch.visits
+        )
+        found = Resident(stretch, assignment, runs)
+        if best is None or found.time_s < best.time_s:
+            best = found
+    return best
 
 
 class CleaveResident:
@@ -90,116 +102,121 @@ class CleaveResident:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Two rows: events, closed form."""
-        ps = conditions.ps
-        behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
-        possible = layouts(conditions)
+        possible = conditions.once(ranked)
         if not possible:
             return [impossible(self.name, "no device, or too few, hold a sub-layer")]
         try:
-            head = _head(conditions)
+            head = conditions.once(head_by_tiles)
         except PlanError as error:
             return [impossible(self.name, str(error))]
-        best: tuple[Run, Layout, Assignment] | None = None
-        for layout in possible[:_SIMULATED]:
-            assignment = assign(layout.stages, behind, layout.r, conditions.batch)
-            if assignment is None:
-                continue
-            run = simulate(layout.stages, assignment, behind, conditions.batch)
-            if best is None or run.step_s < best[0].step_s:
-                best = run, layout, assignment
-        rows = []
-        if best is not None:
-            run, layout, assignment = best
-            parts = (
-                Part("sub-layers", run.samples_s),
-                Part("last gradients", run.step_s - run.samples_s),
-                Part("LM head", head.predicted_s),
-            )
-            row = self._outcome(conditions, layout, assignment.devices, parts, head, "")
-            rows.append(replace(row, recovery=_recovery(conditions, layout, assignment)))
-        first = possible[0]
+        best = conditions.once(best_resident)
+        rows = [] if best is None else [resident_row(self.name, conditions, best)]
+        layout = possible[0].layout
         parts = (
-            Part("steady state", first.steady_s),
-            Part("fill", first.fill_s),
+            Part("steady state", layout.steady_s),
+            Part("fill", layout.fill_s),
+            Part("last gradients", layout.flush_s),
             Part("LM head", head.predicted_s),
         )
-        used = len(first.stages) * first.groups * first.r
-        rows.append(self._outcome(conditions, first, used, parts, head, " (closed form)"))
+        moved = layout.moved_bytes(conditions.batch, [layout.groups] * len(layout.stages))
+        name = f"{self.name} (closed form)"
+        rows.append(_outcome(name, conditions, layout, layout.devices, parts, moved, head))
         return rows
 
-    def _outcome(
-        self,
-        conditions: Conditions,
-        layout: Layout,
-        used: int,
-        parts: tuple[Part, ...],
-        head: StepReport,
-        variant: str,
-    ) -> Outcome:
-        down = up = 0.0
-        for held in layout.stages:
-            passes = (held.forward, held.backward)
-            down += layout.r * conditions.batch * sum(load.download_bytes for load in passes)
-            up += layout.r * conditions.batch * sum(load.upload_bytes for load in passes)
-            of_stage = used / len(layout.stages)
-            down += of_stage * held.weights_bytes
-            up += of_stage * held.gradient_bytes
-        needed = max(held.memory_bytes for held in layout.stages)
-        memory = conditions.rates.memory
-        layers_s = sum(part.seconds for part in parts) - head.predicted_s
-        longest = max(len(held.run) for held in layout.stages)
-        return Outcome(
-            method=self.name + variant,
-            setting=f"{len(layout.stages)} stages of {longest} sub-layers, groups of {layout.r}",
-            devices_used=used,
-            parts=parts,
-            download_bytes=(down + head.egress_bytes) / used,
-            upload_bytes=(up + head.ingress_bytes) / used,
-            memory_offered_bytes=float(memory[memory >= needed].min()),
-            memory_needed_bytes=needed,
-            ps_egress_bytes_per_s=max(down / layers_s, head.peak_egress_bytes_per_s),
-            ps_ingress_bytes_per_s=max(up / layers_s, head.peak_ingress_bytes_per_s),
-        )
+
+def ranked(conditions: Conditions) -> list[Stretch]:
+    """All ways to have every sub-layer resident, best first by the closed form."""
+    return LayoutSearch(conditions).best_first(kinds(conditions.spec))
 
 
-def _steady_s(conditions: Conditions, held: Residence, samples: int) -> float:
-    rates, passes = conditions.rates, (held.forward, held.backward)
-    down = samples * sum(load.download_bytes for load in passes) + held.weights_bytes
-    up = samples * sum(load.upload_bytes for load in passes) + held.gradient_bytes
-    flops = samples * sum(load.flops for load in passes)
-    means = (rates.downlink.mean(), rates.uplink.mean(), rates.flops.mean())
-    return float(max(np.divide((down, up, flops), means)))
+def best_resident(conditions: Conditions) -> Resident | None:
+    """The best of them, event by event; None where the fleet cannot hold them."""
+    return simulated(conditions, conditions.once(ranked), _SIMULATED)
 
 
-def _hop_s(conditions: Conditions, load: Load) -> float:
-    rates = conditions.rates
-    return float(
-        load.download_bytes / rates.downlink.mean()
-        + load.flops / rates.flops.mean()
-        + load.upload_bytes / rates.uplink.mean()
-        + rates.latency_s.mean()
+def resident_row(name: str, conditions: Conditions, best: Resident) -> Outcome:
+    """The row of a step whose sub-layers are all resident at the same time."""
+    head = conditions.once(head_by_tiles)
+    layout = best.stretch.layout
+    parts = (
+        Part("sub-layers", best.samples_s),
+        Part("last gradients", best.time_s - best.samples_s),
+        Part("LM head", head.predicted_s),
+    )
+    losses = best.losses(conditions)
+    return _outcome(
+        name,
+        conditions,
+        layout,
+        best.assignment.devices,
+        parts,
+        best.moved_bytes(conditions.batch),
+        head,
+        recovery(losses),
+        WithHead(losses, head.predicted_s),
     )
 
 
-def _head(conditions: Conditions) -> StepReport:
-    """The LM head by tiles."""
-    gemms = step_gemms(conditions.spec, conditions.batch, conditions.seq)
-    head = [gemm for gemm in gemms if gemm.name == "lm_head"]
-    planner = TilePlanner(conditions.ps)
-    return plan_step(planner, head, conditions.element, conditions.devices, conditions.ps)
+@dataclass(frozen=True, slots=True)
+class WithHead:
+    """Losses in the sub-layers; those in the LM head cost a tile and are left out."""
+
+    sublayers: ResidentLosses
+    head_s: float
+
+    def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
+        """See `UnderLosses`."""
+        return self.sublayers.with_losses_s(losses_per_s, detection_s) + self.head_s
 
 
-def _recovery(conditions: Conditions, layout: Layout, assignment: Assignment) -> tuple[Part, ...]:
-    """The worst stage's: a spare fetches the weights, and what was summed since the step began.
+def recovery(losses: ResidentLosses) -> tuple[Part, ...]:
+    """What one loss adds: its group is away, which costs its stage the G-th part of that."""
+    return (
+        Part("weights", losses.weights_s / losses.groups),
+        Part("gradients again", losses.again_s / 4 / losses.groups),
+    )
 
-    Half of a group's samples on average; the other groups of the stage, or the spare where there is
-    none, do their backward pass again.
+
+def head_by_tiles(conditions: Conditions) -> StepReport:
+    """The LM head, and what else is outside the layers.
+
+    Raises:
+        PlanError: when no device can multiply it.
     """
-    rates, worst = conditions.rates, 0.0
-    weights_s = 0.0
-    for held, groups in zip(layout.stages, assignment.stages, strict=True):
-        others = max(1, len(groups) - 1)
-        again = conditions.batch / len(groups) / 2 * float(sample_s(held, rates).mean()) / others
-        worst = max(worst, again)
-        weights_s = max(weights_s, held.weights_bytes / float(np.median(rates.downlink)))
-    return Part("weights", weights_s), Part("gradients again", worst)
+    gemms = step_gemms(conditions.spec, conditions.batch, conditions.seq, fused_siblings=True)
+    edges = [gemm for gemm in gemms if gemm.name in EDGES]
+    ps, element = conditions.ps, conditions.element
+    return plan_step(conditions.planner, edges, element, conditions.devices, ps)
+
+
+def _outcome(
+    method: str,
+    conditions: Conditions,
+    layout: Layout,
+    used: int,
+    parts: tuple[Part, ...],
+    moved: tuple[float, float],
+    head: StepReport,
+    recovery: tuple[Part, ...] = (),
+    losses: WithHead | None = None,
+) -> Outcome:
+    down, up = moved
+    memory = conditions.rates.memory
+    layers_s = math.fsum(part.seconds for part in parts) - head.predicted_s
+    longest = max(len(held.run) for held in layout.stages)
+    return Outcome(
+        method=method,
+        setting=f"{len(layout.stages)} stages of {longest} sub-layers, groups of {layout.r}",
+        devices_used=used,
+        parts=parts,
+        download_bytes=(down + head.egress_bytes) / used,
+        upload_bytes=(up + head.ingress_bytes) / used,
+        memory_offered_bytes=float(memory[memory >= layout.needed_bytes].min()),
+        memory_needed_bytes=layout.needed_bytes,
+        ps_egress_bytes_per_s=max(down / layers_s, head.peak_egress_bytes_per_s),
+        ps_ingress_bytes_per_s=max(up / layers_s, head.peak_ingress_bytes_per_s),
+        recovery=recovery,
+        under_losses=losses,
+        flops=layout.flops(conditions.batch)
+        + 3 * conditions.batch * head_flops(conditions.spec, conditions.seq),
+    )

@@ -33,6 +33,16 @@ class Kind(Enum):
     FFN = "ffn"
 
 
+class Pass(Enum):
+    """What a sample makes over resident sub-layers."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+BOTH = (Pass.FORWARD, Pass.BACKWARD)
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What one pass of a sample costs a device."""
@@ -58,6 +68,10 @@ class Residence:
     weights_bytes: float
     gradient_bytes: float
     memory_bytes: float
+
+    def load(self, direction: Pass) -> Load:
+        """Of a sample's pass."""
+        return self.forward if direction is Pass.FORWARD else self.backward
 
 
 def kinds(spec: ModelSpec) -> tuple[Kind, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.models.build import resolve_model
 from cleave.training.job import JobSpec
-from cleave.training.records import DoneRecord, to_dict
+from cleave.training.records import DoneRecord, Record, to_dict
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, prepare, train
 
@@ -68,11 +68,29 @@ def _existing(path: str) -> Path:
     return folder
 
 
+class Meter(Protocol):
+    """Measures a job from when it is made."""
+
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of its energy, up to now."""
+        ...
+
+    def close(self) -> None:
+        """Measure no more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Runs jobs below a folder. It is what a server is given to train with."""
+    """Runs jobs below a folder. It is what a server is given to train with.
+
+    Attributes:
+        runs: where new run folders are made.
+        meter: makes one for a job that begins; None to keep no account of energy.
+    """
 
     runs: Path
+    meter: Callable[[], Meter] | None = None
 
     def check(self, arguments: Mapping[str, Any]) -> int:
         """Its steps; refuse a request that cannot be run, see `JobRequest.spec`."""
@@ -87,7 +105,20 @@ class JobRunner:
     ) -> None:
         """Train, reporting records as plain maps."""
         request = JobRequest.from_dict(arguments)
-        self.train(request, Setting(fleet, lambda record: report(to_dict(record)), stop))
+        meter = self.meter() if self.meter is not None else None
+
+        def record(record: Record) -> None:
+            if meter is not None and isinstance(record, DoneRecord):  # stays the last line
+                energy = meter.record()
+                RunFolder(Path(record.run_folder)).append(energy)
+                report(energy)
+            report(to_dict(record))
+
+        try:
+            self.train(request, Setting(fleet, record, stop))
+        finally:
+            if meter is not None:
+                meter.close()
 
     def train(self, request: JobRequest, setting: Setting) -> DoneRecord:
         """Train with a setting of one's own."""

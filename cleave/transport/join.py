@@ -268,6 +268,10 @@ def multiply(executor: Executor, order: Compute) -> Outcome:
     return payload, time.perf_counter() - began_s
 
 
+TELEMETRY_S: Final = 30.0
+"""How often a device says what it measured of itself."""
+
+
 class DeviceSession:
     """One device on one connection.
 
@@ -278,6 +282,7 @@ class DeviceSession:
         on_ready: called once the PS has welcomed the device.
         on_idle: called, once a second at most, when it has dropped what it held.
         on_welcome: called with the PS's welcome, which may hold a credential to keep.
+        telemetry: read every `TELEMETRY_S` in a thread; the PS is told what it says, if anything.
         silence_s: after so long without a message the PS is asked whether it is there.
 
     Attributes:
@@ -292,9 +297,12 @@ class DeviceSession:
         on_ready: Callable[[int], None] | None = None,
         on_idle: Callable[[], None] | None = None,
         on_welcome: Callable[[messages.Welcome], None] | None = None,
+        telemetry: Callable[[], dict[str, float]] | None = None,
         *,
         silence_s: float = limits.SILENCE_S,
     ) -> None:
+        self._telemetry = telemetry
+        self._telling: list[asyncio.Task[None]] = []
         self.core = DeviceCore(hello.memory_bytes)
         self.said_bye = False
         self.received_bytes = 0
@@ -350,11 +358,11 @@ class DeviceSession:
             await asyncio.wait([tasks[0]], timeout=1.0)
             raise
         finally:
-            for task in tasks:
+            for task in (*tasks, *self._telling):
                 task.cancel()
             self._computer.close()
             await self._connection.close()
-            await asyncio.wait(tasks)
+            await asyncio.wait((*tasks, *self._telling))
 
     async def _receive_all(self) -> str:
         while True:
@@ -379,6 +387,8 @@ class DeviceSession:
                     self._on_welcome(message)
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
+                    if self._telemetry is not None and not self._telling:
+                        self._telling.append(asyncio.create_task(self._tell(self._telemetry)))
                 case _:
                     self._act(self.core.received(message))
                     if isinstance(message, messages.Drop):
@@ -439,6 +449,13 @@ class DeviceSession:
                     await self._connection.close()
                     return
 
+    async def _tell(self, telemetry: Callable[[], dict[str, float]]) -> None:
+        while True:
+            values = await asyncio.to_thread(telemetry)
+            if values:
+                self._send(messages.Telemetry(values))
+            await asyncio.sleep(TELEMETRY_S)
+
     async def _heartbeat(self) -> None:
         while True:
             welcome = self.core.welcome
@@ -459,6 +476,7 @@ def device_hello(
     downlink_bytes_per_s: float = 0.0,
     uplink_bytes_per_s: float = 0.0,
     join_code: str = "",
+    profile: str = "",
 ) -> messages.Hello:
     """The hello of this machine as a device. Rates of 0 mean unknown."""
     return messages.Hello(
@@ -472,4 +490,5 @@ def device_hello(
         flops_per_s=flops_per_s,
         downlink_bytes_per_s=downlink_bytes_per_s,
         uplink_bytes_per_s=uplink_bytes_per_s,
+        profile=profile,
     )

@@ -301,7 +301,24 @@ def test_what_a_device_states_of_itself_is_bounded(coordinator: Coordinator, doo
     coordinator.received(1, messages.Telemetry({"energy_j": 1e300}), 0.0)
     coordinator.sessions[1].compute_s = 1e300
     coordinator.credit(0.0)
-    assert door.done[7].energy_j == door.done[7].compute_s == MAX_CREDIT
+    assert door.done[7].compute_s == MAX_CREDIT
+    assert door.done[7].energy_j == 0  # no device draws so much
+
+
+def test_energy_that_a_device_cannot_have_drawn_is_no_contribution(
+    coordinator: Coordinator, door: Door
+) -> None:
+    come(coordinator, 1, hello=replace(HELLO, profile="snapdragon-888"))
+    coordinator.received(1, messages.Telemetry({"energy_j": 300.0}), 60.0)
+    coordinator.credit(60.0)
+    assert door.done[7].energy_j == 300.0
+    for absurd in (1e4, 1e300, float("nan"), float("inf")):  # a phone draws 25 W at most
+        coordinator.received(1, messages.Telemetry({"energy_j": absurd}), 120.0)
+        coordinator.credit(120.0)
+        assert door.done[7].energy_j == 300.0
+    coordinator.received(1, messages.Telemetry({"energy_j": 600.0}), 120.0)
+    coordinator.credit(120.0)
+    assert door.done[7].energy_j == 600.0
 
 
 @pytest.mark.parametrize("name", ["", "a\x1b[31mb\nc", "x" * 4096, "\u202e", "ключ 📱"])

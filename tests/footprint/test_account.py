@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from cleave.footprint.account import (
-    Basis,
     CloudSpell,
     Ps,
     Spell,
@@ -17,10 +16,12 @@ from cleave.footprint.account import (
 )
 from cleave.footprint.assumptions import Assumptions, load_assumptions
 from cleave.footprint.carbon import S_PER_YEAR
+from cleave.footprint.comparison import Question
+from cleave.footprint.meter import Basis
 from cleave.footprint.sensitivity import Case, tornado
 from cleave.footprint.typical import load_typical
 from profiles.device_profile import DeviceProfile, Embodied, Power
-from profiles.library import load_profile
+from profiles.library import load_profile, load_profiles
 
 HOUR_S = 3600.0
 
@@ -134,3 +135,54 @@ def test_a_tornado_of_the_ratio() -> None:
     with_all = Case(replace(case.assumptions, one_lifetime_years=2.0), 400.0, 400.0)
     assert bars["lifetime"].low == pytest.approx(ratio(with_all))
     assert "making of devices without a sheet" not in bars  # both have their own
+
+
+def test_power_that_a_fleet_file_states_stands_in() -> None:
+    # 10 W for 40 s above what the devices draw anyway, of which nothing is known: 400 J.
+    spell = Spell("", 2, 200.0, 40.0, 5.0, 1e6, 1e6, active_power_w=10.0)
+    free = replace(assumptions().network_j_per_byte, value=0.0)
+    found = fleet_footprint(
+        [spell], {}, load_typical(), replace(assumptions(), network_j_per_byte=free), 100
+    )
+    assert found.energy_j == pytest.approx(400)
+    assert found.complete
+    assert found.embodied_unknown == 2
+    assert any("fleet file" in line for line in found.assumed)
+    # A profile's own power, or its class's, goes first.
+    phone = replace(spell, profile="iphone-12")
+    known = fleet_footprint([phone], load_profiles(), load_typical(), assumptions(), None)
+    assert known.parts[0].energy_j == pytest.approx(6.75 * 40)
+
+
+def test_what_devices_measured_themselves_is_marked() -> None:
+    modelled = Spell("iphone-12", 1, 100.0, 40.0, 0.0, 0, 0)
+    measured = replace(modelled, measured_j=500.0)
+    found = fleet_footprint(
+        [modelled, measured], load_profiles(), load_typical(), assumptions(), None
+    )
+    by_name = {part.name: part for part in found.parts}
+    own = by_name["devices, as they measured it"]
+    assert (own.energy_j, own.basis) == (500.0, Basis.MEASURED)
+    assert by_name["devices, multiplying"].energy_j == pytest.approx(6.75 * 40)
+    # A phone's charger loses 17 % on either.
+    assert by_name["chargers and power supplies"].energy_j == pytest.approx(0.17 * (500 + 270))
+    assert "1 of 2 devices: energy as they measured it themselves" in found.assumed
+
+
+def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
+    profiles, typical = load_profiles(), load_typical()
+    laptop = Spell("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
+    question = Question([laptop], profiles, typical)
+    bars = tornado(
+        question.figure,
+        Case(assumptions(), 400.0, None),
+        [100.0, 300.0, 500.0],
+        cloud=False,
+        kinds=question.kinds,
+    )
+    by_name = {bar.name: bar for bar in bars}
+    power = by_name["power of devices whose profile does not say"]
+    # From the 10.6 W of one laptop to the 41.6 W of the other, for an hour at 400 g/kWh.
+    assert power.high - power.low == pytest.approx(0.4 * (41.6 - 10.6))
+    assert {"lifetime", "utilisation", "electricity of the fleet"} <= by_name.keys()
+    assert [bar.swing for bar in bars] == sorted((bar.swing for bar in bars), reverse=True)

@@ -12,7 +12,8 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.device.machine import PowerMeter, Sensors
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet, Side
-from cleave.footprint.account import Basis, Spell
+from cleave.footprint.account import Spell
+from cleave.footprint.meter import Basis
 from cleave.footprint.run_energy import FleetMeter, RunEnergy, run_energy
 from cleave.footprint.run_meter import RunMeter
 from emulator.activity import Multiplication, Presence

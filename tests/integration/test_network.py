@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import time
@@ -136,12 +137,22 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
     with started("serve", "--port", "0", "--json", cwd=tmp_path) as (server, lines):
         listening = wait_for_event(lines, "listening")
         url = listening["operator_url"]
-        with started("join", listening["url"], *DEVICE):
+        with started("join", listening["url"], *DEVICE, "--profile", "snapdragon-888"):
             finished = run(*train_it, "--server", url)
             assert finished.returncode == 0, finished.stderr
             steps = [r for r in records(finished.stdout) if r["event"] == "step"]
             assert [r["step"] for r in steps] == list(range(1, 9))
-            assert records(finished.stdout)[-1]["event"] == "done"
+            energy, last = records(finished.stdout)[-2:]
+            assert (energy["event"], last["event"]) == ("energy", "done")
+            (spell,) = energy["spells"]
+            assert (spell["profile"], spell["devices"]) == ("snapdragon-888", 1)
+            assert (energy["virtual"], energy["devices_here"]) == (False, 1)
+            assert spell["compute_s"] > 0
+            assert energy["energy_j"] > 0
+            of_run = run("footprint", last["run_folder"], "--json", "--grid", "DEU", cwd=tmp_path)
+            found = json.loads(of_run.stdout)["fleet"]
+            assert found["energy_j"] == pytest.approx(energy["energy_j"])
+            assert found["operational_gco2e"] > 0
             again = run("train", "--server", url, "--attach", "job-1", "--json")
             assert again.stdout == finished.stdout
 
@@ -281,6 +292,34 @@ def test_memory_links_carry_the_same_messages_and_bytes() -> None:
     result, down, up, device = asyncio.run(scenario())
     np.testing.assert_array_equal(result, a @ b)
     assert (device.received_bytes, device.sent_bytes) == (down, up)
+
+
+def test_a_device_tells_what_it_measured_as_soon_as_it_is_welcome() -> None:
+    async def scenario() -> float:
+        shell = LiveShell(Coordinator("secret"))
+        shell.loop = asyncio.get_running_loop()
+        near, far = memory_link()
+        said = device_hello(credential="secret", name="battery", memory_bytes=10**9)
+        computer = ExecutorComputer(NumpyExecutor())
+        device = DeviceSession(far, computer, said, telemetry=lambda: {"energy_j": 12.5})
+        running = asyncio.gather(shell.session(near), device.run())
+        while not (sessions := list(shell.coordinator.sessions.values())) or (
+            "energy_j" not in sessions[0].telemetry
+        ):
+            await asyncio.sleep(0)
+        told = sessions[0].telemetry["energy_j"]
+        await far.close()
+        await running
+        return told
+
+    assert asyncio.run(scenario()) == 12.5
+
+
+def test_a_profile_that_nobody_knows_is_refused() -> None:
+    answer = run("join", "http://127.0.0.1:1/join#c=x", "--profile", "nokia-3310")
+    assert answer.returncode == 2
+    assert "'nokia-3310'" in answer.stderr
+    assert "cleave profile list" in answer.stderr
 
 
 def test_a_wrong_credential_ends_join_with_a_sentence(served: ServedFleet) -> None:

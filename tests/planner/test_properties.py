@@ -77,7 +77,7 @@ def test_the_published_method_never_cuts_the_depth(
     assert all(r.slabs == 1 for r in plan.regions)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(gemms, elements, fleets(), shares, shares)
 def test_no_more_passes_the_card_than_it_can_carry(
     gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates], out: float, back: float

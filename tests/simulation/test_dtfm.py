@@ -10,7 +10,14 @@ import pytest
 from cleave.planner.plan import DeviceRates
 from cleave.planner.shape import RateArrays
 from cleave.simulation.dtfm import Dtfm
-from cleave.simulation.dtfm_search import Problem, _shortest_path, _spanning_tree, _two_opt, search
+from cleave.simulation.dtfm_search import (
+    TRIALS,
+    Problem,
+    _shortest_path,
+    _spanning_tree,
+    _two_opt,
+    search,
+)
 from cleave.simulation.method import Conditions
 from cleave.workload.registry import find_model
 from tests.simulation.conditions import alike, paper
@@ -59,6 +66,37 @@ def test_paths_are_between_their_bounds() -> None:
         assert length(_shortest_path(hops)) == pytest.approx(best)
         assert _spanning_tree(hops) <= best + 1e-12
         assert best - 1e-12 <= length(_two_opt(hops, np.arange(size))) <= length(range(size))
+
+
+def test_sixteen_stages_are_exact() -> None:
+    # Places on a line, shuffled: the least path goes along it. Two-opt may or may not find that.
+    rng = np.random.default_rng(4)
+    where = rng.permutation(16).astype(float)
+    hops = abs(where[:, None] - where[None, :]) + rng.uniform(0, 0.01, (16, 16))
+    hops = np.minimum(hops, hops.T)
+    path = _shortest_path(hops)
+    assert sorted(path) == list(range(16))
+    assert abs(np.diff(where[path])).sum() == 15
+    line = np.argsort(where)
+    along = hops[line[:-1], line[1:]].sum()
+    assert hops[path[:-1], path[1:]].sum() <= along + 1e-12
+    found = search(Problem(paper(32).rates, 16, 2, 1e9, 3e8), seed=0, trials=10)
+    assert found.pp_s == pytest.approx(found.path_bound_s)
+    longer = search(Problem(paper(34).rates, 17, 2, 1e9, 3e8), seed=0, trials=10)
+    assert longer.path_bound_s <= longer.pp_s
+
+
+def test_trials_are_as_many_as_fit_and_all_when_thorough() -> None:
+    small, large = (
+        Problem(paper(4).rates, 2, 2, 1.0, 1.0),
+        Problem(paper(4).rates, 96, 128, 1.0, 1.0),
+    )
+    assert small.trials_in(20) == TRIALS
+    assert large.trials_in(20) < TRIALS
+    conditions = paper(16, "opt-125m", batch=8, seq=128)
+    for thorough in (False, True):
+        rows = Dtfm(every_device=True, thorough=thorough).outcomes(conditions)
+        assert any(f"{TRIALS} trials" in row.setting for row in rows)
 
 
 def test_search_is_never_worse_than_its_start_and_repeats() -> None:

@@ -42,7 +42,7 @@ def test_a_restart_by_hand() -> None:
 
 def test_a_tile_is_lost_alone() -> None:
     known = methods()
-    conditions = paper(64, "opt-1.3b")
+    conditions = paper(24, "opt-1.3b", batch=16, seq=256)
     (tiles,) = known["cleave"].outcomes(conditions)
     assert tiles.recovery_s is not None
     assert 0 < tiles.recovery_s < tiles.step_s / 100

@@ -43,7 +43,7 @@ def test_bytes_per_device_fall_with_devices() -> None:
 
 
 def test_a_card_slows_down() -> None:
-    free = paper(64, "opt-1.3b", batch=16, seq=256)
+    free = paper(32, "opt-1.3b", batch=16, seq=256)
     card = Conditions(free.spec, 16, 256, free.devices, ps=PsRates(1e9, 1e9))
     slow, fast = (KNOWN["cleave"].outcomes(c)[0] for c in (card, free))
     assert slow.step_s > fast.step_s
@@ -52,7 +52,7 @@ def test_a_card_slows_down() -> None:
 
 
 def test_devices_too_small_for_attention_do_not_fit() -> None:
-    spec = find_model("opt-1.3b")
+    spec = find_model("opt-tiny")
     task = forward_task(spec, 1024, 2)
     tiny = Conditions(spec, 2, 1024, alike(8, memory=task.memory_bytes))
     (outcome,) = KNOWN["cleave"].outcomes(tiny)

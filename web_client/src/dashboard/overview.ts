@@ -54,7 +54,7 @@ export interface JobPart {
   readonly last_step: number | null;
 }
 
-const DEVICE_TEXTS = ["identity", "name", "kind", "state", "reason"] as const;
+const DEVICE_TEXTS = ["identity", "name", "kind", "state", "reason", "energy_basis"] as const;
 const DEVICE_NUMBERS = [
   "blocks",
   "compute_s",
@@ -135,6 +135,8 @@ export interface FleetEvent {
 export interface Energy {
   readonly devices_j: number | null;
   readonly ps_j: number | null;
+  /** `measured`, `modelled` or `unknown`. */
+  readonly ps_basis: string;
   readonly gco2e: number | null;
   readonly devices_known: number | null;
   readonly devices_unknown: number | null;
@@ -195,6 +197,7 @@ export function readOverview(data: unknown): Overview {
     last_event: events.last,
     energy: {
       ...numbers(energy, ENERGY),
+      ps_basis: text(energy.ps_basis),
       assumed: list(energy.assumed).map(text),
     },
   };

@@ -36,6 +36,15 @@ export function energy(joules: number | null): string {
   return joules < 1000 ? quantity(joules, "J") : quantity(joules / 3600, "Wh");
 }
 
+/** Energy of a device, and that it measured it itself where it did. */
+export function energyOf(device: {
+  readonly energy_j: number | null;
+  readonly energy_basis: string;
+}): string {
+  const words = energy(device.energy_j);
+  return device.energy_basis === "measured" ? `${words}, measured` : words;
+}
+
 /** Carbon dioxide equivalent, from milligrams to tonnes. */
 export function carbon(gco2e: number | null): string {
   if (gco2e === null) return DASH;

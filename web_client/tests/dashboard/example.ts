@@ -101,6 +101,7 @@ export function overviewData(parts: Map = {}): Map {
     energy: {
       devices_j: null,
       ps_j: 5,
+      ps_basis: "measured",
       gco2e: null,
       devices_known: 0,
       devices_unknown: 2,

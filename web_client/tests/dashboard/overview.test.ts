@@ -7,6 +7,7 @@ test("figures that the PS does not know stay unknown", () => {
   expect(overview.card).toEqual({ egress_bytes_per_s: 1.25e8, ingress_bytes_per_s: null });
   expect(overview.energy.devices_j).toBeNull();
   expect(overview.energy.ps_j).toBe(5);
+  expect(overview.energy.ps_basis).toBe("measured");
 });
 
 test("devices are read by the names of their columns, in any order", () => {

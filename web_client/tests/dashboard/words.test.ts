@@ -1,7 +1,16 @@
 import { expect, test } from "vitest";
 import { announce } from "../../src/dashboard/announce";
 import type { FleetEvent } from "../../src/dashboard/overview";
-import { carbon, counted, energy, loss, meanOf, percent, seconds } from "../../src/dashboard/text";
+import {
+  carbon,
+  counted,
+  energy,
+  energyOf,
+  loss,
+  meanOf,
+  percent,
+  seconds,
+} from "../../src/dashboard/text";
 
 function event(id: number, kind = "join"): FleetEvent {
   return { id, time_s: id, kind, device: id, text: `phone-${id} ${kind}` };
@@ -31,6 +40,8 @@ test("figures in words", () => {
     "–",
   ]);
   expect([energy(500), energy(7200), energy(null)]).toEqual(["500 J", "2 Wh", "–"]);
+  expect(energyOf({ energy_j: 500, energy_basis: "measured" })).toBe("500 J, measured");
+  expect(energyOf({ energy_j: 500, energy_basis: "modelled" })).toBe("500 J");
   expect([carbon(0.0123), carbon(1500)]).toEqual(["12.3 mg", "1.50 kg"]);
   expect([loss(Number.NaN), loss(2.5)]).toEqual(["not a number", "2.5000"]);
   expect([counted(1, "device"), counted(2, "device")]).toEqual(["1 device", "2 devices"]);

@@ -4,7 +4,7 @@ import { useCallback } from "preact/hooks";
 import { count, quantity } from "../../ui/figures";
 import { concern, kindOf, nameOf, share } from "../fleet";
 import type { Device, Timeline } from "../overview";
-import { energy, percent, seconds } from "../text";
+import { energyOf, percent, seconds } from "../text";
 import { busyShare, extent } from "../timeline";
 import { Canvas, type Draw } from "./Canvas";
 import { drawTimeline } from "./drawTimeline";
@@ -69,7 +69,7 @@ export function DeviceDetail({ device, timeline, close }: Props) {
       <p class="small soft">
         {device.blocks === null ? "–" : count(device.blocks)} blocks in {seconds(device.compute_s)}{" "}
         of computing · {quantity(device.down_bytes, "B")} down, {quantity(device.up_bytes, "B")} up
-        · round trip {seconds(device.round_trip_s)} · {energy(device.energy_j)}
+        · round trip {seconds(device.round_trip_s)} · {energyOf(device)}
       </p>
       <h4>Its last blocks</h4>
       {timeline === null || timeline.spans.length === 0 ? (

@@ -6,7 +6,8 @@ import { carbon, counted, energy as inWords } from "../text";
 import { Figure } from "./Figure";
 
 export function EnergyView(props: { readonly energy: Energy }) {
-  const { devices_j, ps_j, gco2e, devices_known, devices_unknown, assumed } = props.energy;
+  const { devices_j, ps_j, ps_basis, gco2e, devices_known, devices_unknown, assumed } =
+    props.energy;
   return (
     <section class="card" aria-labelledby="energy">
       <div class="title">
@@ -18,7 +19,7 @@ export function EnergyView(props: { readonly energy: Energy }) {
           value={inWords(devices_j)}
           note={known(devices_known, devices_unknown)}
         />
-        <Figure name="PS" value={inWords(ps_j)} note={ps_j === null ? "not measured" : undefined} />
+        <Figure name="PS" value={inWords(ps_j)} note={ps_j === null ? "not known" : ps_basis} />
         <Figure
           name="Carbon"
           value={carbon(gco2e)}

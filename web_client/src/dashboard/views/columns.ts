@@ -3,7 +3,7 @@
 import { count, quantity } from "../../ui/figures";
 import { kindOf, nameOf, type SortKey, share } from "../fleet";
 import type { Device } from "../overview";
-import { energy, seconds } from "../text";
+import { energyOf, seconds } from "../text";
 
 export interface Column {
   readonly key: SortKey;
@@ -50,7 +50,7 @@ export const COLUMNS: readonly [Column, ...Column[]] = [
   { key: "round_trip_s", title: "Round trip", text: (device) => seconds(device.round_trip_s) },
   { key: "down_bytes", title: "Sent to it", text: (device) => quantity(device.down_bytes, "B") },
   { key: "up_bytes", title: "Sent back", text: (device) => quantity(device.up_bytes, "B") },
-  { key: "energy_j", title: "Energy", text: (device) => energy(device.energy_j) },
+  { key: "energy_j", title: "Energy", text: (device) => energyOf(device) },
 ];
 
 function whole(number: number | null): string {

@@ -1,0 +1,53 @@
+"""The most that a device can draw, by what it is: bounds on what it says of itself, no estimates.
+
+Chosen above what was measured or what its power supply can give: phones were measured at up to 18 W
+in bursts (notebookcheck), and laptops' supplies give up to 330 W, desktops' up to 1600 W; a DGX
+A100 draws 6.5 kW.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from profiles.device_profile import DeviceKind
+from profiles.library import load_profiles
+
+_MOST_W = {
+    DeviceKind.PHONE: 25.0,
+    DeviceKind.TABLET: 60.0,
+    DeviceKind.LAPTOP: 330.0,
+    DeviceKind.SBC: 150.0,
+    DeviceKind.DESKTOP: 1600.0,
+    DeviceKind.SERVER: 10_000.0,
+    DeviceKind.CLOUD_GPU: 10_000.0,
+}
+_STRANGER_W = 1600.0  # a device that states no profile is no data centre
+
+SLACK_S = 30.0
+"""Telemetry may be ahead of the time that the PS counts by so much."""
+
+
+def most_w(profile: str) -> float:
+    """The most that a device of a profile can draw, in watts.
+
+    Args:
+        profile: as the device states it; any text.
+    """
+    return _by_profile().get(profile, _STRANGER_W)
+
+
+def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
+    """Whether a device can have used so much in the time it was connected.
+
+    Args:
+        energy_j: as it says; any number, also none.
+    """
+    return 0 <= energy_j <= most_w(profile) * (present_s + SLACK_S)
+
+
+@cache
+def _by_profile() -> dict[str, float]:
+    return {
+        name: max(_MOST_W[profile.kind], (profile.power.compute_w or 0.0) if profile.power else 0.0)
+        for name, profile in load_profiles().items()
+    }

@@ -1,0 +1,171 @@
+"""Energy of a server: what devices say is bounded, jobs are accounted for, its power is read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cleave.device.machine import PowerMeter, Sensors
+from cleave.fleet.coordinator import Coordinator, DeviceState, Session
+from cleave.footprint.account import Ps
+from cleave.footprint.grid import load_grid
+from cleave.footprint.meter import Basis, Gap
+from cleave.footprint.run_energy import RunEnergy, run_energy
+from cleave.footprint.typical import load_typical
+from cleave.planner.plan import DeviceRates
+from cleave.server.energy import EnergyMeter
+from cleave.server.job_energy import JobLog, JobMeter
+from cleave.server.own_power import OwnPower
+from cleave.transport.live import LiveShell
+from profiles.library import load_profiles
+from profiles.power_limits import believable_j, most_w
+from tests.server.clocks import Clock
+
+RATES = DeviceRates(1, 1e7, 5e6, 1e10, 0.0, 10**9)
+
+
+def session(id: int = 1, profile: str = "snapdragon-888", **changes: Any) -> Session:
+    made = Session(id, 0.0, state=DeviceState.READY, profile=profile, rates=RATES)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def meter() -> EnergyMeter:
+    return EnergyMeter(load_profiles().values(), load_typical(), load_grid("DEU"))
+
+
+def counters(folder: Path, microjoules: int) -> None:
+    zone = folder / "sys/class/powercap/intel-rapl:0"
+    zone.mkdir(parents=True, exist_ok=True)
+    (zone / "name").write_text("package-0")
+    (zone / "energy_uj").write_text(str(microjoules))
+
+
+def test_what_a_device_measured_is_believed_and_marked() -> None:
+    used = meter().used(session(telemetry={"energy_j": 300.0}), 100.0)
+    assert (used.energy_j, used.basis, used.gaps) == (300.0, Basis.MEASURED, ())
+
+
+@pytest.mark.parametrize("absurd", [1e4, 1e300, -1.0, float("nan"), float("inf")])
+def test_absurd_energy_is_marked_and_the_modelled_figure_used(absurd: float) -> None:
+    # 6.75 W for 40 s; 100 MB at 10 MB/s and 10 MB at 5 MB/s by a radio of 0.5 W.
+    liar = session(
+        telemetry={"energy_j": absurd}, compute_s=40.0, downlink_bytes=10**8, uplink_bytes=10**7
+    )
+    energy = meter()
+    used = energy.used(liar, 100.0)
+    assert used.basis is Basis.MODELLED
+    assert used.energy_j == pytest.approx(6.75 * 40 + 0.5 * (10 + 2))
+    assert Gap.DOUBTED in used.gaps
+    answer = energy.answer([used])
+    assert answer["devices_j"] == used.energy_j
+    assert answer["devices_measured"] == 0
+    assert f"1 of 1 devices: {Gap.DOUBTED.value}" in answer["assumed"]  # type: ignore[operator]
+
+
+def test_an_absurd_stranger_stays_unknown_and_is_marked() -> None:
+    used = meter().used(session(profile="", telemetry={"energy_j": 1e9}), 100.0)
+    assert (used.energy_j, used.basis, used.gaps) == (None, Basis.UNKNOWN, (Gap.DOUBTED,))
+
+
+def test_bounds_go_by_class() -> None:
+    assert most_w("snapdragon-888") < most_w("macbook-air-m1") < most_w("h100-sxm-80gb")
+    assert most_w("../../etc/passwd") == most_w("")
+    assert believable_j(3600 * 20, "snapdragon-888", 3600)
+    assert not believable_j(3600 * 60, "snapdragon-888", 3600)
+    assert believable_j(3600 * 60, "macbook-air-m1", 3600)
+    profiles = load_profiles().values()
+    stated = [(p.name, p.power.compute_w or 0.0) for p in profiles if p.power is not None]
+    assert all(watts <= most_w(name) for name, watts in stated)
+
+
+def test_a_job_has_what_devices_did_between_its_begin_and_its_end() -> None:
+    stays, leaves = session(1, compute_s=5.0), session(2, compute_s=7.0)
+    sessions = {1: stays, 2: leaves}
+    log = JobLog(sessions, 100.0)
+    stays.compute_s, stays.downlink_bytes, stays.uplink_bytes = 25.0, 10**8, 10**7
+    leaves.compute_s = 17.0
+    log.ended(sessions.pop(2), 130.0)
+    sessions[3] = session(3, "raspberry-pi-5", opened_s=140.0, telemetry={"energy_j": 90.0})
+    sessions[3].address = "127.0.0.1"
+    spells, here = log.spells(sessions, 150.0)
+    phones, board = sorted(spells, key=lambda spell: spell.profile, reverse=True)
+    assert (phones.profile, phones.devices) == ("snapdragon-888", 2)
+    assert phones.present_s == 50.0 + 30.0
+    assert phones.compute_s == 20.0 + 10.0
+    assert (phones.radio_s, phones.down_bytes, phones.up_bytes) == (12.0, 10**8, 10**7)
+    assert phones.measured_j is None
+    assert (board.present_s, board.measured_j) == (10.0, 90.0)
+    assert here == 1
+
+
+def test_what_a_device_measured_before_a_job_is_not_the_jobs() -> None:
+    known = session(1, telemetry={"energy_j": 100.0})
+    silent = session(2)
+    log = JobLog({1: known, 2: silent}, 100.0)
+    known.telemetry["energy_j"], silent.telemetry["energy_j"] = 150.0, 400.0
+    spells, _ = log.spells({1: known, 2: silent}, 200.0)
+    assert sorted(spell.measured_j or 0.0 for spell in spells) == [0.0, 50.0]
+
+
+def test_a_device_that_comes_again_is_one_device() -> None:
+    log = JobLog({}, 0.0)
+    log.ended(session(1, identity=7), 10.0)
+    (spell,), _ = log.spells({2: session(2, identity=7, opened_s=12.0)}, 20.0)
+    assert (spell.devices, spell.present_s) == (1, 18.0)
+
+
+def test_the_servers_own_power(tmp_path: Path) -> None:
+    assert OwnPower(PowerMeter(Sensors(tmp_path))).used() == Ps()
+    clock = Clock(0.0)
+    stated = OwnPower(PowerMeter(Sensors(tmp_path)), 40.0, clock)
+    clock.now_s = 10.0
+    assert stated.used() == Ps(400.0, Basis.MODELLED)
+    counters(tmp_path, 1_000_000)
+    measured = OwnPower(PowerMeter(Sensors(tmp_path), clock), clock=clock)
+    clock.now_s = 20.0
+    counters(tmp_path, 251_000_000)
+    assert measured.used() == Ps(250.0, Basis.MEASURED)
+    answer = meter().answer([], measured.used())
+    assert (answer["ps_j"], answer["ps_basis"]) == (250.0, "measured")
+    unknown = meter().answer([])
+    assert (unknown["ps_j"], unknown["ps_basis"]) == (None, "unknown")
+
+
+def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        shell, energy, clock = LiveShell(Coordinator()), meter(), Clock(100.0)
+        shell.loop = loop
+        there = session(1, compute_s=5.0)
+        shell.coordinator.sessions[1] = there
+        power = OwnPower(PowerMeter(Sensors(tmp_path)), 40.0, clock)
+        job = JobMeter(shell, energy, power, clock)
+        there.compute_s, clock.now_s = 15.0, 200.0
+        energy.ended(shell.coordinator.sessions.pop(1), 200.0)
+        found = run_energy([job.record()])
+        job.close()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert (found.duration_s, found.virtual, found.devices_here) == (100.0, False, 0)
+    assert found.spells[0].compute_s == 10.0
+    assert found.ps == Ps(4000.0, Basis.MODELLED)
+    assert energy.watchers == []
+    assert any("joined the server" in note for note in found.notes())
+
+
+def test_a_machine_that_runs_devices_too_is_not_the_servers_energy() -> None:
+    spell = JobLog({}, 0.0).spells({1: session(1)}, 10.0)[0]
+    shared = RunEnergy(10.0, 10.0, spell, 500.0, "RAPL", virtual=False, devices_here=1)
+    assert shared.ps == Ps()
+    assert "runs devices, too: not counted" in shared.notes()[1]
+    assert run_energy([shared.to_record()]) == shared
