@@ -16,16 +16,17 @@ i-th to the end in one visit, all in closed form, the best pieces from the i-th 
 
     T(i) = min(t(kind of i) + T(i + 1),  min over l of s(i, l) + T(i + l),  e(i)),      T(2 L) = 0
 
-with lengths l that cut the model evenly, and the longest that fits. `cleave` and `cleave-resident`
-are special cases: all tiles, and one stretch. The stretches of the best pieces are then simulated
-event by event; where `cleave` or `cleave-resident` comes out faster, that is taken. The LM head is
-done by tiles. Two rows: events, and closed form.
+with lengths l that cut the model evenly, the longest that fits, and what is left at the end.
+`cleave` and `cleave-resident` are special cases: all tiles, and one stretch. The best ways, of all
+lengths together and of one length each, are then simulated event by event; where `cleave` or
+`cleave-resident` comes out faster, that is taken. The LM head is done by tiles. Two rows: events,
+and closed form.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -38,6 +39,7 @@ from cleave.simulation.sublayers import Kind, kinds
 from cleave.simulation.tiles import Share, TiledStep, tiled_outcome, tiled_step
 
 _SIMULATED: Final = 8  # layouts of each stretch
+_WAYS: Final = 6  # through the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +57,59 @@ class Pieces:
     time_s: float
 
 
-def best_pieces(conditions: Conditions, by_tiles_s: dict[Kind, float]) -> Pieces:
+class PieceSearch:
     """The program of the module's text.
 
     Args:
         by_tiles_s: t of each kind; infinite where it fits no device.
     """
-    order, search = kinds(conditions.spec), LayoutSearch(conditions)
-    count = len(order)
-    known: dict[tuple[Kind, int, bool], tuple[Stretch, ...]] = {}
 
-    def stretches(start: int, length: int) -> tuple[Stretch, ...]:
-        key = order[start], length, start + length == count
-        if key not in known:
-            visits = ONE_VISIT if key[2] else TWO_VISITS
-            found = search.best_first(order[start : start + length], visits, coarse=True)
-            known[key] = tuple(found[:_SIMULATED])
-        return known[key]
+    def __init__(self, conditions: Conditions, by_tiles_s: Mapping[Kind, float]) -> None:
+        self._order = kinds(conditions.spec)
+        self._by_tiles_s = by_tiles_s
+        self._layouts = LayoutSearch(conditions)
+        self._known: dict[tuple[Kind, int, bool], tuple[Stretch, ...]] = {}
+        count = len(self._order)
+        fitting = (n for n in range(count, 0, -1) if self._layouts.fits(self._order[:n]))
+        lengths = {-(-count // parts) for parts in range(1, count + 1)} | {next(fitting, 1)}
+        self.lengths = sorted(lengths)
 
-    lengths = {-(-count // parts) for parts in range(1, count + 1)}
-    fitting = [length for length in range(1, count + 1) if search.fits(order[:length])]
-    lengths |= {max(fitting, default=0)} - {0}
-    best: list[Pieces] = [Pieces((), (), 0.0)]  # from the i-th on, last first
-    for start in reversed(range(count)):
-        rest, kind = best[-1], order[start]
-        found = Pieces((kind, *rest.tiled), rest.stretches, by_tiles_s[kind] + rest.time_s)
-        for length in sorted(lengths):
-            if length > count - start:
-                break
-            ranked = stretches(start, length)
-            rest = best[count - start - length] if ranked else found
-            if ranked and ranked[0].time_s + rest.time_s < found.time_s:
-                time_s = ranked[0].time_s + rest.time_s
-                found = Pieces(rest.tiled, (ranked, *rest.stretches), time_s)
-        best.append(found)
-    return best[-1]
+    def ranked(self, most: int) -> list[Pieces]:
+        """The best pieces of all lengths, and the best of one length each; best first."""
+        found = [self.best(self.lengths), *(self.best([length]) for length in self.lengths)]
+        distinct = {(each.tiled, each.stretches): each for each in found}
+        return sorted(distinct.values(), key=lambda each: each.time_s)[:most]
+
+    def best(self, lengths: Sequence[int]) -> Pieces:
+        """The least T(0).
+
+        Args:
+            lengths: of stretches, rising; and what is left at the end.
+        """
+        count = len(self._order)
+        best: list[Pieces] = [Pieces((), (), 0.0)]  # from the i-th on, last first
+        for start in reversed(range(count)):
+            rest, kind = best[-1], self._order[start]
+            tiled_s = self._by_tiles_s[kind] + rest.time_s
+            found = Pieces((kind, *rest.tiled), rest.stretches, tiled_s)
+            left = count - start
+            for length in {*(n for n in lengths if n <= left), min(left, lengths[-1])}:
+                ranked = self._stretches(start, length)
+                rest = best[left - length]
+                if ranked and ranked[0].time_s + rest.time_s < found.time_s:
+                    time_s = ranked[0].time_s + rest.time_s
+                    found = Pieces(rest.tiled, (ranked, *rest.stretches), time_s)
+            best.append(found)
+        return best[-1]
+
+    def _stretches(self, start: int, length: int) -> tuple[Stretch, ...]:
+        last = start + length == len(self._order)
+        key = self._order[start], length, last
+        if key not in self._known:
+            order, visits = self._order[start : start + length], ONE_VISIT if last else TWO_VISITS
+            found = self._layouts.best_first(order, visits, coarse=True)
+            self._known[key] = tuple(found[:_SIMULATED])
+        return self._known[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +136,29 @@ class CleaveMixed:
             return [impossible(self.name, str(error))]
         tiles = tiled_outcome(self.name, step)
         by_tiles = {kind: step.sublayer(kind) for kind in Kind}
-        pieces = best_pieces(conditions, {kind: s.seconds for kind, s in by_tiles.items()})
-        if not pieces.stretches:
+        search = PieceSearch(conditions, {kind: s.seconds for kind, s in by_tiles.items()})
+        ways = search.ranked(_WAYS)
+        if not any(pieces.stretches for pieces in ways):
             tiles = replace(tiles, setting="all by tiles")
             return [tiles, replace(tiles, method=f"{self.name} (closed form)")]
         rows = [tiles]
         resident = conditions.once(best_resident)
         if resident is not None:
             rows.append(resident_row(self.name, conditions, resident))
-        once = {ranked: simulated(conditions, ranked) for ranked in set(pieces.stretches)}
-        found = [once[ranked] for ranked in pieces.stretches]
-        known = [each for each in found if each is not None]
-        if len(known) == len(found):
-            rows.append(_outcome(self.name, conditions, step, pieces, known))
+        once: dict[tuple[Stretch, ...], Resident | None] = {}
+        for pieces in ways:
+            for ranked in pieces.stretches:
+                if ranked not in once:
+                    once[ranked] = simulated(conditions, ranked)
+            found = [once[ranked] for ranked in pieces.stretches]
+            known = [each for each in found if each is not None]
+            if known and len(known) == len(found):
+                rows.append(_outcome(self.name, conditions, step, pieces, known))
         best = min(rows, key=lambda row: row.step_s)
         if best is tiles:
             best = replace(best, setting="all by tiles")
-        return [best, _closed_form(f"{self.name} (closed form)", conditions, step, pieces, best)]
+        name = f"{self.name} (closed form)"
+        return [best, _closed_form(name, conditions, step, ways[0], best)]
 
 
 def _setting(pieces: Pieces, layouts: Sequence[Stretch]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from cleave.simulation.catalogue import methods
 from cleave.simulation.method import Conditions, Outcome
-from cleave.simulation.mixed import best_pieces
+from cleave.simulation.mixed import PieceSearch
 from cleave.simulation.resident import simulated
 from cleave.simulation.resident_layouts import ONE_VISIT, TWO_VISITS, LayoutSearch
 from cleave.simulation.sublayers import Kind, kinds, parameters
@@ -76,7 +76,7 @@ def test_what_fits_no_device_is_done_by_tiles() -> None:
     }
     assert needs[Kind.ATTENTION] < needs[Kind.FFN]
     between = with_memory((needs[Kind.ATTENTION] + needs[Kind.FFN]) / 2)
-    pieces = best_pieces(between, dict.fromkeys(Kind, 1000000000.0))
+    pieces = PieceSearch(between, dict.fromkeys(Kind, 1e9)).ranked(1)[0]
     assert set(pieces.tiled) == {Kind.FFN}
     assert len(pieces.tiled) == len(pieces.stretches) == SPEC.layers
 
@@ -85,7 +85,7 @@ def test_pieces_are_the_best_of_all_ways() -> None:
     conditions = Conditions(find_model("opt-nano"), 4, 64, alike(6, memory=1e6))
     order, search = kinds(conditions.spec), LayoutSearch(conditions)
     tiles_s = {Kind.ATTENTION: 0.08, Kind.FFN: 0.15}
-    pieces = best_pieces(conditions, tiles_s)
+    pieces = PieceSearch(conditions, tiles_s).ranked(1)[0]
     ways = []
     for marks in itertools.product("tsn", repeat=len(order)):  # tiles, stretch goes on, new stretch
         cost, start = 0.0, 0
@@ -107,7 +107,8 @@ def test_pieces_are_the_best_of_all_ways() -> None:
 def test_bytes_are_those_of_its_pieces() -> None:
     conditions = with_memory(250e6)
     step = conditions.once(tiled_step)
-    pieces = best_pieces(conditions, {k: step.sublayer(k).seconds for k in Kind})
+    by_tiles_s = {kind: step.sublayer(kind).seconds for kind in Kind}
+    pieces = PieceSearch(conditions, by_tiles_s).ranked(1)[0]
     first = simulated(conditions, pieces.stretches[0], 1)
     assert first is not None
     assert len(first.runs) == 2  # forward, and later backward
