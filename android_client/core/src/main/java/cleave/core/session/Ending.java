@@ -35,10 +35,15 @@ public final class Ending {
     }
 
     public static Ending left(String text) {
-        return new Ending(End.LEFT, text, null, true);
+        return new Ending(End.LEFT, text, null, false);
     }
 
     public static Ending stranger(String text) {
         return new Ending(End.STRANGER, text, null, false);
+    }
+
+    /** The device cannot do it, now or later. */
+    public static Ending unable(String text) {
+        return new Ending(End.LEFT, text, null, true);
     }
 }

@@ -131,7 +131,7 @@ public final class Guest {
     public void welcomed() {
         synchronized (lock) {
             wasWelcome = true;
-            if (!drained) {
+            if (visit != null && !drained) {
                 say(State.WORKING, "");
             }
         }

@@ -15,7 +15,7 @@ public final class Notice {
     /** Seconds until the server is tried again; 0 in other states than waiting. */
     public final double retryS;
 
-    Notice(State state, String reason, ErrorCode code, double retryS) {
+    public Notice(State state, String reason, ErrorCode code, double retryS) {
         this.state = state;
         this.reason = reason;
         this.code = code;

@@ -2,6 +2,7 @@ package cleave.core.session;
 
 import cleave.core.protocol.Codec;
 import cleave.core.protocol.Message;
+import java.nio.ByteBuffer;
 import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.function.LongConsumer;
@@ -45,6 +46,11 @@ final class Outbox implements Runnable {
         }
     }
 
+    /** Forget what is there. */
+    synchronized void clear() {
+        messages.clear();
+    }
+
     /** Send what is there, then close the wire. */
     synchronized void close() {
         closing = true;
@@ -66,7 +72,8 @@ final class Outbox implements Runnable {
             for (Message next = take(); next != null; next = take()) {
                 byte[] header = Codec.header(next);
                 wire.send(header, next.payload());
-                sent.accept(header.length + (next.payload() == null ? 0 : next.payload().remaining()));
+                ByteBuffer payload = next.payload();
+                sent.accept(header.length + (payload == null ? 0 : payload.remaining()));
             }
             wire.close();
         } catch (InterruptedException error) {

@@ -57,6 +57,7 @@ public final class Session implements Visit {
     private Outbox outbox;
     private Ending ending;
     private boolean opened;
+    private boolean gone; // the wire
     private boolean asking;
     private long heardNanos; // when the server last gave a sign of life
     private long downBytes;
@@ -93,13 +94,12 @@ public final class Session implements Visit {
 
     @Override
     public Ending run() throws InterruptedException {
-        Thread sender;
         synchronized (lock) {
             if (ending != null) {
                 return ending; // it was left before it began
             }
             outbox = new Outbox(transport.open(new SessionWire()), this::sent);
-            sender = new Thread(outbox, "cleave-send");
+            Thread sender = new Thread(outbox, "cleave-send");
             sender.setDaemon(true);
             sender.start();
         }
@@ -108,11 +108,13 @@ public final class Session implements Visit {
                 while (ending == null) {
                     lock.wait();
                 }
+                long endNanos = nanos.getAsLong() + (long) (FAREWELL_S * NANOS_PER_S);
+                while (!gone && nanos.getAsLong() < endNanos) {
+                    lock.wait(1 + (endNanos - nanos.getAsLong()) / 1_000_000);
+                }
+                return ending;
             }
-            sender.join((long) (FAREWELL_S * 1000));
-            return ending;
         } finally {
-            sender.interrupt(); // if it still has something to say, nobody listens
             outbox.cancel();
         }
     }
@@ -174,12 +176,17 @@ public final class Session implements Visit {
         public void received(ByteBuffer bytes) {
             try {
                 Message message = Codec.decode(bytes);
+                boolean taken = false;
                 synchronized (lock) {
                     heardNanos = nanos.getAsLong();
                     downBytes += bytes.remaining();
                     if (ending == null) {
                         take(message);
+                        taken = true;
                     }
+                }
+                if (taken) {
+                    tell(message); // without the lock: who listens may have one of its own
                 }
             } catch (ProtocolException error) {
                 receivedWrong(error.getMessage());
@@ -204,7 +211,18 @@ public final class Session implements Visit {
         @Override
         public void ended(Ending how) {
             synchronized (lock) {
+                gone = true;
+                lock.notifyAll();
                 finish(how);
+                outbox.cancel(); // nothing that is left can be said
+            }
+        }
+
+        private void tell(Message message) {
+            if (message.type == MessageType.WELCOME) {
+                events.welcomed(Welcome.of(message));
+            } else if (message.type == MessageType.MEASURED) {
+                events.measured(LinkRates.of(message));
             }
         }
     }
@@ -274,34 +292,28 @@ public final class Session implements Visit {
     private void take(Message message) throws ProtocolException {
         switch (message.type) {
             case BYE:
+                outbox.clear(); // nothing is answered any more
                 finish(Ending.bye(message.text("reason")));
                 break;
             case ERROR:
+                outbox.clear();
                 ErrorCode code = ErrorCode.named(message.text("code"));
                 finish(Ending.refused(code, message.text("message")));
                 break;
+            case WELCOME:
+                act(core.received(message));
+                beginBeating(message.real("heartbeat_s"));
+                break;
             default:
                 act(core.received(message));
-                if (message.type == MessageType.WELCOME) {
-                    begin(message);
-                } else if (message.type == MessageType.MEASURED) {
-                    events.measured(LinkRates.of(message));
-                }
         }
     }
 
-    private void begin(Message welcome) {
-        double everyS = Math.max(0.1, welcome.real("heartbeat_s") / 2);
-        long everyNanos = (long) (everyS * NANOS_PER_S);
+    private void beginBeating(double heartbeatS) {
+        long everyNanos = (long) (Math.max(0.1, heartbeatS / 2) * NANOS_PER_S);
         timers.add(
                 timer.scheduleAtFixedRate(
                         this::beat, everyNanos, everyNanos, TimeUnit.NANOSECONDS));
-        events.welcomed(
-                new Welcome(
-                        welcome.integer("device"),
-                        welcome.real("heartbeat_s"),
-                        welcome.text("server"),
-                        welcome.text("credential")));
     }
 
     private void beat() {
