@@ -53,7 +53,7 @@ public final class Device implements Runnable {
     private volatile Chosen chosen;
     private volatile Session session;
     private volatile String given = ""; // a credential, also if it could not be kept
-    private volatile Notice notice = new Notice(State.STARTING, "", null, 0);
+    private volatile Notice notice = new Notice(State.STARTING, "");
 
     /**
      * @param kernels candidates, one or more; see {@link KernelChoice}
@@ -127,7 +127,7 @@ public final class Device implements Runnable {
     private Visit connect() throws InterruptedException {
         Chosen with = chosen;
         if (with == null) {
-            say(new Notice(State.STARTING, "", null, 0));
+            say(new Notice(State.STARTING, ""));
             try {
                 with = kernelThread.submit(this::choose).get();
             } catch (ExecutionException error) {
@@ -135,7 +135,7 @@ public final class Device implements Runnable {
             }
             chosen = with;
             listener.chose(with);
-            say(new Notice(State.CONNECTING, "", null, 0));
+            say(new Notice(State.CONNECTING, ""));
         }
         String kept = given.isEmpty() ? credentials.find(link) : given;
         session =

@@ -11,12 +11,16 @@ import java.io.IOException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 
 /** Asks a server to measure the link to it: joins, is probed, learns the rates, leaves. */
 public final class LinkMeter {
     /** What is offered to the server: enough for its largest probes. */
     private static final long MEMORY_BYTES = 64 << 20;
+
+    /** A link that needs longer is given up. */
+    private static final long PATIENCE_S = 300;
 
     private LinkMeter() {}
 
@@ -58,6 +62,7 @@ public final class LinkMeter {
                                     throw new IllegalStateException(reason);
                                 }
                             });
+            timer.schedule(() -> session.leave("too slow"), PATIENCE_S, TimeUnit.SECONDS);
             Ending ending = session.run();
             if (found.get() == null) {
                 throw new IOException("the link was not measured: " + ending.text);
