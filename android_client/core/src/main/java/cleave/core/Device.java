@@ -31,8 +31,9 @@ import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A device of one server, from its start to its end: it chooses a kernel, joins, works, and comes back
- * when the connection is lost. {@code run} takes a thread; everything else may be called from any.
+ * A device of one server, from its start to its end: it chooses a kernel, joins, works, and comes
+ * back when the connection is lost. {@code run} takes a thread; everything else may be called from
+ * any.
  */
 public final class Device implements Runnable {
     /** How often sensors are read; the first time soon after a session began. */

@@ -90,7 +90,8 @@ public final class Trials {
     }
 
     /**
-     * How fast a kernel is on fp32 squares, in FLOP/s: the best of as many tries as there is time for.
+     * How fast a kernel is on fp32 squares, in FLOP/s: the best of as many tries as there is time
+     * for.
      *
      * @param side of the squares
      * @param budgetS how long to try

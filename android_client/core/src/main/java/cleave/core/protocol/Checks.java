@@ -22,7 +22,8 @@ final class Checks {
     /**
      * The value as its kind holds it.
      *
-     * @throws ProtocolException when it is none of that kind; values may be secret, and are not shown
+     * @throws ProtocolException when it is none of that kind; values may be secret, and are not
+     *     shown
      */
     static Object check(MessageType type, MessageType.Field field, Object value)
             throws ProtocolException {

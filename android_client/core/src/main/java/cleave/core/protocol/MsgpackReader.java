@@ -19,8 +19,8 @@ import org.msgpack.value.ValueType;
  * Reads msgpack as strictly as the protocol asks: lengths are held against the bytes that are there
  * before memory is set aside, and no nesting is too deep to be refused.
  *
- * <p>Values are null, Boolean, Long, BigInteger beyond that, Double, String, List and Map with String
- * keys.
+ * <p>Values are null, Boolean, Long, BigInteger beyond that, Double, String, List and Map with
+ * String keys.
  */
 final class MsgpackReader {
     /** The bytes end before the value does. */
@@ -66,8 +66,8 @@ final class MsgpackReader {
     /**
      * One value, whole.
      *
-     * @throws ProtocolException for bins, ext types, keys that are no texts, broken UTF-8, and depths
-     *     of 1000 and more
+     * @throws ProtocolException for bins, ext types, keys that are no texts, broken UTF-8, and
+     *     depths of 1000 and more
      */
     Object value() throws ProtocolException {
         return read(() -> value(0));
