@@ -12,6 +12,7 @@ import java.io.BufferedReader;
 import java.io.File;
 import java.io.FileInputStream;
 import java.io.IOException;
+import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
@@ -156,7 +157,7 @@ public final class Main {
         }
     }
 
-    private static BufferedReader reader(java.io.InputStream in) {
+    private static BufferedReader reader(InputStream in) {
         return new BufferedReader(new InputStreamReader(in, StandardCharsets.UTF_8));
     }
 

@@ -4,6 +4,7 @@ import java.math.BigInteger;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 
 /** Whether values are what fields may hold, as docs/protocol.md's table of field types says. */
@@ -32,7 +33,7 @@ final class Checks {
         } catch (WrongValue error) {
             throw new ProtocolException(
                     "field '" + field.name + "' of a " + type.wireName + " message is no valid "
-                            + field.kind.name().toLowerCase(java.util.Locale.ROOT));
+                            + field.kind.name().toLowerCase(Locale.ROOT));
         }
     }
 

@@ -1,6 +1,7 @@
 package cleave.core.protocol;
 
 import java.io.IOException;
+import java.math.BigInteger;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
@@ -117,7 +118,7 @@ final class MsgpackReader {
         if (format != MessageFormat.UINT64) {
             return unpacker.unpackLong();
         }
-        java.math.BigInteger found = unpacker.unpackBigInteger();
+        BigInteger found = unpacker.unpackBigInteger();
         return found.bitLength() < Long.SIZE ? (Number) found.longValue() : found;
     }
 

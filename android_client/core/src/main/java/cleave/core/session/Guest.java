@@ -170,6 +170,15 @@ public final class Guest {
         }
     }
 
+    /** The network is gone. */
+    public void offline() {
+        synchronized (lock) {
+            if (visit != null) {
+                visit.drop("the network is gone");
+            }
+        }
+    }
+
     /** There is a network again: do not wait any longer. */
     public void online() {
         synchronized (lock) {

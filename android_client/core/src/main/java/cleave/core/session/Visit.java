@@ -14,4 +14,7 @@ public interface Visit {
 
     /** Say bye, and close. */
     void leave(String reason);
+
+    /** Close without a word: nobody hears it. */
+    void drop(String reason);
 }
