@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from tests.faults.plan import Direction, Fault, Seen
 from tests.faults.proxy import Proxy
 from tests.integration.processes import (
     PATIENCE_S,
+    losses,
     printing,
     records,
     run,
+    server,
     started,
+    training,
     wait_for_event,
 )
 
@@ -28,37 +31,11 @@ STEPS = 10
 CUT_AT, KILLED_AT = 120, 300  # runs of a connection; a step has some 95
 
 
-@contextmanager
-def server(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
-    """A running `cleave serve`; what it said."""
-    command = ("serve", "--port", "0", "--data", str(folder / "data"), "--json", *options)
-    with started(*command, cwd=folder) as (_, lines):
-        yield wait_for_event(lines, "listening")
-
-
 def device(
     classes: Classes, link: str, state: Path
 ) -> AbstractContextManager[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
     """The core as a device that keeps its credential in a folder; see `printing`."""
     return printing(classes.command("--threads", "1", "--state", str(state), link))
-
-
-def training(corpus_file: Path) -> tuple[str, ...]:
-    return (
-        "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(STEPS),
-        "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
-    )  # fmt: skip
-
-
-def losses(lines: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> list[float]:
-    return [record["loss"] for record in lines if record["event"] == "step"]
-
-
-@pytest.fixture(scope="module")
-def plain_losses(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Ten steps in plain PyTorch."""
-    folder = tmp_path_factory.mktemp("plain")
-    return losses(records(run(*training(corpus_file), "--devices", "0", cwd=folder).stdout))
 
 
 def test_the_unit_tests_pass(classes: Classes) -> None:
@@ -97,7 +74,7 @@ def test_it_trains_to_the_losses_of_plain_pytorch_though_it_is_cut_off_and_kille
         mortal.append(process)
         first = wait_for_event(said, "welcomed")
         code = run("pair", "--server", place["operator_url"], "--json")
-        command = (*training(corpus_file), "--server", place["operator_url"])
+        command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
         with started(*command) as (trainer, lines):
             assert wait_for_event(said, "waiting")["retry_s"] <= 1.0
             again = wait_for_event(said, "welcomed")
