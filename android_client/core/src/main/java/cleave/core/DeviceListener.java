@@ -5,8 +5,9 @@ import cleave.core.session.Notice;
 import cleave.core.session.Welcome;
 
 /**
- * Told of what a device does, in threads of the core's: be quick, and hand on to the thread that
- * shows it. Numbers that change all the time are asked for, see {@link Device#counts}.
+ * Told of what a device does, in threads of the core's: be quick, wait for no other thread, and hand
+ * on to the one that shows it. Numbers that change all the time are asked for, see {@link
+ * Device#counts}.
  */
 public interface DeviceListener {
     /** It does something else now. */

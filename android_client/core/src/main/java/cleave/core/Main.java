@@ -55,7 +55,7 @@ public final class Main {
         }
         Thread working = new Thread(device, "cleave-device");
         working.start();
-        Thread main = Thread.currentThread();
+        Thread main = Thread.currentThread(); // which says that it left before all ends
         Runtime.getRuntime().addShutdownHook(new Thread(() -> stop(device, main)));
         Thread commands = new Thread(() -> obey(device), "cleave-commands");
         commands.setDaemon(true);
@@ -182,7 +182,7 @@ public final class Main {
     private static void stop(Device device, Thread main) {
         device.stop();
         try {
-            main.join(); // it says what was done, and ends the process
+            main.join();
         } catch (InterruptedException error) {
             Thread.currentThread().interrupt();
         }
