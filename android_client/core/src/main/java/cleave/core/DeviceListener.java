@@ -5,8 +5,8 @@ import cleave.core.session.Notice;
 import cleave.core.session.Welcome;
 
 /**
- * Told of what a device does, in threads of the core's: be quick, wait for no other thread, and hand
- * on to the one that shows it. Numbers that change all the time are asked for, see {@link
+ * Told of what a device does, in threads of the core's: be quick, wait for no other thread, and
+ * hand on to the one that shows it. Numbers that change all the time are asked for, see {@link
  * Device#counts}.
  */
 public interface DeviceListener {
