@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
+
+from tests.integration.processes import losses, records, run, training
 
 # Machines that run tests are shared and slow: a deadline would test them, not the code.
 settings.register_profile("cleave", deadline=None)
@@ -39,3 +43,16 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"def step_{i}(a, b):\n    return a * {i} + b - {i % 7}\n" for i in range(3000)]
     path.write_text("\n".join(lines))
     return path
+
+
+@pytest.fixture(scope="session")
+def plain_losses(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Ten steps of `training` in plain PyTorch; the first worker that needs them takes them."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    kept = shared / "plain-losses.json"
+    with FileLock(shared / "plain-losses.lock"):
+        if not kept.exists():
+            done = run(*training(corpus_file, 10), "--devices", "0", cwd=own)
+            kept.write_text(json.dumps(losses(records(done.stdout))))
+    return [float(loss) for loss in json.loads(kept.read_text())]

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,19 @@ def records(text: str) -> list[dict[str, Any]]:
 def started(
     *arguments: str, cwd: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
-    """A running command and the JSON lines it prints; killed at the end if it still runs."""
+    """A running command of ours and the JSON lines it prints; see `printing`."""
+    with printing([*CLEAVE, *arguments], cwd=cwd) as both:
+        yield both
+
+
+@contextmanager
+def printing(
+    command: Sequence[str], cwd: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
+    """A running process and the JSON lines it prints; killed at the end if it still runs."""
     process = subprocess.Popen(
-        [*CLEAVE, *arguments],
-        stdout=subprocess.PIPE, text=True, cwd=cwd, env=_environment(),
+        command,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env=_environment(),
     )  # fmt: skip
     assert process.stdout is not None
     lines = process.stdout
@@ -53,6 +62,27 @@ def wait_for_event(lines: Iterator[dict[str, Any]], event: str) -> dict[str, Any
         if record["event"] == event:
             return record
     raise AssertionError(f"the process ended before it printed {event!r}")
+
+
+@contextmanager
+def server(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
+    """A running `cleave serve` that keeps what it knows in a folder; what it said."""
+    command = ("serve", "--port", "0", "--data", str(folder / "data"), "--json", *options)
+    with started(*command, cwd=folder) as (_, lines):
+        yield wait_for_event(lines, "listening")
+
+
+def training(corpus_file: Path, steps: int) -> tuple[str, ...]:
+    """The command that trains opt-tiny for some steps, small ones."""
+    return (
+        "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(steps),
+        "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
+    )  # fmt: skip
+
+
+def losses(records: Iterable[dict[str, Any]]) -> list[float]:
+    """Of the steps among a training's records."""
+    return [record["loss"] for record in records if record["event"] == "step"]
 
 
 def _environment() -> dict[str, str]:

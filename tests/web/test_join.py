@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,9 +12,12 @@ from playwright.sync_api import Browser, Page
 
 from tests.integration.processes import (
     PATIENCE_S,
+    losses,
     records,
     run,
+    server,
     started,
+    training,
     wait_for_event,
 )
 from tests.web.browser import WEB_CLIENT
@@ -24,14 +26,6 @@ PATIENCE_MS = 1000 * PATIENCE_S
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 
 pytestmark = pytest.mark.usefixtures("pages")
-
-
-@contextmanager
-def server(folder: Path) -> Iterator[dict[str, Any]]:
-    """A running `cleave serve`; what it said."""
-    command = ("serve", "--port", "0", "--data", str(folder / "data"), "--json")
-    with started(*command, cwd=folder) as (_, lines):
-        yield wait_for_event(lines, "listening")
 
 
 @contextmanager
@@ -74,24 +68,6 @@ def forced(url: str, kernel: str) -> str:
     return url.replace("/join#", f"/join?kernel={kernel}#")
 
 
-def losses(stdout: str) -> list[float]:
-    return [record["loss"] for record in records(stdout) if record["event"] == "step"]
-
-
-def training(corpus_file: Path, steps: int) -> tuple[str, ...]:
-    return (
-        "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(steps),
-        "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def plain_losses(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Ten steps in plain PyTorch."""
-    folder = tmp_path_factory.mktemp("plain")
-    return losses(run(*training(corpus_file, 10), "--devices", "0", cwd=folder).stdout)
-
-
 @pytest.mark.parametrize("kernel", ["js", "wasm", "webgpu"])
 def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
     browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: list[float], kernel: str
@@ -101,7 +77,7 @@ def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
         assert page.locator("[data-kernel]").get_attribute("data-kernel") == kernel
         command = (*training(corpus_file, 10), "--server", place["operator_url"])
         with started(*command) as (trainer, lines):  # an emulated GPU takes its time
-            seen = [record["loss"] for record in lines if record["event"] == "step"]
+            seen = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
         assert len(plain_losses) == 10
         assert seen == pytest.approx(plain_losses, rel=1e-4)
@@ -125,9 +101,9 @@ def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
                 wait_for_event(lines, "ready")
                 another_block(page)  # of a step that is not over
                 page.close()
-                seen = [record for record in steps if record["event"] == "step"]
+                seen = losses(steps)
                 assert trainer.wait(PATIENCE_S) == 0
-        assert [record["loss"] for record in seen] == pytest.approx(plain_losses, rel=1e-4)
+        assert seen == pytest.approx(plain_losses, rel=1e-4)
 
 
 def test_a_reload_comes_back_with_the_credential_and_without_the_code(
