@@ -7,6 +7,7 @@ import cleave.core.kernels.KernelException;
 import cleave.core.kernels.KernelFactory;
 import cleave.core.kernels.KernelLostException;
 import cleave.core.kernels.Matrix;
+import cleave.core.kernels.Numbers;
 import cleave.core.kernels.Product;
 import java.nio.Buffer;
 import java.nio.ByteBuffer;
@@ -103,7 +104,7 @@ public final class GpuKernel implements Kernel {
     @Override
     public ByteBuffer multiply(Product product) throws KernelException {
         int elements = (int) (product.rows * product.columns);
-        ByteBuffer sums = ByteBuffer.allocate(4 * elements).order(ByteOrder.LITTLE_ENDIAN);
+        float[] sums = new float[elements];
         if (elements > 0 && product.flops() > 0) {
             makeRoom(4 * elements);
             GLES31.glBindBufferBase(GLES31.GL_SHADER_STORAGE_BUFFER, 2, result);
@@ -116,7 +117,7 @@ public final class GpuKernel implements Kernel {
             }
             read(sums);
         }
-        return product.out.rounded(sums);
+        return Numbers.narrowed(sums, product.out);
     }
 
     @Override
@@ -162,17 +163,16 @@ public final class GpuKernel implements Kernel {
     }
 
     /** Waits for the result, and copies it from the GPU. */
-    private void read(ByteBuffer sums) throws KernelException {
+    private void read(float[] sums) throws KernelException {
         GLES31.glBindBuffer(GLES31.GL_SHADER_STORAGE_BUFFER, result);
         Buffer mapped =
                 GLES31.glMapBufferRange(
-                        GLES31.GL_SHADER_STORAGE_BUFFER, 0, sums.capacity(), GLES31.GL_MAP_READ_BIT);
+                        GLES31.GL_SHADER_STORAGE_BUFFER, 0, 4 * sums.length, GLES31.GL_MAP_READ_BIT);
         if (mapped == null) {
             check("a result is read");
             throw new KernelLostException("the GPU's driver does not give a result back");
         }
-        sums.put((ByteBuffer) mapped);
-        sums.flip();
+        ((ByteBuffer) mapped).order(ByteOrder.nativeOrder()).asFloatBuffer().get(sums);
         if (!GLES31.glUnmapBuffer(GLES31.GL_SHADER_STORAGE_BUFFER)) {
             throw new KernelLostException("the GPU lost its memory");
         }

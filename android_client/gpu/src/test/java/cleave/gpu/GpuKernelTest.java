@@ -149,7 +149,8 @@ public class GpuKernelTest {
         assertEquals(what, (long) rows * columns * out.itemBytes, found.remaining());
         double unit = out == DType.FP32 ? 0 : out == DType.BF16 ? 0x1p-8 : 0x1p-11;
         for (int i = 0; i < sums.length; i++) {
-            double bound = (depths + 2) * 0x1p-23 * sizes[i] + unit * Math.abs(sums[i]) + 1e-7 * unit;
+            double rounding = unit * Math.abs(sums[i]) + (out == DType.FP16 ? 0x1p-25 : 0);
+            double bound = (depths + 2) * 0x1p-23 * sizes[i] + rounding;
             assertEquals(what + " at " + i, sums[i], element(found, i, out), bound);
         }
     }
