@@ -58,51 +58,18 @@ public final class Numbers {
         return (short) (sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >>> 13) & 1)) >>> 13));
     }
 
-    /**
-     * Elements widened to fp32.
-     *
-     * @param count how many
-     * @param halves room for as many 16-bit elements; not used for fp32
-     */
-    static void widen(ByteBuffer elements, DType dtype, int count, short[] halves, float[] wide) {
-        elements.order(ByteOrder.LITTLE_ENDIAN);
-        if (dtype == DType.FP32) {
-            elements.asFloatBuffer().get(wide, 0, count);
-            return;
-        }
-        elements.asShortBuffer().get(halves, 0, count);
-        if (dtype == DType.BF16) {
-            for (int i = 0; i < count; i++) {
-                wide[i] = Float.intBitsToFloat(halves[i] << 16);
-            }
-        } else {
-            for (int i = 0; i < count; i++) {
-                wide[i] = fromFp16(halves[i]);
-            }
-        }
-    }
-
     /** All elements of a payload, widened to fp32, in an array of their own. */
     public static float[] widened(ByteBuffer payload, DType dtype) {
-        int count = payload.remaining() / dtype.itemBytes;
-        float[] wide = new float[count];
-        widen(payload.duplicate(), dtype, count, new short[dtype == DType.FP32 ? 0 : count], wide);
+        float[] wide = new float[payload.remaining() / dtype.itemBytes];
+        new Elements(payload, dtype).read(0, wide.length, wide, 0);
         return wide;
     }
 
-    /** fp32 elements as {@code dtype}, each rounded once, in a buffer of their own. */
+    /** fp32 elements as {@code dtype}, each rounded once, in a little-endian buffer of their own. */
     public static ByteBuffer narrowed(float[] values, DType dtype) {
         ByteBuffer payload =
                 ByteBuffer.allocate(values.length * dtype.itemBytes).order(ByteOrder.LITTLE_ENDIAN);
-        if (dtype == DType.FP32) {
-            payload.asFloatBuffer().put(values);
-            return payload;
-        }
-        short[] halves = new short[values.length];
-        for (int i = 0; i < halves.length; i++) {
-            halves[i] = dtype == DType.BF16 ? toBf16(values[i]) : toFp16(values[i]);
-        }
-        payload.asShortBuffer().put(halves);
+        new Elements(payload, dtype).write(0, values.length, values, 0);
         return payload;
     }
 }
