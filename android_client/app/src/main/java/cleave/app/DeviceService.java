@@ -1,0 +1,258 @@
+package cleave.app;
+
+import android.app.Service;
+import android.content.BroadcastReceiver;
+import android.content.Context;
+import android.content.Intent;
+import android.content.IntentFilter;
+import android.os.Binder;
+import android.os.Build;
+import android.os.Handler;
+import android.os.IBinder;
+import android.os.Looper;
+import cleave.core.Device;
+import cleave.core.DeviceListener;
+import cleave.core.InvalidLinkException;
+import cleave.core.JoinLink;
+import cleave.core.kernels.Chosen;
+import cleave.core.policy.Telemetry;
+import cleave.core.session.Counts;
+import cleave.core.session.Notice;
+import cleave.core.session.State;
+import cleave.core.session.Welcome;
+
+/**
+ * Keeps the phone joined to a server while the app is not in front. Everything here happens in the
+ * main thread; what the device tells comes to it.
+ */
+public final class DeviceService extends Service implements DeviceListener {
+    static final String START = "cleave.app.START";
+    static final String PAUSE = "cleave.app.PAUSE";
+    static final String RESUME = "cleave.app.RESUME";
+    static final String STOP = "cleave.app.STOP";
+    static final String LOOK = "cleave.app.LOOK";
+
+    private static final String LINK = "link";
+    private static final int ANDROID_8 = 26;
+
+    private final Handler main = new Handler(Looper.getMainLooper());
+    private final BroadcastReceiver plugged =
+            new BroadcastReceiver() {
+                @Override
+                public void onReceive(Context context, Intent intent) {
+                    lookout.look();
+                }
+            };
+
+    private StatusNotification notification;
+    private Words words;
+    private Servers servers;
+    private Lookout lookout;
+    private Awake awake;
+    private Telemetry telemetry;
+    private Device device; // null: not joined
+    private JoinLink link; // of the device, or of the last one
+    private Notice notice; // the latest, also of a device that is gone
+    private String kernel = "";
+    private String problem = "";
+    private boolean pausedByOwner;
+
+    /** For the activity, which is in the same process. */
+    final class Here extends Binder {
+        DeviceService service() {
+            return DeviceService.this;
+        }
+    }
+
+    /**
+     * Join a server.
+     *
+     * @param text a join link that its owner agreed to; null for the last server
+     */
+    static void start(Context context, String text) {
+        Intent intent =
+                new Intent(context, DeviceService.class).setAction(START).putExtra(LINK, text);
+        if (Build.VERSION.SDK_INT >= ANDROID_8) {
+            context.startForegroundService(intent);
+        } else {
+            context.startService(intent);
+        }
+    }
+
+    @Override
+    public void onCreate() {
+        notification = new StatusNotification(this);
+        words = new Words(getResources());
+        servers = new Servers(this);
+        awake = new Awake(this);
+        PhoneState state = new PhoneState(this);
+        telemetry = new Telemetry(state::battery, state::throttling, System::nanoTime);
+        lookout = new Lookout(state, new Settings(this), getString(R.string.reason_you));
+    }
+
+    @Override
+    public IBinder onBind(Intent intent) {
+        return new Here();
+    }
+
+    /** The system may end the process and start it again, then without an intent. */
+    @Override
+    public int onStartCommand(Intent intent, int flags, int startId) {
+        String action = intent == null ? START : intent.getAction();
+        if (START.equals(action) && device == null) {
+            join(intent == null ? null : intent.getStringExtra(LINK));
+        } else if (device == null) {
+            stopSelf();
+        } else if (PAUSE.equals(action)) {
+            setPausedByOwner(true);
+        } else if (RESUME.equals(action)) {
+            setPausedByOwner(false);
+        } else if (LOOK.equals(action)) {
+            awake.forAMoment();
+            lookout.look();
+        } else if (STOP.equals(action)) {
+            leave();
+        }
+        return START_STICKY;
+    }
+
+    @Override
+    public void onDestroy() {
+        if (device != null) {
+            device.stop();
+            end();
+        }
+        lookout.close();
+    }
+
+    boolean isJoined() {
+        return device != null;
+    }
+
+    boolean isPausedByOwner() {
+        return pausedByOwner;
+    }
+
+    void setPausedByOwner(boolean paused) {
+        pausedByOwner = paused;
+        lookout.setPausedByOwner(paused);
+        show();
+    }
+
+    /** Leave the server once what it gave is answered. */
+    void leave() {
+        if (device != null) {
+            device.stop();
+        }
+    }
+
+    /** The owner changed the conditions. */
+    void conditionsChanged() {
+        lookout.conditionsChanged();
+    }
+
+    /** What it does, and why; empty before it did anything. */
+    String line() {
+        return notice == null ? "" : words.state(notice, link.host);
+    }
+
+    /** What it did, and with what. */
+    String details() {
+        Counts counts = device == null ? Counts.NOTHING : device.counts();
+        StringBuilder lines = new StringBuilder();
+        if (device != null && counts.blocks > 0) {
+            lines.append(words.counts(counts)).append('\n');
+        }
+        return lines.append(kernel).append(problem).toString();
+    }
+
+    // --- What the device tells, from its threads.
+
+    @Override
+    public void changed(Notice told) {
+        main.post(
+                () -> {
+                    notice = told;
+                    awake.keep(told.state);
+                    if (told.state == State.ENDED) {
+                        boolean refused = told.code != null;
+                        end();
+                        if (refused) {
+                            notification.tell(line());
+                        }
+                        stopSelf();
+                    } else {
+                        show();
+                    }
+                });
+    }
+
+    @Override
+    public void welcomed(Welcome welcome) {
+        telemetry.restart();
+        main.post(() -> servers.remember(link));
+    }
+
+    @Override
+    public void chose(Chosen chosen) {
+        String text =
+                getString(
+                        R.string.kernel,
+                        chosen.kernel.name() + " (" + chosen.kernel.about() + ")",
+                        Words.quantity(chosen.flopsPerS, "FLOP/s"));
+        main.post(() -> kernel = text);
+    }
+
+    @Override
+    public void refused(String name, String reason) {
+        String text = "\n" + getString(R.string.kernel_refused, name, reason);
+        main.post(() -> problem = text);
+    }
+
+    @Override
+    public void warned(String text) {
+        main.post(() -> problem = "\n" + text);
+    }
+
+    // --- In the main thread.
+
+    private void join(String text) {
+        notification.begin(getString(R.string.state_starting));
+        try {
+            link = text == null ? servers.last() : JoinLink.parse(text);
+        } catch (InvalidLinkException error) {
+            throw new IllegalStateException("a link that its owner agreed to is none", error);
+        }
+        if (link == null) {
+            stopForeground(STOP_FOREGROUND_REMOVE);
+            stopSelf();
+            return;
+        }
+        kernel = "";
+        problem = "";
+        pausedByOwner = false;
+        ThisPhone phone = new ThisPhone(this, new Settings(this).policy());
+        device =
+                new Device(
+                        link, phone.description(), servers, phone.kernels(), telemetry, this);
+        IntentFilter plugs = new IntentFilter(Intent.ACTION_POWER_CONNECTED);
+        plugs.addAction(Intent.ACTION_POWER_DISCONNECTED);
+        registerReceiver(plugged, plugs);
+        lookout.begin(device::allow);
+        device.start();
+    }
+
+    private void end() {
+        lookout.end();
+        unregisterReceiver(plugged);
+        device = null;
+        awake.release();
+        stopForeground(STOP_FOREGROUND_REMOVE);
+    }
+
+    private void show() {
+        if (device != null) {
+            notification.update(line(), pausedByOwner);
+        }
+    }
+}
