@@ -47,6 +47,11 @@ public final class CpuKernel implements Kernel {
         };
     }
 
+    /** One for little work, ready at once: one thread, and an inner loop that nobody timed. */
+    public static Kernel small() {
+        return new CpuKernel(1, Thread::new, InnerLoop.ONE_BY_EIGHT);
+    }
+
     @Override
     public String name() {
         return "cpu";

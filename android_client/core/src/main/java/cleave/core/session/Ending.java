@@ -20,25 +20,30 @@ public final class Ending {
         this.isForGood = isForGood;
     }
 
-    static Ending bye(String reason) {
+    public static Ending bye(String reason) {
         return new Ending(End.BYE, reason.isEmpty() ? "the server said bye" : reason, null, true);
     }
 
     /** Silence or a garbled message may pass; who is refused for anything else stays refused. */
-    static Ending refused(ErrorCode code, String text) {
+    public static Ending refused(ErrorCode code, String text) {
         boolean passing = code == ErrorCode.LIMIT || code == ErrorCode.PROTOCOL;
         return new Ending(End.REFUSED, text, code, !passing);
     }
 
-    static Ending lost(String text) {
+    public static Ending lost(String text) {
         return new Ending(End.LOST, text, null, false);
     }
 
-    static Ending left(String text) {
-        return new Ending(End.LEFT, text, null, true);
+    public static Ending left(String text) {
+        return new Ending(End.LEFT, text, null, false);
     }
 
-    static Ending stranger(String text) {
+    public static Ending stranger(String text) {
         return new Ending(End.STRANGER, text, null, false);
+    }
+
+    /** The device cannot do it, now or later. */
+    public static Ending unable(String text) {
+        return new Ending(End.LEFT, text, null, true);
     }
 }

@@ -43,7 +43,7 @@ public final class Guest {
     private boolean wanted; // whether a wait is to end
     private boolean wasWelcome; // whether any session was
     private int failures;
-    private Notice notice = new Notice(State.CONNECTING, "", null, 0);
+    private Notice notice = new Notice(State.CONNECTING, "");
 
     /**
      * @param say told of every change; it must not call back
@@ -113,7 +113,7 @@ public final class Guest {
                 }
                 boolean mistaken = ending.end == End.STRANGER && !wasWelcome;
                 if (ending.isForGood || mistaken) {
-                    say(new Notice(State.ENDED, ending.text, ending.code, 0));
+                    say(new Notice(State.ENDED, ending, 0));
                     return;
                 }
                 if (nanos.getAsLong() - beganNanos >= STEADY_S * NANOS_PER_S) {
@@ -121,7 +121,7 @@ public final class Guest {
                 }
                 double seconds = waitS(failures, random.getAsDouble());
                 failures += 1;
-                say(new Notice(State.WAITING, ending.text, null, seconds));
+                say(new Notice(State.WAITING, ending, seconds));
                 await(seconds);
             }
         }
@@ -131,7 +131,7 @@ public final class Guest {
     public void welcomed() {
         synchronized (lock) {
             wasWelcome = true;
-            if (!drained) {
+            if (visit != null && !drained) {
                 say(State.WORKING, "");
             }
         }
@@ -216,7 +216,7 @@ public final class Guest {
     }
 
     private void say(State state, String reason) {
-        say(new Notice(state, reason, null, 0));
+        say(new Notice(state, reason));
     }
 
     private void say(Notice now) {

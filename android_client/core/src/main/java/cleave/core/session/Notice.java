@@ -12,13 +12,27 @@ public final class Notice {
     /** The server's code, if it refused the device for good; else null. */
     public final ErrorCode code;
 
+    /** How the last session ended, where it ended for good or is to be tried again; else null. */
+    public final End end;
+
     /** Seconds until the server is tried again; 0 in other states than waiting. */
     public final double retryS;
 
-    Notice(State state, String reason, ErrorCode code, double retryS) {
+    /** Without an ending. */
+    public Notice(State state, String reason) {
         this.state = state;
         this.reason = reason;
-        this.code = code;
+        code = null;
+        end = null;
+        retryS = 0;
+    }
+
+    /** After one. */
+    Notice(State state, Ending ending, double retryS) {
+        this.state = state;
+        this.reason = ending.text;
+        this.code = ending.code;
+        this.end = ending.end;
         this.retryS = retryS;
     }
 }

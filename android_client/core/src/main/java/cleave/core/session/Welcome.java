@@ -1,5 +1,7 @@
 package cleave.core.session;
 
+import cleave.core.protocol.Message;
+
 /** What the server said when it let the device in. */
 public final class Welcome {
     /** The number of the session, for people. */
@@ -14,10 +16,18 @@ public final class Welcome {
     /** The device's own credential, in exchange for a join code; else empty. */
     public final String credential;
 
-    public Welcome(long device, double heartbeatS, String server, String credential) {
+    Welcome(long device, double heartbeatS, String server, String credential) {
         this.device = device;
         this.heartbeatS = heartbeatS;
         this.server = server;
         this.credential = credential;
+    }
+
+    static Welcome of(Message message) {
+        return new Welcome(
+                message.integer("device"),
+                message.real("heartbeat_s"),
+                message.text("server"),
+                message.text("credential"));
     }
 }

@@ -1,0 +1,47 @@
+package cleave.core;
+
+import cleave.core.device.DeviceCore;
+import cleave.core.kernels.DType;
+import cleave.core.protocol.Codec;
+import cleave.core.protocol.Limits;
+import cleave.core.protocol.Message;
+import cleave.core.protocol.MessageType;
+
+/** A device's first message. */
+final class Hello {
+    private Hello() {}
+
+    /**
+     * What a device says of itself.
+     *
+     * @param kept the credential that the server gave it; empty where there is none
+     * @param flopsPerS of large fp32 products; 0: unknown
+     * @param measure whether it wants its link measured, and no work
+     */
+    static Message of(
+            DeviceDescription device,
+            JoinLink link,
+            String kept,
+            double flopsPerS,
+            boolean measure) {
+        DType[] dtypes = DType.values();
+        String[] names = new String[dtypes.length];
+        for (int i = 0; i < names.length; i++) {
+            names[i] = dtypes[i].wireName;
+        }
+        boolean known = !kept.isEmpty();
+        return Message.of(MessageType.HELLO)
+                .with("role", "device")
+                .with("version", Limits.VERSION)
+                .with("credential", known ? kept : link.credential)
+                .with("join_code", known ? link.credential : "")
+                .with("name", Codec.cleanText(device.name))
+                .with("ops", new String[] {DeviceCore.MATMUL})
+                .with("dtypes", names)
+                .with("memory_bytes", device.memoryBytes)
+                .with("profile", Codec.cleanText(device.profile))
+                .with("flops_per_s", flopsPerS)
+                .with("measure", measure)
+                .build();
+    }
+}

@@ -1,0 +1,394 @@
+package cleave.core.session;
+
+import cleave.core.device.Action;
+import cleave.core.device.DeviceCore;
+import cleave.core.device.Shell;
+import cleave.core.kernels.Kernel;
+import cleave.core.kernels.Matrix;
+import cleave.core.kernels.Product;
+import cleave.core.protocol.Codec;
+import cleave.core.protocol.ErrorCode;
+import cleave.core.protocol.Limits;
+import cleave.core.protocol.Message;
+import cleave.core.protocol.MessageType;
+import cleave.core.protocol.ProtocolException;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Executor;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.function.LongSupplier;
+
+/** One connection: the device core between a wire and a kernel. */
+public final class Session implements Visit {
+    /** Room that a result's header takes at most. */
+    private static final int HEADER_BYTES = 1024;
+
+    /** How long what is still to be said may take when a session ends. */
+    private static final double FAREWELL_S = 2;
+
+    private static final double NANOS_PER_S = 1e9;
+
+    /** Learns what happens in a session, in its threads; it must not call back. */
+    public interface Events {
+        void welcomed(Welcome welcome);
+
+        /** What the server measured of the link; only if {@code hello} asked for it. */
+        void measured(LinkRates rates);
+
+        /** The kernel is of no more use; the session ends. */
+        void kernelLost(String reason);
+    }
+
+    private final Transport transport;
+    private final KernelThread kernel;
+    private final Message hello;
+    private final ScheduledExecutorService timer;
+    private final LongSupplier nanos;
+    private final Events events;
+
+    private final Object lock = new Object(); // of all that follows
+    private final DeviceCore core;
+    private final List<ScheduledFuture<?>> timers = new ArrayList<>();
+    private final Shell shell = new SessionShell();
+    private Outbox outbox;
+    private Ending ending;
+    private boolean opened;
+    private boolean gone; // the wire
+    private boolean asking;
+    private long heardNanos; // when the server last gave a sign of life
+    private long downBytes;
+    private long upBytes;
+
+    /**
+     * @param kernelThread the thread in which the kernel was made
+     * @param timer its tasks must not wait for arithmetic
+     * @param nanos a clock that never goes back
+     */
+    public Session(
+            Transport transport,
+            Kernel kernel,
+            Executor kernelThread,
+            Message hello,
+            ScheduledExecutorService timer,
+            LongSupplier nanos,
+            Events events) {
+        this.transport = transport;
+        this.kernel = new KernelThread(kernel, kernelThread, nanos);
+        this.hello = hello;
+        this.timer = timer;
+        this.nanos = nanos;
+        this.events = events;
+        core = new DeviceCore(hello.integer("memory_bytes"), hello.flag("measure"));
+    }
+
+    @Override
+    public Counts counts() {
+        synchronized (lock) {
+            return new Counts(core.blocks(), core.flops(), downBytes, upBytes);
+        }
+    }
+
+    @Override
+    public Ending run() throws InterruptedException {
+        synchronized (lock) {
+            if (ending != null) {
+                return ending; // it was left before it began
+            }
+            outbox = new Outbox(transport.open(new SessionWire()), this::sent);
+            Thread sender = new Thread(outbox, "cleave-send");
+            sender.setDaemon(true);
+            sender.start();
+        }
+        try {
+            synchronized (lock) {
+                while (ending == null) {
+                    lock.wait();
+                }
+                long endNanos = nanos.getAsLong() + (long) (FAREWELL_S * NANOS_PER_S);
+                while (!gone && nanos.getAsLong() < endNanos) {
+                    lock.wait(1 + (endNanos - nanos.getAsLong()) / 1_000_000);
+                }
+                return ending;
+            }
+        } finally {
+            outbox.cancel();
+        }
+    }
+
+    @Override
+    public void drain() {
+        synchronized (lock) {
+            if (core.welcome() == null) {
+                leave("stopped");
+            } else if (ending == null) {
+                act(core.drain());
+            }
+        }
+    }
+
+    @Override
+    public void leave(String reason) {
+        synchronized (lock) {
+            if (opened) {
+                send(
+                        Message.of(MessageType.BYE)
+                                .with("reason", Codec.cleanText(reason))
+                                .build());
+            }
+            finish(Ending.left(reason));
+        }
+    }
+
+    /** Tell the server how the device is. Nothing happens unless it was welcomed. */
+    public void tell(Map<String, Double> values) {
+        synchronized (lock) {
+            if (core.welcome() != null && ending == null) {
+                send(Message.of(MessageType.TELEMETRY).with("values", values).build());
+            }
+        }
+    }
+
+    private final class SessionWire implements WireListener {
+        @Override
+        public void opened() {
+            synchronized (lock) {
+                if (ending != null) {
+                    return;
+                }
+                opened = true;
+                heardNanos = nanos.getAsLong();
+                send(hello);
+                after(
+                        Limits.HANDSHAKE_S,
+                        () -> {
+                            if (core.welcome() == null) {
+                                finish(Ending.lost("the server does not answer"));
+                            }
+                        });
+            }
+        }
+
+        @Override
+        public void received(ByteBuffer bytes) {
+            try {
+                Message message = Codec.decode(bytes);
+                boolean taken = false;
+                synchronized (lock) {
+                    heardNanos = nanos.getAsLong();
+                    downBytes += bytes.remaining();
+                    if (ending == null) {
+                        take(message);
+                        taken = true;
+                    }
+                }
+                if (taken) {
+                    tell(message); // without the lock: who listens may have one of its own
+                }
+            } catch (ProtocolException error) {
+                receivedWrong(error.getMessage());
+            }
+        }
+
+        @Override
+        public void receivedWrong(String text) {
+            synchronized (lock) {
+                if (ending != null) {
+                    return;
+                }
+                send(
+                        Message.of(MessageType.ERROR)
+                                .with("code", ErrorCode.PROTOCOL.wireName)
+                                .with("message", Codec.cleanText(text))
+                                .build());
+                finish(Ending.lost("the server broke the protocol: " + text));
+            }
+        }
+
+        @Override
+        public void ended(Ending how) {
+            synchronized (lock) {
+                gone = true;
+                lock.notifyAll();
+                finish(how);
+                outbox.cancel(); // nothing that is left can be said
+            }
+        }
+
+        private void tell(Message message) {
+            if (message.type == MessageType.WELCOME) {
+                events.welcomed(Welcome.of(message));
+            } else if (message.type == MessageType.MEASURED) {
+                events.measured(LinkRates.of(message));
+            }
+        }
+    }
+
+    private final class SessionShell implements Shell {
+        @Override
+        public void send(Message message) {
+            Session.this.send(message);
+        }
+
+        @Override
+        public void hold(Matrix matrix) {
+            kernel.hold(matrix);
+        }
+
+        @Override
+        public void forget(Matrix matrix) {
+            kernel.forget(matrix);
+        }
+
+        @Override
+        public void compute(long run, Product product) {
+            if (product.resultBytes() > transport.mostSentBytes() - HEADER_BYTES) {
+                act(
+                        core.failed(
+                                run,
+                                "a result of " + product.resultBytes()
+                                        + " bytes is more than this client can send at once"));
+                return;
+            }
+            kernel.multiply(product, () -> wants(run), new RunAnswer(run));
+        }
+    }
+
+    private final class RunAnswer implements KernelThread.Answer {
+        private final long run;
+
+        RunAnswer(long run) {
+            this.run = run;
+        }
+
+        @Override
+        public void computed(ByteBuffer payload, double computeS) {
+            synchronized (lock) {
+                act(core.computed(run, payload, computeS));
+            }
+        }
+
+        @Override
+        public void failed(String reason) {
+            synchronized (lock) {
+                act(core.failed(run, reason));
+            }
+        }
+
+        @Override
+        public void lost(String reason) {
+            events.kernelLost(reason);
+            synchronized (lock) {
+                finish(Ending.lost("the kernel stopped: " + reason));
+            }
+        }
+    }
+
+    // --- all that follows: with the lock ---
+
+    private void take(Message message) throws ProtocolException {
+        switch (message.type) {
+            case BYE:
+                outbox.clear(); // nothing is answered any more
+                finish(Ending.bye(message.text("reason")));
+                break;
+            case ERROR:
+                outbox.clear();
+                ErrorCode code = ErrorCode.named(message.text("code"));
+                finish(Ending.refused(code, message.text("message")));
+                break;
+            case WELCOME:
+                act(core.received(message));
+                beginBeating(message.real("heartbeat_s"));
+                break;
+            default:
+                act(core.received(message));
+        }
+    }
+
+    private void beginBeating(double heartbeatS) {
+        long everyNanos = (long) (Math.max(0.1, heartbeatS / 2) * NANOS_PER_S);
+        timers.add(
+                timer.scheduleAtFixedRate(
+                        this::beat, everyNanos, everyNanos, TimeUnit.NANOSECONDS));
+    }
+
+    private void beat() {
+        synchronized (lock) {
+            if (ending != null) {
+                return;
+            }
+            outbox.addFirst(Message.of(MessageType.HEARTBEAT).build());
+            if (nanos.getAsLong() - heardNanos > Limits.SILENCE_S * NANOS_PER_S && !asking) {
+                asking = true;
+                long silentNanos = heardNanos;
+                transport.ask(there -> answered(there, silentNanos));
+            }
+        }
+    }
+
+    /** A server that was silent for long had nothing to say, or is gone. */
+    private void answered(boolean there, long silentNanos) {
+        synchronized (lock) {
+            asking = false;
+            if (there) {
+                heardNanos = nanos.getAsLong();
+            } else if (heardNanos == silentNanos) {
+                finish(Ending.lost("the server is gone"));
+            }
+        }
+    }
+
+    private boolean wants(long run) {
+        synchronized (lock) {
+            return core.wants(run);
+        }
+    }
+
+    private void act(List<Action> actions) {
+        for (Action action : actions) {
+            action.in(shell);
+        }
+    }
+
+    private void send(Message message) {
+        if (ending == null && outbox != null) {
+            outbox.add(message);
+        }
+    }
+
+    private void sent(long bytes) {
+        synchronized (lock) {
+            upBytes += bytes;
+        }
+    }
+
+    private void after(double seconds, Runnable what) {
+        Runnable locked =
+                () -> {
+                    synchronized (lock) {
+                        what.run();
+                    }
+                };
+        long waitNanos = (long) (seconds * NANOS_PER_S);
+        timers.add(timer.schedule(locked, waitNanos, TimeUnit.NANOSECONDS));
+    }
+
+    private void finish(Ending how) {
+        if (ending != null) {
+            return;
+        }
+        ending = how;
+        for (ScheduledFuture<?> task : timers) {
+            task.cancel(false);
+        }
+        act(core.end());
+        if (outbox != null) {
+            outbox.close();
+        }
+        lock.notifyAll();
+    }
+}

@@ -1,0 +1,73 @@
+package cleave.core.transport;
+
+import cleave.core.session.Ending;
+import java.net.UnknownHostException;
+import java.security.cert.CertificateException;
+import javax.net.ssl.SSLException;
+import javax.net.ssl.SSLPeerUnverifiedException;
+
+/** Why a server was not reached, or a connection broke, for people. */
+final class Failures {
+    private final String address;
+    private final String fingerprint;
+
+    Failures(String address, String fingerprint) {
+        this.address = address;
+        this.fingerprint = fingerprint;
+    }
+
+    /**
+     * What became of a connection.
+     *
+     * @param status of the HTTP response that was no WebSocket's; 0 where there was none
+     * @param opened whether it had begun
+     */
+    Ending ending(Throwable error, int status, boolean opened) {
+        WrongCertificateException wrong = cause(error, WrongCertificateException.class);
+        if (wrong != null) {
+            return Ending.stranger(
+                    address + " shows another certificate (" + wrong.shown + ") than the join link "
+                            + "names (" + fingerprint + "); if the server made a new one, use the "
+                            + "link that it shows now, else something stands between you and it");
+        }
+        if (cause(error, CertificateException.class) != null
+                || error instanceof SSLPeerUnverifiedException) {
+            return Ending.stranger(
+                    "the certificate of " + address + " is not trusted; use the whole join link "
+                            + "that the server shows, with its &fp=...");
+        }
+        if (opened) {
+            return Ending.lost("the connection broke (" + reason(error) + ")");
+        }
+        if (error instanceof SSLException) {
+            return Ending.lost(
+                    address + " does not answer in TLS (" + reason(error) + "); is it wss://, or "
+                            + "ws://?");
+        }
+        if (status != 0) {
+            return Ending.lost(
+                    address + " does not let this device in, or is no Cleave server (HTTP " + status
+                            + ")");
+        }
+        return Ending.lost(
+                "no server answers at " + address + " (" + reason(error) + "); check that it runs, "
+                        + "and its address and port");
+    }
+
+    private static String reason(Throwable error) {
+        if (error instanceof UnknownHostException) {
+            return "no such host";
+        }
+        String text = error.getMessage();
+        return text == null ? error.getClass().getSimpleName() : text;
+    }
+
+    private static <T> T cause(Throwable error, Class<T> kind) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (kind.isInstance(cause)) {
+                return kind.cast(cause);
+            }
+        }
+        return null;
+    }
+}
