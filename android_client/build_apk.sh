@@ -141,7 +141,7 @@ zipalign -f -p 4 "$work/unaligned.apk" "$work/aligned.apk"
 if [[ -z $keystore ]]; then
     key=(--ks "$cache/debug.keystore" --ks-key-alias debug --ks-pass pass:android)
     [[ -f $cache/debug.keystore ]] || keytool -genkeypair -keystore "$cache/debug.keystore" -alias debug \
-        -storepass android -keyalg RSA -keysize 2048 -validity 10000 -dname "CN=Cleave debug" 2>/dev/null
+        -storepass android -keyalg RSA -keysize 2048 -validity 10000 -dname "CN=Cleave debug" >/dev/null 2>&1
 else
     key=(--ks "$keystore" --ks-key-alias "$alias")
     [[ -z ${KEYSTORE_PASSWORD:-} ]] || key+=(--ks-pass env:KEYSTORE_PASSWORD)

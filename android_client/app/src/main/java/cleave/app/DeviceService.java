@@ -5,6 +5,8 @@ import android.content.BroadcastReceiver;
 import android.content.Context;
 import android.content.Intent;
 import android.content.IntentFilter;
+import android.net.ConnectivityManager;
+import android.net.Network;
 import android.os.Binder;
 import android.os.Build;
 import android.os.Handler;
@@ -44,6 +46,20 @@ public final class DeviceService extends Service implements DeviceListener {
                 }
             };
 
+    private final ConnectivityManager.NetworkCallback network =
+            new ConnectivityManager.NetworkCallback() {
+                @Override
+                public void onAvailable(Network found) {
+                    main.post(DeviceService.this::online);
+                }
+
+                @Override
+                public void onLost(Network lost) {
+                    lookout.look();
+                }
+            };
+
+    private ConnectivityManager networks;
     private StatusNotification notification;
     private Words words;
     private Servers servers;
@@ -85,6 +101,7 @@ public final class DeviceService extends Service implements DeviceListener {
         words = new Words(getResources());
         servers = new Servers(this);
         awake = new Awake(this);
+        networks = getSystemService(ConnectivityManager.class);
         PhoneState state = new PhoneState(this);
         telemetry = new Telemetry(state::battery, state::throttling, System::nanoTime);
         lookout = new Lookout(state, new Settings(this), getString(R.string.reason_you));
@@ -234,17 +251,32 @@ public final class DeviceService extends Service implements DeviceListener {
         ThisPhone phone = new ThisPhone(this, new Settings(this).policy());
         device =
                 new Device(
-                        link, phone.description(), servers, phone.kernels(), telemetry, this);
+                        link,
+                        phone.description(),
+                        phone.kernels(),
+                        servers.credentials(),
+                        telemetry,
+                        this,
+                        ThisPhone::thread);
         IntentFilter plugs = new IntentFilter(Intent.ACTION_POWER_CONNECTED);
         plugs.addAction(Intent.ACTION_POWER_DISCONNECTED);
         registerReceiver(plugged, plugs);
+        networks.registerDefaultNetworkCallback(network);
         lookout.begin(device::allow);
-        device.start();
+        new Thread(device, "device").start();
+    }
+
+    private void online() {
+        lookout.look();
+        if (device != null) {
+            device.online();
+        }
     }
 
     private void end() {
         lookout.end();
         unregisterReceiver(plugged);
+        networks.unregisterNetworkCallback(network);
         device = null;
         awake.release();
         stopForeground(STOP_FOREGROUND_REMOVE);

@@ -20,6 +20,7 @@ import android.widget.TextView;
 import android.widget.Toast;
 import cleave.core.InvalidLinkException;
 import cleave.core.JoinLink;
+import java.io.IOException;
 
 /** The app's one screen: join, watch, pause and stop; conditions; measuring. */
 public final class MainActivity extends Activity {
@@ -148,8 +149,13 @@ public final class MainActivity extends Activity {
     }
 
     private void forget() {
-        servers.clear();
-        Toast.makeText(this, R.string.forgotten, Toast.LENGTH_LONG).show();
+        String said = getString(R.string.forgotten);
+        try {
+            servers.forget();
+        } catch (IOException error) {
+            said = error.getMessage();
+        }
+        Toast.makeText(this, said, Toast.LENGTH_LONG).show();
         show();
     }
 

@@ -3,24 +3,29 @@ package cleave.app;
 import android.content.Context;
 import android.content.SharedPreferences;
 import cleave.core.CredentialStore;
+import cleave.core.FileCredentialStore;
 import cleave.core.InvalidLinkException;
 import cleave.core.JoinLink;
+import java.io.File;
 import java.io.IOException;
-import java.util.Map;
 
 /**
- * The servers that this phone may come back to, and its credentials for them, in the app's private
+ * The server that this phone may come back to, and its credentials for servers, in the app's private
  * storage; nothing of it is backed up.
  */
-final class Servers implements CredentialStore {
+final class Servers {
     private static final String LAST = "last";
-    private static final String BY_SERVER = "server ";
-    private static final String BY_ADDRESS = "address ";
 
     private final SharedPreferences kept;
+    private final FileCredentialStore credentials;
 
     Servers(Context context) {
         kept = context.getSharedPreferences("servers", Context.MODE_PRIVATE);
+        credentials = new FileCredentialStore(new File(context.getFilesDir(), "credentials"));
+    }
+
+    CredentialStore credentials() {
+        return credentials;
     }
 
     /** Where the phone was last, without anything secret; null where it was nowhere. */
@@ -36,39 +41,25 @@ final class Servers implements CredentialStore {
         }
     }
 
-    /** Whether there is anything to forget. */
-    boolean any() {
-        return !kept.getAll().isEmpty();
-    }
-
-    /** Forget all of it. */
-    void clear() {
-        kept.edit().clear().apply();
-    }
-
-    @Override
-    public String find(JoinLink link) {
-        Map<String, ?> all = kept.getAll();
-        String key = link.server.isEmpty() ? BY_ADDRESS + link.address : BY_SERVER + link.server;
-        Object credential = all.get(key);
-        return credential == null ? "" : (String) credential;
-    }
-
-    @Override
-    public void keep(String server, JoinLink link, String credential) throws IOException {
-        boolean kept =
-                this.kept
-                        .edit()
-                        .putString(BY_SERVER + server, credential)
-                        .putString(BY_ADDRESS + link.address, credential)
-                        .commit();
-        if (!kept) {
-            throw new IOException("the phone's storage took nothing");
-        }
-    }
-
     /** Remember where the phone is, to come back with the credential that is kept for it. */
     void remember(JoinLink link) {
         kept.edit().putString(LAST, link.withoutCredential()).apply();
+    }
+
+    /** Whether there is anything to forget. */
+    boolean any() {
+        return last() != null || !credentials.kept().isEmpty();
+    }
+
+    /**
+     * Forget all of it.
+     *
+     * @throws IOException when a credential cannot be removed
+     */
+    void forget() throws IOException {
+        kept.edit().clear().apply();
+        for (FileCredentialStore.Kept credential : credentials.kept()) {
+            credentials.remove(credential);
+        }
     }
 }

@@ -2,6 +2,7 @@ package cleave.app;
 
 import android.app.ActivityManager;
 import android.content.Context;
+import android.content.pm.PackageManager;
 import android.os.Build;
 import cleave.core.DeviceDescription;
 import cleave.core.kernels.CpuKernel;
@@ -41,14 +42,14 @@ final class ThisPhone {
             return context.getPackageManager()
                     .getPackageInfo(context.getPackageName(), 0)
                     .versionName;
-        } catch (android.content.pm.PackageManager.NameNotFoundException error) {
+        } catch (PackageManager.NameNotFoundException error) {
             throw new IllegalStateException("an app that runs is not installed", error);
         }
     }
 
     List<KernelFactory> kernels() {
         int threads = policy.threads(cores());
-        return Arrays.asList(CpuKernel.factory(threads, ThisPhone::helper), GpuKernel.factory());
+        return Arrays.asList(CpuKernel.factory(threads, ThisPhone::thread), GpuKernel.factory());
     }
 
     /** For the server. */
@@ -73,7 +74,7 @@ final class ThisPhone {
     }
 
     /** A thread that lets everything else go first, and ends with the app. */
-    private static Thread helper(Runnable work) {
+    static Thread thread(Runnable work) {
         Thread thread = new Thread(work, "multiply");
         thread.setDaemon(true);
         thread.setPriority(Thread.MIN_PRIORITY);

@@ -1,0 +1,9 @@
+package android;
+
+import stub.Unknown;
+
+public final class Manifest {
+    public static final class permission {
+        public static final String POST_NOTIFICATIONS = Unknown.TEXT;
+    }
+}

@@ -1,0 +1,15 @@
+package android.app;
+
+import stub.Unknown;
+
+public class ActivityManager {
+    public void getMemoryInfo(ActivityManager.MemoryInfo a) {
+        throw Unknown.body();
+    }
+
+    public static class MemoryInfo {
+        public long totalMem;
+
+        public MemoryInfo() {}
+    }
+}

@@ -1,0 +1,16 @@
+package android.content.pm;
+
+import stub.Unknown;
+
+public abstract class PackageManager {
+    public static final int PERMISSION_GRANTED = Unknown.INT;
+
+    public abstract PackageInfo getPackageInfo(String a, int b)
+            throws NameNotFoundException;
+
+    public static class NameNotFoundException extends Exception {
+        private static final long serialVersionUID = 1;
+
+        public NameNotFoundException() {}
+    }
+}

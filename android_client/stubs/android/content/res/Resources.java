@@ -1,0 +1,17 @@
+package android.content.res;
+
+import stub.Unknown;
+
+public class Resources {
+    public Configuration getConfiguration() {
+        throw Unknown.body();
+    }
+
+    public String getString(int a) {
+        throw Unknown.body();
+    }
+
+    public String getString(int a, Object... b) {
+        throw Unknown.body();
+    }
+}

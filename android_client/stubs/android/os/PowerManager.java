@@ -1,0 +1,37 @@
+package android.os;
+
+import stub.Unknown;
+
+public final class PowerManager {
+    public static final int PARTIAL_WAKE_LOCK = Unknown.INT;
+
+    public int getCurrentThermalStatus() {
+        throw Unknown.body();
+    }
+
+    public PowerManager.WakeLock newWakeLock(int a, String b) {
+        throw Unknown.body();
+    }
+
+    public static final class WakeLock {
+        public void acquire() {
+            throw Unknown.body();
+        }
+
+        public void acquire(long a) {
+            throw Unknown.body();
+        }
+
+        public boolean isHeld() {
+            throw Unknown.body();
+        }
+
+        public void release() {
+            throw Unknown.body();
+        }
+
+        public void setReferenceCounted(boolean a) {
+            throw Unknown.body();
+        }
+    }
+}

@@ -1,0 +1,13 @@
+package android.view;
+
+import stub.Unknown;
+
+public abstract class Window {
+    public void addFlags(int a) {
+        throw Unknown.body();
+    }
+
+    public void clearFlags(int a) {
+        throw Unknown.body();
+    }
+}

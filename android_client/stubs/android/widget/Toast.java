@@ -1,0 +1,20 @@
+package android.widget;
+
+import android.content.Context;
+import stub.Unknown;
+
+public class Toast {
+    public static final int LENGTH_LONG = Unknown.INT;
+
+    public static Toast makeText(Context a, CharSequence b, int c) {
+        throw Unknown.body();
+    }
+
+    public static Toast makeText(Context a, int b, int c) {
+        throw Unknown.body();
+    }
+
+    public void show() {
+        throw Unknown.body();
+    }
+}
