@@ -16,7 +16,7 @@ final class Outbox implements Runnable {
     private static final long AHEAD_BYTES = 1 << 20;
 
     /** How often a wire that has enough is looked at: it does not tell when it has room. */
-    private static final long LOOK_MS = 2;
+    private static final long LOOK_MS = 1;
 
     private final Wire wire;
     private final LongConsumer sent;

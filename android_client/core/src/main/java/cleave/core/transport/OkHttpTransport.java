@@ -50,6 +50,7 @@ public final class OkHttpTransport implements Transport {
         OkHttpClient.Builder builder =
                 new OkHttpClient.Builder()
                         .dispatcher(new Dispatcher(threads()))
+                        .socketFactory(new PromptSockets())
                         .proxy(Proxy.NO_PROXY)
                         .followRedirects(false)
                         .connectTimeout((long) Limits.HANDSHAKE_S, TimeUnit.SECONDS)
