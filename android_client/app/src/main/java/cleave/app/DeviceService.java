@@ -192,7 +192,7 @@ public final class DeviceService extends Service implements DeviceListener {
                     notice = told;
                     awake.keep(told.state);
                     if (told.state == State.ENDED) {
-                        boolean refused = told.code != null;
+                        boolean refused = told.end != null;
                         end();
                         if (refused) {
                             notification.tell(line());

@@ -1,8 +1,8 @@
 """Android's public classes, as the type stubs of `chaquopy-stubs-android` list them.
 
-These are generated from Android itself. They say of every class its bases, fields and methods, with the
-types of parameters; what they do not say: whether a result is an int or a long, what is an interface,
-what is protected, and the values of constants.
+These are generated from Android itself. They say of every class its bases, fields and methods, with
+the types of parameters; what they do not say: whether a result is an int or a long, what is an
+interface, what is protected, and the values of constants.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AndroidClasses:
 
     def find(self, name: str) -> Class | None:
         """A class by its name in class files; None where Android has none."""
-        package, _, simple = name.rpartition("/")
+        package = name.rpartition("/")[0]
         module = self._module(package)
         return module.classes.get(name) if module else None
 
