@@ -3,6 +3,8 @@ package android.app;
 import stub.Unknown;
 
 public class ActivityManager {
+    ActivityManager() {}
+
     public void getMemoryInfo(ActivityManager.MemoryInfo a) {
         throw Unknown.body();
     }

@@ -5,6 +5,8 @@ import stub.Unknown;
 public class AlarmManager {
     public static final int ELAPSED_REALTIME_WAKEUP = Unknown.INT;
 
+    AlarmManager() {}
+
     public void cancel(PendingIntent a) {
         throw Unknown.body();
     }

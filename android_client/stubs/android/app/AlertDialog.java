@@ -5,6 +5,8 @@ import android.content.DialogInterface;
 import stub.Unknown;
 
 public class AlertDialog extends Dialog {
+    AlertDialog() {}
+
     public static class Builder {
         public Builder(Context a) {}
 

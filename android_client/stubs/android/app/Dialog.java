@@ -1,3 +1,5 @@
 package android.app;
 
-public class Dialog {}
+public class Dialog {
+    Dialog() {}
+}

@@ -7,7 +7,11 @@ import stub.Unknown;
 public class Notification {
     public static final int VISIBILITY_PUBLIC = Unknown.INT;
 
+    Notification() {}
+
     public static class Action {
+        Action() {}
+
         public static final class Builder {
             public Builder(Icon a, CharSequence b, PendingIntent c) {}
 
@@ -79,5 +83,7 @@ public class Notification {
         }
     }
 
-    public static abstract class Style {}
+    public static abstract class Style {
+        Style() {}
+    }
 }

@@ -5,6 +5,8 @@ import stub.Unknown;
 public class NotificationManager {
     public static final int IMPORTANCE_LOW = Unknown.INT;
 
+    NotificationManager() {}
+
     public void createNotificationChannel(NotificationChannel a) {
         throw Unknown.body();
     }

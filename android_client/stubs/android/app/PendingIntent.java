@@ -7,6 +7,8 @@ import stub.Unknown;
 public final class PendingIntent {
     public static final int FLAG_IMMUTABLE = Unknown.INT;
 
+    PendingIntent() {}
+
     public static PendingIntent getActivity(Context a, int b, Intent c, int d) {
         throw Unknown.body();
     }

@@ -1,3 +1,5 @@
 package android.content;
 
-public final class ComponentName {}
+public final class ComponentName {
+    ComponentName() {}
+}

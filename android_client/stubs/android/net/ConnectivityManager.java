@@ -3,6 +3,8 @@ package android.net;
 import stub.Unknown;
 
 public class ConnectivityManager {
+    ConnectivityManager() {}
+
     public Network getActiveNetwork() {
         throw Unknown.body();
     }

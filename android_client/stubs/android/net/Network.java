@@ -1,3 +1,5 @@
 package android.net;
 
-public class Network {}
+public class Network {
+    Network() {}
+}

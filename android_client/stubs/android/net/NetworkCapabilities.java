@@ -7,6 +7,8 @@ public final class NetworkCapabilities {
     public static final int TRANSPORT_ETHERNET = Unknown.INT;
     public static final int TRANSPORT_WIFI = Unknown.INT;
 
+    NetworkCapabilities() {}
+
     public boolean hasCapability(int a) {
         throw Unknown.body();
     }

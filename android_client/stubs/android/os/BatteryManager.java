@@ -10,6 +10,8 @@ public class BatteryManager {
     public static final String EXTRA_TEMPERATURE = Unknown.TEXT;
     public static final String EXTRA_VOLTAGE = Unknown.TEXT;
 
+    BatteryManager() {}
+
     public int getIntProperty(int a) {
         throw Unknown.body();
     }

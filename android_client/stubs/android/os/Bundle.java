@@ -1,3 +1,5 @@
 package android.os;
 
-public final class Bundle {}
+public final class Bundle {
+    Bundle() {}
+}

@@ -5,6 +5,8 @@ import stub.Unknown;
 public final class PowerManager {
     public static final int PARTIAL_WAKE_LOCK = Unknown.INT;
 
+    PowerManager() {}
+
     public int getCurrentThermalStatus() {
         throw Unknown.body();
     }
@@ -14,6 +16,8 @@ public final class PowerManager {
     }
 
     public static final class WakeLock {
+        WakeLock() {}
+
         public void acquire() {
             throw Unknown.body();
         }

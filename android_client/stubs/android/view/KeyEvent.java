@@ -1,3 +1,5 @@
 package android.view;
 
-public class KeyEvent {}
+public class KeyEvent {
+    KeyEvent() {}
+}

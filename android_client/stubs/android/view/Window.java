@@ -3,6 +3,8 @@ package android.view;
 import stub.Unknown;
 
 public abstract class Window {
+    Window() {}
+
     public void addFlags(int a) {
         throw Unknown.body();
     }

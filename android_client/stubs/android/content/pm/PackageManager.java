@@ -5,6 +5,8 @@ import stub.Unknown;
 public abstract class PackageManager {
     public static final int PERMISSION_GRANTED = Unknown.INT;
 
+    PackageManager() {}
+
     public abstract PackageInfo getPackageInfo(String a, int b)
             throws NameNotFoundException;
 

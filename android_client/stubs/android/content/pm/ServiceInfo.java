@@ -4,4 +4,6 @@ import stub.Unknown;
 
 public class ServiceInfo {
     public static final int FOREGROUND_SERVICE_TYPE_DATA_SYNC = Unknown.INT;
+
+    ServiceInfo() {}
 }

@@ -2,4 +2,6 @@ package android.content.res;
 
 public final class Configuration {
     public int smallestScreenWidthDp;
+
+    Configuration() {}
 }

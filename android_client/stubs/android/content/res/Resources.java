@@ -3,6 +3,8 @@ package android.content.res;
 import stub.Unknown;
 
 public class Resources {
+    Resources() {}
+
     public Configuration getConfiguration() {
         throw Unknown.body();
     }
