@@ -4,6 +4,7 @@ import cleave.core.kernels.Chosen;
 import cleave.core.kernels.CpuKernel;
 import cleave.core.session.Counts;
 import cleave.core.session.End;
+import cleave.core.session.LinkRates;
 import cleave.core.session.Notice;
 import cleave.core.session.State;
 import cleave.core.session.Welcome;
@@ -28,7 +29,7 @@ import java.util.concurrent.ThreadFactory;
 public final class Main {
     private static final String USAGE =
             "usage: cleave.core.Main [--name NAME] [--memory-mib N] [--threads N] [--state FOLDER] "
-                    + "LINK\n"
+                    + "LINK\n       cleave.core.Main --measure LINK\n"
                     + "LINK is the join link that the server shows, or @FILE to read it from a file, "
                     + "which others cannot see.";
 
@@ -41,6 +42,10 @@ public final class Main {
     public static void main(String[] arguments) throws InterruptedException {
         Device device;
         try {
+            if (arguments.length == 2 && arguments[0].equals("--measure")) {
+                measure(JoinLink.parse(read(arguments[1])));
+                return;
+            }
             device = device(arguments);
         } catch (InvalidLinkException | IllegalArgumentException | IOException error) {
             System.err.println(error.getMessage());
@@ -64,6 +69,16 @@ public final class Main {
         Notice last = device.notice();
         boolean failed = last.end != null && last.end != End.BYE;
         Runtime.getRuntime().halt(failed ? REFUSED_EXIT : 0);
+    }
+
+    /** Has the server measure the link, with the code of the link itself, which is not used up. */
+    private static void measure(JoinLink link) throws IOException, InterruptedException {
+        LinkRates rates = LinkMeter.measure(link, new FileCredentialStore(new File("")));
+        say(
+                "measured",
+                "downlink_bytes_per_s", rates.downlinkBytesPerS,
+                "uplink_bytes_per_s", rates.uplinkBytesPerS,
+                "latency_s", rates.latencyS);
     }
 
     private static Device device(String[] arguments) throws InvalidLinkException, IOException {

@@ -115,7 +115,10 @@ public final class Session implements Visit {
                 return ending;
             }
         } finally {
-            outbox.cancel();
+            synchronized (lock) {
+                finish(Ending.left("interrupted")); // nothing happens if it is over already
+                outbox.cancel();
+            }
         }
     }
 

@@ -1,0 +1,233 @@
+package cleave.core.device;
+
+import static org.junit.Assert.assertEquals;
+import static org.junit.Assert.assertFalse;
+import static org.junit.Assert.assertSame;
+import static org.junit.Assert.assertThrows;
+import static org.junit.Assert.assertTrue;
+
+import cleave.core.kernels.CpuKernel;
+import cleave.core.kernels.Matrix;
+import cleave.core.kernels.Product;
+import cleave.core.protocol.Message;
+import cleave.core.protocol.MessageType;
+import cleave.core.protocol.ProtocolException;
+import cleave.core.protocol.Vectors;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.List;
+import org.junit.Test;
+
+public class DeviceCoreTest {
+    /** What a core wanted done. */
+    private static final class Recorder implements Shell {
+        final List<Message> sent = new ArrayList<>();
+        final List<Matrix> held = new ArrayList<>();
+        final List<Matrix> forgotten = new ArrayList<>();
+        final List<Product> products = new ArrayList<>();
+
+        @Override
+        public void send(Message message) {
+            sent.add(message);
+        }
+
+        @Override
+        public void hold(Matrix matrix) {
+            held.add(matrix);
+        }
+
+        @Override
+        public void forget(Matrix matrix) {
+            forgotten.add(matrix);
+        }
+
+        @Override
+        public void compute(long run, Product product) {
+            products.add(product);
+        }
+
+        Recorder take(List<Action> actions) {
+            for (Action action : actions) {
+                action.in(this);
+            }
+            return this;
+        }
+    }
+
+    @Test
+    public void faultsAreAnsweredAsTheProtocolSays() throws Exception {
+        for (JsonObject vector : Vectors.read("faults.json")) {
+            assertEquals(
+                    Vectors.name(vector), vector.get("answer").getAsString(), answer(vector));
+        }
+    }
+
+    @Test
+    public void productsAreTheBytesOfTheVectors() throws Exception {
+        for (JsonObject vector : Vectors.read("matmul.json")) {
+            DeviceCore core = welcomed(1 << 30);
+            Recorder shell = new Recorder();
+            for (JsonElement put : vector.getAsJsonArray("put")) {
+                shell.take(core.received(message("put", put.getAsJsonObject(), put)));
+            }
+            JsonObject run = vector.getAsJsonObject("run");
+            shell.take(core.received(message("run", run, null)));
+            ByteBuffer payload = CpuKernel.small().multiply(shell.products.get(0));
+            shell.take(core.computed(run.get("id").getAsLong(), payload, 0.5));
+            JsonObject wanted = vector.getAsJsonObject("result");
+            Message result = shell.sent.get(0);
+            String name = Vectors.name(vector);
+            assertEquals(name, wanted.get("rows").getAsLong(), result.integer("rows"));
+            assertEquals(name, wanted.get("columns").getAsLong(), result.integer("columns"));
+            assertEquals(name, wanted.get("dtype").getAsString(), result.text("dtype"));
+            assertEquals(
+                    name,
+                    ByteBuffer.wrap(Vectors.bytes(wanted.get("payload"))),
+                    result.payload());
+        }
+    }
+
+    @Test
+    public void memoryIsCountedFromPutToDropAndFromRunToAnswer() throws Exception {
+        DeviceCore core = welcomed(1000);
+        Recorder shell = new Recorder().take(core.received(put(1, 2, 3)));
+        shell.take(core.received(put(2, 3, 2)));
+        assertEquals(48, core.takenBytes());
+        shell.take(core.received(run(7, 1, 2)));
+        assertEquals(64, core.takenBytes());
+        assertFalse(core.isIdle());
+        shell.take(core.received(drop(1, 2, 3)));
+        assertEquals(16, core.takenBytes());
+        assertEquals(shell.held, shell.forgotten);
+        assertTrue("a computation goes on with what was dropped", core.wants(7));
+        shell.take(core.computed(7, ByteBuffer.allocate(16), 0.1));
+        assertEquals(0, core.takenBytes());
+        assertTrue(core.isIdle());
+        assertEquals(1, core.blocks());
+        assertEquals(24.0, core.flops(), 0);
+    }
+
+    @Test
+    public void whatIsCancelledIsNotAnswered() throws Exception {
+        DeviceCore core = welcomed(1000);
+        Recorder shell = new Recorder().take(core.received(put(1, 2, 2)));
+        shell.take(core.received(run(7, 1, 1)));
+        shell.take(core.received(run(8, 1, 1)));
+        Message cancel =
+                Message.of(MessageType.CANCEL).with("ids", Arrays.asList(7L, 99L)).build();
+        shell.take(core.received(cancel));
+        assertFalse(core.wants(7));
+        shell.take(core.computed(7, ByteBuffer.allocate(16), 0.1));
+        shell.take(core.failed(7, "no"));
+        assertEquals(Collections.emptyList(), shell.sent);
+        shell.take(core.failed(8, "no"));
+        assertSame(MessageType.TASK_ERROR, shell.sent.get(0).type);
+        assertEquals(16, core.takenBytes());
+    }
+
+    @Test
+    public void moreRunsThanTheProtocolAllowsEndTheSession() throws Exception {
+        DeviceCore core = welcomed(1 << 30);
+        core.received(put(1, 2, 2));
+        for (int run = 0; run < 4096; run++) {
+            core.received(run(run, 1, 1));
+        }
+        assertThrows(ProtocolException.class, () -> core.received(run(4096, 1, 1)));
+    }
+
+    @Test
+    public void shapesBeyondSixtyFourBitsAreRefused() throws Exception {
+        DeviceCore core = welcomed(1 << 30);
+        long huge = 1L << 62;
+        core.received(put(1, huge, 0));
+        core.received(put(2, 0, huge));
+        Recorder shell = new Recorder().take(core.received(run(1, 1, 2)));
+        assertSame(MessageType.TASK_ERROR, shell.sent.get(0).type);
+        Message wrong = putOf(3, 1L << 32, 1L << 32, 0);
+        assertThrows(ProtocolException.class, () -> core.received(wrong));
+    }
+
+    @Test
+    public void drainIsSaidOnceAndEndForgetsEverything() throws Exception {
+        DeviceCore core = welcomed(1000);
+        Recorder shell = new Recorder().take(core.received(put(1, 2, 2)));
+        shell.take(core.received(run(1, 1, 1)));
+        shell.take(core.drain()).take(core.drain());
+        assertEquals(1, shell.sent.size());
+        shell.take(core.end());
+        assertEquals(shell.held, shell.forgotten);
+        assertEquals(0, core.takenBytes());
+        assertFalse(core.wants(1));
+    }
+
+    private static String answer(JsonObject vector) throws Exception {
+        DeviceCore core = welcomed(vector.get("memory_bytes").getAsLong());
+        Recorder last = null;
+        for (JsonElement element : vector.getAsJsonArray("receive")) {
+            if (last != null) {
+                assertEquals(Vectors.name(vector), Collections.emptyList(), last.sent);
+            }
+            try {
+                Message message = Vectors.message(element.getAsJsonObject());
+                last = new Recorder().take(core.received(message));
+            } catch (ProtocolException error) {
+                return "error";
+            }
+        }
+        return last.sent.isEmpty() ? "none" : last.sent.get(0).type.wireName;
+    }
+
+    private static DeviceCore welcomed(long memoryBytes) throws ProtocolException {
+        DeviceCore core = new DeviceCore(memoryBytes, false);
+        core.received(Message.of(MessageType.WELCOME).with("device", 1).build());
+        return core;
+    }
+
+    private static Message message(String type, JsonObject fields, JsonElement payload)
+            throws ProtocolException {
+        JsonObject parts = new JsonObject();
+        parts.addProperty("type", type);
+        parts.add("fields", fields);
+        if (payload != null) {
+            parts.add("payload", payload.getAsJsonObject().get("payload"));
+        }
+        return Vectors.message(parts);
+    }
+
+    private static Message put(long id, long rows, long columns) {
+        return putOf(id, rows, columns, (int) (rows * columns * 4));
+    }
+
+    private static Message putOf(long id, long rows, long columns, int bytes) {
+        return Message.of(MessageType.PUT)
+                .with("id", id)
+                .with("rows", rows)
+                .with("columns", columns)
+                .with("dtype", "fp32")
+                .payload(ByteBuffer.allocate(bytes))
+                .build();
+    }
+
+    private static Message run(long id, long a, long b) {
+        return Message.of(MessageType.RUN)
+                .with("id", id)
+                .with("op", "matmul")
+                .with("inputs", Arrays.asList(a, b))
+                .with("transpose_a", false)
+                .with("transpose_b", false)
+                .with("out", "fp32")
+                .build();
+    }
+
+    private static Message drop(Long... ids) {
+        return Message.of(MessageType.DROP).with("ids", Arrays.asList(ids)).build();
+    }
+
+    private static Message drop(int a, int b, int c) {
+        return drop((long) a, (long) b, (long) c);
+    }
+}
