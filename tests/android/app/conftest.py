@@ -67,11 +67,16 @@ def compile_java(target: Path, path: str, *folders: Path) -> Path:
     return target
 
 
-def run_junit(path: str, *classes: str, env: dict[str, str] | None = None) -> str:
+def run_junit(
+    path: str,
+    *classes: str,
+    options: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+) -> str:
     """Run JUnit tests with this class path."""
     junit = class_path(*JUNIT)
     main = "org.junit.runner.JUnitCore"
-    return run("java", "-ea", "-cp", f"{path}:{junit}", main, *classes, env=env)
+    return run("java", "-ea", *options, "-cp", f"{path}:{junit}", main, *classes, env=env)
 
 
 @pytest.fixture(scope="session")

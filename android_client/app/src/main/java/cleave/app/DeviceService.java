@@ -72,6 +72,7 @@ public final class DeviceService extends Service implements DeviceListener {
     private String kernel = "";
     private String problem = "";
     private boolean pausedByOwner;
+    private boolean leaving; // as its owner wishes
 
     /** For the activity, which is in the same process. */
     final class Here extends Binder {
@@ -159,6 +160,7 @@ public final class DeviceService extends Service implements DeviceListener {
     /** Leave the server once what it gave is answered. */
     void leave() {
         if (device != null) {
+            leaving = true;
             device.stop();
         }
     }
@@ -192,9 +194,8 @@ public final class DeviceService extends Service implements DeviceListener {
                     notice = told;
                     awake.keep(told.state);
                     if (told.state == State.ENDED) {
-                        boolean refused = told.end != null;
                         end();
-                        if (refused) {
+                        if (!leaving) {
                             notification.tell(line());
                         }
                         stopSelf();
@@ -248,6 +249,7 @@ public final class DeviceService extends Service implements DeviceListener {
         kernel = "";
         problem = "";
         pausedByOwner = false;
+        leaving = false;
         ThisPhone phone = new ThisPhone(this, new Settings(this).policy());
         device =
                 new Device(
