@@ -112,9 +112,11 @@ mapfile -t java_files < <(sources "$here"/{core,gpu,app}/src/main/java "$work/ge
 "${java_8[@]}" -cp "$work/stubs:$class_path" -d "$work/classes" "${java_files[@]}"
 
 # --- DEX. D8 looks up Android's classes in the stubs and Java's in the JDK, to find what it must rewrite.
+# For one API level less than the app's: then interfaces have no code in them, and tests can turn this very
+# DEX back into class files for a JVM.
 java_home=$(dirname "$(dirname "$(readlink -f "$(command -v javac)")")")
 mapfile -t class_files < <(find "$work/classes" -name '*.class' | sort)
-java -cp "$tools/bundletool.jar" com.android.tools.r8.D8 --release --min-api $min_sdk \
+java -cp "$tools/bundletool.jar" com.android.tools.r8.D8 --release --min-api $((min_sdk - 1)) \
     --lib "$work/stubs" --lib "$java_home" --output "$work/dex" "${class_files[@]}" "${jars[@]}"
 
 # --- Pack, align, sign. Every entry has the same date, so that the same sources give the same APK.

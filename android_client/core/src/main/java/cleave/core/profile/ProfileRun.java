@@ -24,6 +24,8 @@ public final class ProfileRun {
     private static final int[] SIDES = {8, 16, 31, 32, 48, 64, 96, 127, 128, 192, 256, 384, 512};
     private static final int[] DEPTHS = {16, 64, 200, 256, 512, 1024, 2048};
     private static final int SHAPES = 40;
+    private static final int SMALL_SHAPES = 10; // as many as a model needs, for the slowest phone
+    private static final double SMALL_FLOPS = 4e6;
     private static final int SUSTAINED_SIDE = 512;
     private static final int WINDOWS = 60;
     private static final int REPEATS = 3;
@@ -90,8 +92,8 @@ public final class ProfileRun {
                     double doneS = (nanos.getAsLong() - beganNanos) / NANOS_PER_S;
                     double flops = 2.0 * shape[0] * shape[1] * shape[2];
                     double expectedS = secondsAFlop * flops * strips * strips * (REPEATS + 1);
-                    boolean first = samples.size() < 2 * Series.values().length;
-                    if (stopped.getAsBoolean() || (!first && doneS + expectedS > samplesS)) {
+                    boolean needed = samples.size() < 2 * SMALL_SHAPES * Series.values().length;
+                    if (stopped.getAsBoolean() || (!needed && doneS + expectedS > samplesS)) {
                         continue;
                     }
                     Sample sample = sample(series, shape, strips);
@@ -108,17 +110,18 @@ public final class ProfileRun {
         return samplesS / (samplesS + sustainedS);
     }
 
+    /** The same every time; the first are small. */
     private static List<int[]> shapes() {
         Random random = new Random(1);
         List<int[]> shapes = new ArrayList<>();
-        shapes.add(new int[] {64, 64, 64});
         while (shapes.size() < SHAPES) {
-            shapes.add(
-                    new int[] {
-                        SIDES[random.nextInt(SIDES.length)],
-                        SIDES[random.nextInt(SIDES.length)],
-                        DEPTHS[random.nextInt(DEPTHS.length)]
-                    });
+            int rows = SIDES[random.nextInt(SIDES.length)];
+            int columns = SIDES[random.nextInt(SIDES.length)];
+            int depth = DEPTHS[random.nextInt(DEPTHS.length)];
+            boolean small = 2.0 * rows * columns * depth <= SMALL_FLOPS;
+            if (small || shapes.size() >= SMALL_SHAPES) {
+                shapes.add(new int[] {rows, columns, depth});
+            }
         }
         return shapes;
     }
@@ -215,10 +218,11 @@ public final class ProfileRun {
     }
 
     private static Matrix matrix(int rows, int columns, boolean transposed, DType dtype) {
-        Random random = new Random(31L * rows + columns);
         float[] values = new float[rows * columns];
+        int state = 31 * rows + columns;
         for (int i = 0; i < values.length; i++) {
-            values[i] = random.nextFloat() - 0.5f;
+            state = state * 1664525 + 1013904223; // quicker than java.util.Random
+            values[i] = state * 0x1p-32f;
         }
         return new Matrix(
                 transposed ? columns : rows,
