@@ -1,0 +1,1 @@
+"""The Android client, as far as it runs without a phone."""

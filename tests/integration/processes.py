@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,19 @@ def records(text: str) -> list[dict[str, Any]]:
 def started(
     *arguments: str, cwd: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
-    """A running command and the JSON lines it prints; killed at the end if it still runs."""
+    """A running command of ours and the JSON lines it prints; see `printing`."""
+    with printing([*CLEAVE, *arguments], cwd=cwd) as both:
+        yield both
+
+
+@contextmanager
+def printing(
+    command: Sequence[str], cwd: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
+    """A running process and the JSON lines it prints; killed at the end if it still runs."""
     process = subprocess.Popen(
-        [*CLEAVE, *arguments],
-        stdout=subprocess.PIPE, text=True, cwd=cwd, env=_environment(),
+        command,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env=_environment(),
     )  # fmt: skip
     assert process.stdout is not None
     lines = process.stdout

@@ -1,0 +1,182 @@
+"""The Android client's core on a JVM: its unit tests, and as a device of a real server."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.android.jvm import Classes
+from tests.faults.plan import Direction, Fault, Seen
+from tests.faults.proxy import Proxy
+from tests.integration.processes import (
+    PATIENCE_S,
+    printing,
+    records,
+    run,
+    started,
+    wait_for_event,
+)
+
+STEPS = 10
+CUT_AT, KILLED_AT = 120, 300  # runs of a connection; a step has some 95
+
+
+@contextmanager
+def server(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
+    """A running `cleave serve`; what it said."""
+    command = ("serve", "--port", "0", "--data", str(folder / "data"), "--json", *options)
+    with started(*command, cwd=folder) as (_, lines):
+        yield wait_for_event(lines, "listening")
+
+
+def device(
+    classes: Classes, link: str, state: Path
+) -> AbstractContextManager[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
+    """The core as a device that keeps its credential in a folder; see `printing`."""
+    return printing(classes.command("--threads", "1", "--state", str(state), link))
+
+
+def training(corpus_file: Path) -> tuple[str, ...]:
+    return (
+        "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(STEPS),
+        "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
+    )  # fmt: skip
+
+
+def losses(lines: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> list[float]:
+    return [record["loss"] for record in lines if record["event"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def plain_losses(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Ten steps in plain PyTorch."""
+    folder = tmp_path_factory.mktemp("plain")
+    return losses(records(run(*training(corpus_file), "--devices", "0", cwd=folder).stdout))
+
+
+def test_the_unit_tests_pass(classes: Classes) -> None:
+    done = subprocess.run(classes.unit_tests(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class CutThenKilled:
+    """The first connection is cut, and the process killed in the second: both with work to do."""
+
+    def __init__(self, connection: int) -> None:
+        self._fault = Fault.CUT if connection == 1 else Fault.KILL
+        self._left = CUT_AT if connection == 1 else KILLED_AT
+
+    def decide(self, seen: Seen) -> Fault | None:
+        if seen.direction is Direction.DOWN and seen.kind == "run":
+            self._left -= 1
+            return self._fault if self._left == 0 else None
+        return None
+
+
+def test_it_trains_to_the_losses_of_plain_pytorch_though_it_is_cut_off_and_killed(
+    classes: Classes, corpus_file: Path, tmp_path: Path, plain_losses: list[float]
+) -> None:
+    """One device at a time does all there is; every loss falls on one or the other."""
+    mortal: list[subprocess.Popen[str]] = []
+    with (
+        server(tmp_path) as place,
+        Proxy(
+            place["url"],
+            lambda slot, connection: CutThenKilled(connection),
+            on_process=lambda slot, fault: mortal[0].kill(),
+        ) as proxy,
+        device(classes, proxy.url(0), tmp_path / "first") as (process, said),
+    ):
+        mortal.append(process)
+        first = wait_for_event(said, "welcomed")
+        code = run("pair", "--server", place["operator_url"], "--json")
+        command = (*training(corpus_file), "--server", place["operator_url"])
+        with started(*command) as (trainer, lines):
+            assert wait_for_event(said, "waiting")["retry_s"] <= 1.0
+            again = wait_for_event(said, "welcomed")
+            assert again["device"] != first["device"]
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL
+            second = records(code.stdout)[-1]["page_url"]
+            with device(classes, second, tmp_path / "second") as (other, told):
+                wait_for_event(told, "working")
+                seen = losses(lines)
+                assert trainer.wait(PATIENCE_S) == 0
+                other.terminate()
+                wait_for_event(told, "draining")
+                assert wait_for_event(told, "left")["blocks"] > 100
+        assert len(plain_losses) == STEPS
+        assert seen == pytest.approx(plain_losses, rel=1e-4)
+        assert set(proxy.counts()) == {Fault.CUT, Fault.KILL}
+
+
+def test_it_pauses_as_its_owner_says_and_comes_back_with_its_credential(
+    classes: Classes, tmp_path: Path
+) -> None:
+    with server(tmp_path) as place:
+        with device(classes, place["url"], tmp_path / "mine") as (process, said):
+            wait_for_event(said, "working")
+            tell(process, "pause it is not charging")
+            assert wait_for_event(said, "draining")["reason"] == "it is not charging"
+            assert wait_for_event(said, "paused")["reason"] == "it is not charging"
+            tell(process, "work")
+            wait_for_event(said, "working")
+            tell(process, "stop")
+            assert wait_for_event(said, "ended")["reason"] == "stopped"
+            assert process.wait(PATIENCE_S) == 0
+        with device(classes, place["url"], tmp_path / "mine") as (_, said):
+            wait_for_event(said, "working")
+        with device(classes, place["url"], tmp_path / "other") as (process, said):
+            assert wait_for_event(said, "ended")["code"] == "credential"  # the code was used
+            assert process.wait(PATIENCE_S) == 1
+
+
+def tell(process: subprocess.Popen[str], command: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{command}\n")
+    process.stdin.flush()
+
+
+def test_it_talks_to_the_server_with_the_fingerprint_of_its_link_alone(
+    classes: Classes, tmp_path: Path
+) -> None:
+    with server(tmp_path, "--tls", "auto") as place:
+        link = place["page_url"]
+        right = place["fingerprint"]
+        assert right in link
+        wrong = right[:-1] + ("0" if right[-1] != "0" else "1")
+        with device(classes, link.replace(right, wrong), tmp_path) as (process, said):
+            ended = wait_for_event(said, "ended")
+            assert right in ended["reason"]
+            assert wrong in ended["reason"]
+            assert process.wait(PATIENCE_S) == 1
+        with device(classes, link.partition("&fp=")[0], tmp_path) as (process, said):
+            assert "is not trusted" in wait_for_event(said, "ended")["reason"]
+        with printing(classes.command("--measure", link)) as (_, said):
+            rates = wait_for_event(said, "measured")
+            assert rates["downlink_bytes_per_s"] > 1e6
+        with device(classes, link, tmp_path) as (process, said):  # whose code is not used up
+            wait_for_event(said, "working")
+
+
+def test_what_it_cannot_do_is_explained(classes: Classes, tmp_path: Path) -> None:
+    for arguments, words in (
+        ((), "usage"),
+        (("--threads", "none", "ws://h/ws"), "--threads"),
+        (("--memory-mib", "1", "ws://h/ws"), "16777216"),
+        (("--colour", "red", "ws://h/ws"), "--colour"),
+        (("http://h/#c=secret",), "no join URL"),
+        ((f"@{tmp_path / 'missing'}",), "cannot be read"),
+    ):
+        done = subprocess.run(
+            classes.command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert "secret" not in done.stderr
+        assert "Exception" not in done.stderr
