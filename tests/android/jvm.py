@@ -51,9 +51,12 @@ class Classes:
             ".".join(path.relative_to(sources).with_suffix("").parts)
             for path in sources.rglob("*Test.java")
         )
+        return self.run("org.junit.runner.JUnitCore", *names)
+
+    def run(self, program: str, *arguments: str) -> list[str]:
+        """The command of a program among the tests."""
         vectors = f"-Dcleave.vectors={ROOT / 'tests' / 'vectors'}"
-        path = _path(self.core, self.tests)
-        return ["java", vectors, "-cp", path, "org.junit.runner.JUnitCore", *names]
+        return ["java", vectors, "-cp", _path(self.core, self.tests), program, *arguments]
 
 
 def compile_core(folder: Path) -> Classes:

@@ -2,6 +2,7 @@ package cleave.core.session;
 
 import cleave.core.protocol.Codec;
 import cleave.core.protocol.Message;
+import cleave.core.protocol.MessageType;
 import java.nio.ByteBuffer;
 import java.util.ArrayDeque;
 import java.util.Deque;
@@ -38,10 +39,12 @@ final class Outbox implements Runnable {
         }
     }
 
-    /** Send it before all others. */
-    synchronized void addFirst(Message message) {
-        if (!closing) {
-            messages.addFirst(message);
+    /** Send a sign of life before all others, unless one waits already. */
+    synchronized void addHeartbeat() {
+        boolean waits =
+                !messages.isEmpty() && messages.getFirst().type == MessageType.HEARTBEAT;
+        if (!closing && !waits) {
+            messages.addFirst(Message.of(MessageType.HEARTBEAT).build());
             notifyAll();
         }
     }

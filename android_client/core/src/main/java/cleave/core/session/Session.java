@@ -141,6 +141,8 @@ public final class Session implements Visit {
                         Message.of(MessageType.BYE)
                                 .with("reason", Codec.cleanText(reason))
                                 .build());
+            } else if (outbox != null) {
+                outbox.cancel(); // still connecting, perhaps to nobody
             }
             finish(Ending.left(reason));
         }
@@ -324,7 +326,7 @@ public final class Session implements Visit {
             if (ending != null) {
                 return;
             }
-            outbox.addFirst(Message.of(MessageType.HEARTBEAT).build());
+            outbox.addHeartbeat();
             if (nanos.getAsLong() - heardNanos > Limits.SILENCE_S * NANOS_PER_S && !asking) {
                 asking = true;
                 long silentNanos = heardNanos;

@@ -25,7 +25,8 @@ public class OutboxTest {
         sender.start();
         outbox.add(answer(1));
         outbox.add(answer(2));
-        outbox.addFirst(Message.of(MessageType.HEARTBEAT).build());
+        outbox.addHeartbeat();
+        outbox.addHeartbeat();
         server.waitingBytes = 0;
         assertSame(MessageType.HEARTBEAT, server.nextOfAll().type);
         assertEquals(1, server.nextOfAll().integer("id"));
