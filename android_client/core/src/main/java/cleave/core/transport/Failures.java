@@ -1,6 +1,9 @@
 package cleave.core.transport;
 
 import cleave.core.session.Ending;
+import java.io.EOFException;
+import java.net.ConnectException;
+import java.net.SocketTimeoutException;
 import java.net.UnknownHostException;
 import java.security.cert.CertificateException;
 import javax.net.ssl.SSLException;
@@ -49,16 +52,28 @@ final class Failures {
                     address + " does not let this device in, or is no Cleave server (HTTP " + status
                             + ")");
         }
+        String orSecure = address.startsWith("ws:") ? "; a server with TLS has wss://" : "";
         return Ending.lost(
                 "no server answers at " + address + " (" + reason(error) + "); check that it runs, "
-                        + "and its address and port");
+                        + "and its address and port" + orSecure);
     }
 
+    /** In our words, where the library's are for programmers. */
     private static String reason(Throwable error) {
         if (error instanceof UnknownHostException) {
             return "no such host";
         }
+        if (error instanceof SocketTimeoutException) {
+            return "it says nothing";
+        }
+        if (error instanceof ConnectException) {
+            return "refused, or no way to it";
+        }
         String text = error.getMessage();
+        boolean ended = text != null && text.startsWith("unexpected end of stream");
+        if (error instanceof EOFException || ended) {
+            return "it closed the connection";
+        }
         return text == null ? error.getClass().getSimpleName() : text;
     }
 
