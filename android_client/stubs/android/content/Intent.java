@@ -10,6 +10,7 @@ public class Intent {
     public static final String ACTION_SEND = Unknown.TEXT;
     public static final String EXTRA_SUBJECT = Unknown.TEXT;
     public static final String EXTRA_TEXT = Unknown.TEXT;
+    public static final int FLAG_ACTIVITY_LAUNCHED_FROM_HISTORY = Unknown.INT;
 
     public Intent(String a) {}
 
@@ -24,6 +25,10 @@ public class Intent {
     }
 
     public Uri getData() {
+        throw Unknown.body();
+    }
+
+    public int getFlags() {
         throw Unknown.body();
     }
 

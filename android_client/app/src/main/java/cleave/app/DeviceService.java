@@ -117,8 +117,14 @@ public final class DeviceService extends Service implements DeviceListener {
     @Override
     public int onStartCommand(Intent intent, int flags, int startId) {
         String action = intent == null ? START : intent.getAction();
-        if (START.equals(action) && device == null) {
-            join(intent == null ? null : intent.getStringExtra(LINK));
+        if (device == null && START.equals(action)) {
+            if (intent != null) {
+                join(intent.getStringExtra(LINK));
+            } else if (servers.isWorking()) {
+                join(null);
+            } else {
+                stopSelf();
+            }
         } else if (device == null) {
             stopSelf();
         } else if (PAUSE.equals(action)) {
@@ -139,6 +145,7 @@ public final class DeviceService extends Service implements DeviceListener {
         if (device != null) {
             device.stop();
             end();
+            servers.setWorking(!leaving); // the system may start it again
         }
         lookout.close();
     }
@@ -191,6 +198,9 @@ public final class DeviceService extends Service implements DeviceListener {
     public void changed(Notice told) {
         main.post(
                 () -> {
+                    if (device == null) {
+                        return; // the system ended the service meanwhile
+                    }
                     notice = told;
                     awake.keep(told.state);
                     if (told.state == State.ENDED) {
@@ -235,7 +245,13 @@ public final class DeviceService extends Service implements DeviceListener {
     // --- In the main thread.
 
     private void join(String text) {
-        notification.begin(getString(R.string.state_starting));
+        try {
+            notification.begin(getString(R.string.state_starting));
+        } catch (IllegalStateException error) { // from Android 12 on, not always from the background
+            notification.tell(getString(R.string.not_resumed));
+            stopSelf();
+            return;
+        }
         try {
             link = text == null ? servers.last() : JoinLink.parse(text);
         } catch (InvalidLinkException error) {
@@ -264,8 +280,8 @@ public final class DeviceService extends Service implements DeviceListener {
         plugs.addAction(Intent.ACTION_POWER_DISCONNECTED);
         registerReceiver(plugged, plugs);
         networks.registerDefaultNetworkCallback(network);
-        lookout.begin(device::allow);
-        new Thread(device, "device").start();
+        Thread working = new Thread(device, "device");
+        lookout.begin(device::allow, working::start);
     }
 
     private void online() {
@@ -280,6 +296,7 @@ public final class DeviceService extends Service implements DeviceListener {
         unregisterReceiver(plugged);
         networks.unregisterNetworkCallback(network);
         device = null;
+        servers.setWorking(false);
         awake.release();
         stopForeground(STOP_FOREGROUND_REMOVE);
     }

@@ -2,9 +2,9 @@ package cleave.app;
 
 import cleave.core.Verdict;
 import cleave.core.policy.Gate;
-import java.util.concurrent.Executors;
-import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 
@@ -12,7 +12,10 @@ import java.util.function.Consumer;
 final class Lookout {
     private static final long LOOK_S = 5;
 
-    private final ScheduledExecutorService thread = Executors.newSingleThreadScheduledExecutor();
+    /** What comes after its end is of no interest. */
+    private final ScheduledThreadPoolExecutor thread =
+            new ScheduledThreadPoolExecutor(1, new ThreadPoolExecutor.DiscardPolicy());
+
     private final PhoneState state;
     private final Settings settings;
     private final String pausedReason;
@@ -30,15 +33,22 @@ final class Lookout {
         this.pausedReason = pausedReason;
     }
 
-    /** Look now and from now on. */
-    void begin(Consumer<Verdict> whoWantsToKnow) {
+    /**
+     * Look now and from now on.
+     *
+     * @param whoWantsToKnow told what was seen, every time
+     * @param then called once after the first look
+     */
+    void begin(Consumer<Verdict> whoWantsToKnow, Runnable then) {
         thread.execute(
                 () -> {
                     tell = whoWantsToKnow;
                     gate = new Gate(settings.policy());
                     pausedByOwner = false;
+                    lookNow();
+                    then.run();
                 });
-        looks = thread.scheduleWithFixedDelay(this::lookNow, 0, LOOK_S, TimeUnit.SECONDS);
+        looks = thread.scheduleWithFixedDelay(this::lookNow, LOOK_S, LOOK_S, TimeUnit.SECONDS);
     }
 
     void end() {
@@ -72,8 +82,16 @@ final class Lookout {
 
     private void lookNow() {
         if (tell != null) {
-            Verdict seen = gate.decide(state.observe());
-            tell.accept(pausedByOwner ? Verdict.pause(pausedReason) : seen);
+            tell.accept(pausedByOwner ? Verdict.pause(pausedReason) : seen());
+        }
+    }
+
+    /** What cannot be seen does not allow anything. */
+    private Verdict seen() {
+        try {
+            return gate.decide(state.observe());
+        } catch (RuntimeException error) { // of the system, on somebody's phone
+            return Verdict.pause("the phone's state cannot be read (" + error + ")");
         }
     }
 }

@@ -44,6 +44,7 @@ public final class MainActivity extends Activity {
             };
 
     private Servers servers;
+    private SettingsPanel conditions;
     private MeasurePanel measuring;
     private DeviceService service; // null while not bound
 
@@ -53,7 +54,8 @@ public final class MainActivity extends Activity {
         setContentView(R.layout.main);
         servers = new Servers(this);
         Settings settings = new Settings(this);
-        new SettingsPanel(this, settings, this::conditionsChanged).bind();
+        conditions = new SettingsPanel(this, settings, this::conditionsChanged);
+        conditions.bind();
         measuring = new MeasurePanel(this, settings, this::isJoined);
         measuring.bind();
         onClick(R.id.join, () -> ask(url().getText().toString()));
@@ -82,6 +84,7 @@ public final class MainActivity extends Activity {
 
     @Override
     protected void onStop() {
+        conditions.keep();
         main.removeCallbacks(refresh);
         unbindService(connection);
         service = null;
@@ -106,7 +109,8 @@ public final class MainActivity extends Activity {
 
     private void askForLinkOf(Intent intent) {
         Uri link = intent.getData();
-        if (link != null) {
+        boolean again = (intent.getFlags() & Intent.FLAG_ACTIVITY_LAUNCHED_FROM_HISTORY) != 0;
+        if (link != null && !again) {
             ask(link.toString());
         }
     }

@@ -15,6 +15,7 @@ import java.io.IOException;
  */
 final class Servers {
     private static final String LAST = "last";
+    private static final String WORKING = "working";
 
     private final SharedPreferences kept;
     private final FileCredentialStore credentials;
@@ -43,7 +44,19 @@ final class Servers {
 
     /** Remember where the phone is, to come back with the credential that is kept for it. */
     void remember(JoinLink link) {
-        kept.edit().putString(LAST, link.withoutCredential()).apply();
+        kept.edit()
+                .putString(LAST, link.withoutCredential())
+                .putBoolean(WORKING, true)
+                .apply();
+    }
+
+    /** Whether it was welcome at the last server, and did not leave: it may go on unasked. */
+    boolean isWorking() {
+        return kept.getBoolean(WORKING, false);
+    }
+
+    void setWorking(boolean working) {
+        kept.edit().putBoolean(WORKING, working).apply();
     }
 
     /** Whether there is anything to forget. */

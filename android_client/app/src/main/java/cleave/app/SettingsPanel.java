@@ -87,9 +87,18 @@ final class SettingsPanel {
                 });
     }
 
+    /** What is written and not yet kept. */
+    void keep() {
+        keepHours(activity.findViewById(R.id.hours));
+    }
+
     private void keepHours(EditText hours) {
+        String text = hours.getText().toString();
+        if (text.equals(settings.hours())) {
+            return;
+        }
         try {
-            settings.setHours(hours.getText().toString());
+            settings.setHours(text);
             hours.setError(null);
             changed.run();
         } catch (IllegalArgumentException error) {

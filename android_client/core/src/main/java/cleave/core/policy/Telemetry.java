@@ -46,7 +46,7 @@ public final class Telemetry implements Sensors {
         }
         Throttling slowed = throttling.get();
         if (slowed != Throttling.UNKNOWN) {
-            values.put("throttling_level", (double) (slowed.ordinal() - Throttling.NONE.ordinal()));
+            values.put("thermal_status", (double) (slowed.ordinal() - Throttling.NONE.ordinal()));
         }
         return values;
     }

@@ -27,7 +27,7 @@ public class TelemetryTest {
         assertEquals(31.5, values.get("temperature_c"), 0);
         assertEquals(4, values.get("power_w"), 0);
         assertEquals(40, values.get("energy_j"), 1e-9);
-        assertEquals(1, values.get("throttling_level"), 0);
+        assertEquals(1, values.get("thermal_status"), 0);
     }
 
     @Test
