@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.android.jvm import Classes
+from tests.android.jvm import CORE, Classes
 from tests.faults.plan import Direction, Fault, Seen
 from tests.faults.proxy import Proxy
 from tests.integration.processes import (
@@ -180,3 +181,13 @@ def test_what_it_cannot_do_is_explained(classes: Classes, tmp_path: Path) -> Non
         assert words in done.stderr
         assert "secret" not in done.stderr
         assert "Exception" not in done.stderr
+
+
+def test_imports_go_down_the_floors_only() -> None:
+    """The order of packages that `android_client/core/README.md` states."""
+    floors = ["protocol", "kernels", "device", "session", "transport"]
+    for height, floor in enumerate(floors):
+        above = [*floors[height + 1 :], "[A-Z]"]  # classes of `cleave.core` itself
+        wrong = re.compile(rf"import cleave\.core\.({'|'.join(above)})")
+        for path in (CORE / "main" / "java" / "cleave" / "core" / floor).glob("*.java"):
+            assert not wrong.search(path.read_text()), path

@@ -55,7 +55,7 @@ public final class DeviceService extends Service implements DeviceListener {
 
                 @Override
                 public void onLost(Network lost) {
-                    lookout.look();
+                    main.post(DeviceService.this::offline);
                 }
             };
 
@@ -288,6 +288,13 @@ public final class DeviceService extends Service implements DeviceListener {
         lookout.look();
         if (device != null) {
             device.online();
+        }
+    }
+
+    private void offline() {
+        lookout.look();
+        if (device != null) {
+            device.offline();
         }
     }
 

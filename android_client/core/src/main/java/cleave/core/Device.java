@@ -4,7 +4,6 @@ import cleave.core.kernels.Chosen;
 import cleave.core.kernels.KernelChoice;
 import cleave.core.kernels.KernelException;
 import cleave.core.kernels.KernelFactory;
-import cleave.core.protocol.Limits;
 import cleave.core.session.Counts;
 import cleave.core.session.Ending;
 import cleave.core.session.Guest;
@@ -17,12 +16,9 @@ import cleave.core.session.Welcome;
 import cleave.core.transport.OkHttpTransport;
 import java.io.IOException;
 import java.util.ArrayList;
-import java.util.HashMap;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
-import java.util.Set;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -31,8 +27,9 @@ import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A device of one server, from its start to its end: it chooses a kernel, joins, works, and comes back
- * when the connection is lost. {@code run} takes a thread; everything else may be called from any.
+ * A device of one server, from its start to its end: it chooses a kernel, joins, works, and comes
+ * back when the connection is lost. {@code run} takes a thread; everything else may be called from
+ * any.
  */
 public final class Device implements Runnable {
     /** How often sensors are read; the first time soon after a session began. */
@@ -49,7 +46,7 @@ public final class Device implements Runnable {
     private final ExecutorService kernelThread;
     private final OkHttpTransport transport;
     private final Guest guest;
-    private final Set<String> reported = new HashSet<>(); // names in telemetry; the timer's own
+    private final Readings readings = new Readings(); // only the timer uses it
     private volatile Chosen chosen;
     private volatile Session session;
     private volatile String given = ""; // a credential, also if it could not be kept
@@ -109,6 +106,11 @@ public final class Device implements Runnable {
         guest.stop();
     }
 
+    /** The network is gone: do not wait until that shows. */
+    public void offline() {
+        guest.offline();
+    }
+
     /** There is a network again: do not wait any longer. */
     public void online() {
         guest.online();
@@ -166,16 +168,7 @@ public final class Device implements Runnable {
             return;
         }
         try {
-            Map<String, Double> values = new HashMap<>();
-            for (Map.Entry<String, Double> entry : sensors.read().entrySet()) {
-                double value = entry.getValue();
-                boolean known = reported.contains(entry.getKey());
-                boolean room = known || reported.size() < Limits.MAX_TELEMETRY;
-                if (room && !Double.isNaN(value) && !Double.isInfinite(value)) {
-                    reported.add(entry.getKey());
-                    values.put(entry.getKey(), value);
-                }
-            }
+            Map<String, Double> values = readings.allowed(sensors.read());
             if (!values.isEmpty()) {
                 now.tell(values);
             }
@@ -262,6 +255,11 @@ public final class Device implements Runnable {
 
         @Override
         public void leave(String reason) {
+            // It is not there.
+        }
+
+        @Override
+        public void drop(String reason) {
             // It is not there.
         }
     }

@@ -1,5 +1,7 @@
 package cleave.core;
 
+import cleave.core.protocol.Limits;
+
 /** What a device says of itself when it joins. */
 public final class DeviceDescription {
     /** For people: shown in lists. */
@@ -15,7 +17,7 @@ public final class DeviceDescription {
      * @throws IllegalArgumentException for less memory than the protocol asks for
      */
     public DeviceDescription(String name, long memoryBytes, String profile) {
-        if (memoryBytes < cleave.core.protocol.Limits.MIN_DEVICE_MEMORY_BYTES) {
+        if (memoryBytes < Limits.MIN_DEVICE_MEMORY_BYTES) {
             throw new IllegalArgumentException(
                     "a device offers 16777216 bytes of memory or more, not " + memoryBytes);
         }

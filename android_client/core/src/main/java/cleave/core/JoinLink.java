@@ -34,8 +34,8 @@ public final class JoinLink {
     public final String server;
 
     /**
-     * {@code sha256:} and the SHA-256 of the one certificate that the server may show, in lower case;
-     * empty to verify the certificate as the system does.
+     * {@code sha256:} and the SHA-256 of the one certificate that the server may show, in lower
+     * case; empty to verify the certificate as the system does.
      */
     public final String fingerprint;
 

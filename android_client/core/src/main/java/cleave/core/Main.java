@@ -12,6 +12,7 @@ import java.io.BufferedReader;
 import java.io.File;
 import java.io.FileInputStream;
 import java.io.IOException;
+import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
@@ -30,8 +31,8 @@ public final class Main {
     private static final String USAGE =
             "usage: cleave.core.Main [--name NAME] [--memory-mib N] [--threads N] [--state FOLDER] "
                     + "LINK\n       cleave.core.Main --measure LINK\n"
-                    + "LINK is the join link that the server shows, or @FILE to read it from a file, "
-                    + "which others cannot see.";
+                    + "LINK is the join link that the server shows, or @FILE to read it from a "
+                    + "file, which others cannot see.";
 
     private static final int USAGE_EXIT = 2;
     private static final int REFUSED_EXIT = 1;
@@ -102,7 +103,8 @@ public final class Main {
         long memoryMib = number(options, "memory-mib", DEFAULT_MEMORY_MIB);
         long threads = number(options, "threads", Runtime.getRuntime().availableProcessors());
         if (!options.isEmpty()) {
-            throw new IllegalArgumentException("there is no --" + options.keySet().iterator().next() + "\n" + USAGE);
+            String unknown = options.keySet().iterator().next();
+            throw new IllegalArgumentException("there is no --" + unknown + "\n" + USAGE);
         }
         ThreadFactory daemons =
                 task -> {
@@ -155,7 +157,7 @@ public final class Main {
         }
     }
 
-    private static BufferedReader reader(java.io.InputStream in) {
+    private static BufferedReader reader(InputStream in) {
         return new BufferedReader(new InputStreamReader(in, StandardCharsets.UTF_8));
     }
 

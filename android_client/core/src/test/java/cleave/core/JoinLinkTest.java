@@ -7,6 +7,7 @@ import static org.junit.Assert.assertTrue;
 
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.Locale;
 import org.junit.Test;
 
 public class JoinLinkTest {
@@ -22,7 +23,7 @@ public class JoinLinkTest {
             assertEquals("example.org", link.host);
             assertEquals("RNWX-CXTX", link.credential);
             assertEquals("KBG AH", link.server);
-            assertEquals("sha256:" + HEX.toLowerCase(java.util.Locale.ROOT), link.fingerprint);
+            assertEquals("sha256:" + HEX.toLowerCase(Locale.ROOT), link.fingerprint);
             assertTrue(link.isSecure);
             assertEquals("https://example.org:8765", link.origin());
         }

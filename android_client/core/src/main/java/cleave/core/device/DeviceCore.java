@@ -74,7 +74,8 @@ public final class DeviceCore {
     /**
      * Take a message of the server other than {@code bye} and {@code error}.
      *
-     * @throws ProtocolException for a message that a server must not send; the session is to be ended
+     * @throws ProtocolException for a message that a server must not send; the session is to be
+     *     ended
      */
     public List<Action> received(Message message) throws ProtocolException {
         switch (message.type) {

@@ -4,14 +4,17 @@ import java.nio.ByteBuffer;
 import java.util.Arrays;
 
 /**
- * A thread's room for one block of a result: some rows of c and at most PANEL columns, and what of a
- * and b is multiplied into it at a time, widened and laid out for the inner loop.
+ * A thread's room for one block of a result: some rows of c and at most PANEL columns, and what of
+ * a and b is multiplied into it at a time, widened and laid out for the inner loop.
  */
 final class Block {
     /** Most rows of a block: with PANEL columns it takes 256 KiB, as the second cache holds. */
     static final int MOST_ROWS = 256;
 
-    /** Rows that are multiplied with all of b's panel before the next: these stay in the first cache. */
+    /**
+     * Rows that are multiplied with all of b's panel before the next: these stay in the first
+     * cache.
+     */
     private static final int ROWS_AT_ONCE = 16;
 
     /** Rows of a transposed b that are read before they are turned: a cache line of c. */

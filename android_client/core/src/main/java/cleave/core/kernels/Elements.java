@@ -5,7 +5,9 @@ import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
 import java.nio.ShortBuffer;
 
-/** Elements of a payload of any dtype, read as fp32 and written rounded, in runs. For one thread. */
+/**
+ * Elements of a payload of any dtype, read as fp32 and written rounded, in runs. For one thread.
+ */
 final class Elements {
     private final DType dtype;
     private final FloatBuffer floats; // null for 16-bit elements

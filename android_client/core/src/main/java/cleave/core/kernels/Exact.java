@@ -11,8 +11,8 @@ public final class Exact {
     /**
      * The largest error of a result, as a share of what rounding allows; above 1 it is wrong.
      *
-     * <p>What is allowed for an element: the error bound of an fp32 sum of that many products in any
-     * order, and half the distance of neighbouring numbers of {@code out}.
+     * <p>What is allowed for an element: the error bound of an fp32 sum of that many products in
+     * any order, and half the distance of neighbouring numbers of {@code out}.
      */
     public static double errorShare(Product product, ByteBuffer payload) {
         if (payload.remaining() != product.resultBytes()) {

@@ -2,10 +2,11 @@ package cleave.core.kernels;
 
 /**
  * The innermost loops, in the forms that compilers turn into vector instructions: a row of c gets
- * multiples of rows of b. All offsets between rows are constants, so that one register addresses them.
+ * multiples of rows of b. All offsets between rows are constants, so that one register addresses
+ * them.
  *
- * <p>Which is faster depends on the compiler: HotSpot's does well with stores to several rows in one
- * loop; others may give up on vectors there. So both are tried, and the faster is used.
+ * <p>Which is faster depends on the compiler: HotSpot's does well with stores to several rows in
+ * one loop; others may give up on vectors there. So both are tried, and the faster is used.
  */
 enum InnerLoop {
     /** Four rows of c, four of b. */

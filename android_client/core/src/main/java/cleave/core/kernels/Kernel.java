@@ -14,8 +14,8 @@ public interface Kernel {
     String about();
 
     /**
-     * A matrix that products to come will name, until {@code forget}. A kernel may copy it elsewhere,
-     * or do nothing.
+     * A matrix that products to come will name, until {@code forget}. A kernel may copy it
+     * elsewhere, or do nothing.
      *
      * @throws KernelException when there is no room for it; runs that name it are then answered by
      *     {@code task_error}
@@ -28,10 +28,10 @@ public interface Kernel {
     /**
      * Compute a product of matrices that are held.
      *
-     * @return the result's elements, row by row, little-endian, from position to limit; the caller's
-     *     from now on
-     * @throws KernelException when it cannot be computed; {@link KernelLostException} when the kernel
-     *     is of no more use at all, as when a GPU is lost
+     * @return the result's elements, row by row, little-endian, from position to limit; the
+     *     caller's from now on
+     * @throws KernelException when it cannot be computed; {@link KernelLostException} when the
+     *     kernel is of no more use at all, as when a GPU is lost
      */
     ByteBuffer multiply(Product product) throws KernelException;
 

@@ -13,8 +13,8 @@ public final class KernelChoice {
     private KernelChoice() {}
 
     /**
-     * The fastest kernel that passes its self-check; the others are closed. Takes about a second, in
-     * the thread that will use the kernel.
+     * The fastest kernel that passes its self-check; the others are closed. Takes about a second,
+     * in the thread that will use the kernel.
      *
      * @param report told of each kernel that is not used, and why
      * @param nanos a clock that never goes back

@@ -37,8 +37,9 @@ final class LoopTrial {
         for (long began = nanos.getAsLong(); began < end; ) {
             for (int i = 0; i < SIDE; i += loop.rows) {
                 for (int k = 0; k < InnerLoop.DEPTH; k += loop.depth) {
-                    int ai = i * InnerLoop.DEPTH + k;
-                    loop.add(c, i * InnerLoop.PANEL, b, k * InnerLoop.PANEL, a, ai, InnerLoop.PANEL);
+                    int ci = i * InnerLoop.PANEL;
+                    int bi = k * InnerLoop.PANEL;
+                    loop.add(c, ci, b, bi, a, i * InnerLoop.DEPTH + k, InnerLoop.PANEL);
                 }
             }
             long now = nanos.getAsLong();

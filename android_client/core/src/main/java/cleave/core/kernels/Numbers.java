@@ -55,7 +55,8 @@ public final class Numbers {
             float shifted = Float.intBitsToFloat(magnitude) + 0.5f;
             return (short) (sign | (Float.floatToRawIntBits(shifted) - 0x3f000000));
         }
-        return (short) (sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >>> 13) & 1)) >>> 13));
+        int rebiased = magnitude - 0x38000000;
+        return (short) (sign | ((rebiased + 0xfff + ((magnitude >>> 13) & 1)) >>> 13));
     }
 
     /** All elements of a payload, widened to fp32, in an array of their own. */
@@ -65,7 +66,9 @@ public final class Numbers {
         return wide;
     }
 
-    /** fp32 elements as {@code dtype}, each rounded once, in a little-endian buffer of their own. */
+    /**
+     * fp32 elements as {@code dtype}, each rounded once, in a little-endian buffer of their own.
+     */
     public static ByteBuffer narrowed(float[] values, DType dtype) {
         ByteBuffer payload =
                 ByteBuffer.allocate(values.length * dtype.itemBytes).order(ByteOrder.LITTLE_ENDIAN);

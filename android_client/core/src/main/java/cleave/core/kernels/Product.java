@@ -4,8 +4,9 @@ import java.util.Collections;
 import java.util.List;
 
 /**
- * A product to compute: the sum over all pairs of op(a) op(b), kept in fp32 or wider, rounded once to
- * {@code out}. op(X) is X or its transpose. All inputs have one dtype; {@code out} is that or fp32.
+ * A product to compute: the sum over all pairs of op(a) op(b), kept in fp32 or wider, rounded once
+ * to {@code out}. op(X) is X or its transpose. All inputs have one dtype; {@code out} is that or
+ * fp32.
  */
 public final class Product {
 

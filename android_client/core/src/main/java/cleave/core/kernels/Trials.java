@@ -2,6 +2,7 @@ package cleave.core.kernels;
 
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.function.LongSupplier;
@@ -32,7 +33,7 @@ public final class Trials {
             for (int[] sides : SIDES) {
                 int turn = made.size() % 4;
                 DType out = made.size() % 2 == 0 ? dtype : DType.FP32;
-                int[] depths = java.util.Arrays.copyOfRange(sides, 2, sides.length);
+                int[] depths = Arrays.copyOfRange(sides, 2, sides.length);
                 made.add(
                         product(sides[0], sides[1], depths, dtype, out, turn > 1, turn % 2 == 1,
                                 random));
@@ -90,7 +91,8 @@ public final class Trials {
     }
 
     /**
-     * How fast a kernel is on fp32 squares, in FLOP/s: the best of as many tries as there is time for.
+     * How fast a kernel is on fp32 squares, in FLOP/s: the best of as many tries as there is time
+     * for.
      *
      * @param side of the squares
      * @param budgetS how long to try

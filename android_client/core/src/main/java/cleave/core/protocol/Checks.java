@@ -4,6 +4,7 @@ import java.math.BigInteger;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 
 /** Whether values are what fields may hold, as docs/protocol.md's table of field types says. */
@@ -22,7 +23,8 @@ final class Checks {
     /**
      * The value as its kind holds it.
      *
-     * @throws ProtocolException when it is none of that kind; values may be secret, and are not shown
+     * @throws ProtocolException when it is none of that kind; values may be secret, and are not
+     *     shown
      */
     static Object check(MessageType type, MessageType.Field field, Object value)
             throws ProtocolException {
@@ -31,7 +33,7 @@ final class Checks {
         } catch (WrongValue error) {
             throw new ProtocolException(
                     "field '" + field.name + "' of a " + type.wireName + " message is no valid "
-                            + field.kind.name().toLowerCase(java.util.Locale.ROOT));
+                            + field.kind.name().toLowerCase(Locale.ROOT));
         }
     }
 

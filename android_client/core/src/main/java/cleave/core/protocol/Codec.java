@@ -1,6 +1,7 @@
 package cleave.core.protocol;
 
 import java.io.IOException;
+import java.math.BigInteger;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
@@ -140,8 +141,8 @@ public final class Codec {
             packer.packBoolean((Boolean) value);
         } else if (value instanceof Double) {
             packer.packDouble((Double) value);
-        } else if (value instanceof java.math.BigInteger) {
-            packer.packBigInteger((java.math.BigInteger) value);
+        } else if (value instanceof BigInteger) {
+            packer.packBigInteger((BigInteger) value);
         } else if (value instanceof Long) {
             packer.packLong((Long) value);
         } else {

@@ -132,8 +132,10 @@ public final class Message {
          * @throws IllegalArgumentException when it is none that a peer would take
          */
         public Message build() {
-            if ((payload != null) != type.hasPayload || !type.fields.keySet().containsAll(given.keySet())) {
-                throw new IllegalArgumentException("no " + type.wireName + " message: " + given.keySet());
+            boolean known = type.fields.keySet().containsAll(given.keySet());
+            if (!known || (payload != null) != type.hasPayload) {
+                throw new IllegalArgumentException(
+                        "no " + type.wireName + " message: " + given.keySet());
             }
             try {
                 return checked(type, given, payload);

@@ -2,6 +2,7 @@ package cleave.core.protocol;
 
 import java.util.Collections;
 import java.util.LinkedHashMap;
+import java.util.Locale;
 import java.util.Map;
 
 /** The messages of docs/protocol.md: one table, from which reading, checking and writing follow. */
@@ -106,7 +107,7 @@ public enum MessageType {
     final Map<String, Field> fields;
 
     MessageType(boolean hasPayload, Field... fields) {
-        this.wireName = name().toLowerCase(java.util.Locale.ROOT);
+        this.wireName = name().toLowerCase(Locale.ROOT);
         this.hasPayload = hasPayload;
         Map<String, Field> byName = new LinkedHashMap<>();
         for (Field field : fields) {

@@ -1,6 +1,7 @@
 package cleave.core.protocol;
 
 import java.io.IOException;
+import java.math.BigInteger;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
@@ -19,8 +20,8 @@ import org.msgpack.value.ValueType;
  * Reads msgpack as strictly as the protocol asks: lengths are held against the bytes that are there
  * before memory is set aside, and no nesting is too deep to be refused.
  *
- * <p>Values are null, Boolean, Long, BigInteger beyond that, Double, String, List and Map with String
- * keys.
+ * <p>Values are null, Boolean, Long, BigInteger beyond that, Double, String, List and Map with
+ * String keys.
  */
 final class MsgpackReader {
     /** The bytes end before the value does. */
@@ -66,8 +67,8 @@ final class MsgpackReader {
     /**
      * One value, whole.
      *
-     * @throws ProtocolException for bins, ext types, keys that are no texts, broken UTF-8, and depths
-     *     of 1000 and more
+     * @throws ProtocolException for bins, ext types, keys that are no texts, broken UTF-8, and
+     *     depths of 1000 and more
      */
     Object value() throws ProtocolException {
         return read(() -> value(0));
@@ -117,7 +118,7 @@ final class MsgpackReader {
         if (format != MessageFormat.UINT64) {
             return unpacker.unpackLong();
         }
-        java.math.BigInteger found = unpacker.unpackBigInteger();
+        BigInteger found = unpacker.unpackBigInteger();
         return found.bitLength() < Long.SIZE ? (Number) found.longValue() : found;
     }
 

@@ -9,8 +9,8 @@ public enum End {
     /** The connection is gone, or never was. */
     LOST,
     /**
-     * Another server than the link means answered, or one whose certificate is not trusted: on a phone
-     * perhaps only the sign-in page of a network.
+     * Another server than the link means answered, or one whose certificate is not trusted: on a
+     * phone perhaps only the sign-in page of a network.
      */
     STRANGER,
     /** We closed it. */

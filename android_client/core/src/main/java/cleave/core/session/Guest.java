@@ -64,8 +64,8 @@ public final class Guest {
     }
 
     /**
-     * Seconds until the next try: between half of 1, 2, 4, ... 60 and the whole, so that a fleet does
-     * not come back all at once.
+     * Seconds until the next try: between half of 1, 2, 4, ... 60 and the whole, so that a fleet
+     * does not come back all at once.
      *
      * @param failures so far, since the last success
      * @param random from 0 to 1
@@ -167,6 +167,15 @@ public final class Guest {
                 visit.leave("stopped");
             }
             wake();
+        }
+    }
+
+    /** The network is gone. */
+    public void offline() {
+        synchronized (lock) {
+            if (visit != null) {
+                visit.drop("the network is gone");
+            }
         }
     }
 

@@ -13,8 +13,8 @@ import java.util.function.BooleanSupplier;
 import java.util.function.LongSupplier;
 
 /**
- * One session's use of a kernel: everything happens in the kernel's own thread, in order. What cannot
- * be computed, for whatever reason, is told, and harms nothing else.
+ * One session's use of a kernel: everything happens in the kernel's own thread, in order. What
+ * cannot be computed, for whatever reason, is told, and harms nothing else.
  */
 final class KernelThread {
     private static final double NANOS_PER_S = 1e9;

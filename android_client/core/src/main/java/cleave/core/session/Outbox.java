@@ -9,8 +9,8 @@ import java.util.Deque;
 import java.util.function.LongConsumer;
 
 /**
- * Messages on their way to a wire, in a thread of its own. What a wire has taken cannot be overtaken,
- * so it is given little at a time, and signs of life go first.
+ * Messages on their way to a wire, in a thread of its own. What a wire has taken cannot be
+ * overtaken, so it is given little at a time, and signs of life go first.
  */
 final class Outbox implements Runnable {
     /** What a wire may have waiting: so that a link has the next message at hand. */

@@ -148,6 +148,16 @@ public final class Session implements Visit {
         }
     }
 
+    @Override
+    public void drop(String reason) {
+        synchronized (lock) {
+            if (outbox != null) {
+                outbox.cancel();
+            }
+            finish(Ending.lost(reason));
+        }
+    }
+
     /** Tell the server how the device is. Nothing happens unless it was welcomed. */
     public void tell(Map<String, Double> values) {
         synchronized (lock) {

@@ -1,6 +1,8 @@
 package cleave.core.session;
 
-/** One connection to a server, as {@link Session} is. All methods but {@code run} return at once. */
+/**
+ * One connection to a server, as {@link Session} is. All methods but {@code run} return at once.
+ */
 public interface Visit {
     Counts counts();
 
@@ -12,4 +14,7 @@ public interface Visit {
 
     /** Say bye, and close. */
     void leave(String reason);
+
+    /** Close without a word: nobody hears it. */
+    void drop(String reason);
 }

@@ -28,7 +28,9 @@ import okio.ByteString;
 
 /** Reaches a server over WebSockets, with its certificate pinned where the join link names one. */
 public final class OkHttpTransport implements Transport {
-    /** OkHttp closes a WebSocket with more than 16 MiB waiting, of which one is for other messages. */
+    /**
+     * OkHttp closes a WebSocket with more than 16 MiB waiting, of which one is for other messages.
+     */
     private static final long MOST_SENT_BYTES = 15 << 20;
 
     private static final int NORMAL_CLOSURE = 1000;

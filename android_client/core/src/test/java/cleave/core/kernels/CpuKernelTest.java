@@ -129,9 +129,10 @@ public class CpuKernelTest {
     }
 
     private static Product empty(long rows, long depth, long columns) {
-        Matrix a = new Matrix(rows, depth, DType.FP32, ByteBuffer.allocate((int) (rows * depth * 4)));
-        Matrix b =
-                new Matrix(depth, columns, DType.FP32, ByteBuffer.allocate((int) (depth * columns * 4)));
+        ByteBuffer left = ByteBuffer.allocate((int) (rows * depth * 4));
+        ByteBuffer right = ByteBuffer.allocate((int) (depth * columns * 4));
+        Matrix a = new Matrix(rows, depth, DType.FP32, left);
+        Matrix b = new Matrix(depth, columns, DType.FP32, right);
         return new Product(
                 Collections.singletonList(new Product.Pair(a, b)),
                 false, false, rows, columns, DType.FP32);

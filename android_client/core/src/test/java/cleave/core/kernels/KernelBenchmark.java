@@ -6,8 +6,8 @@ import java.util.Locale;
 import java.util.Random;
 
 /**
- * The CPU kernel against a naive triple loop, on fp32 squares, in turn. Prints a line of JSON for each
- * round and one of errors. Arguments: side, rounds, seconds for each measurement.
+ * The CPU kernel against a naive triple loop, on fp32 squares, in turn. Prints a line of JSON for
+ * each round and one of errors. Arguments: side, rounds, seconds for each measurement.
  */
 public final class KernelBenchmark {
     private static final double NANOS_PER_S = 1e9;

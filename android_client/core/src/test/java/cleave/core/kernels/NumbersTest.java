@@ -1,5 +1,6 @@
 package cleave.core.kernels;
 
+import static org.junit.Assert.assertArrayEquals;
 import static org.junit.Assert.assertEquals;
 import static org.junit.Assert.assertTrue;
 
@@ -59,7 +60,7 @@ public class NumbersTest {
             odd.put(Numbers.narrowed(values, dtype));
             odd.position(3);
             float[] read = Numbers.widened(odd.slice().asReadOnlyBuffer(), dtype);
-            org.junit.Assert.assertArrayEquals(values, read, 0);
+            assertArrayEquals(values, read, 0);
         }
     }
 }

@@ -23,7 +23,10 @@ import java.util.Map;
 public final class Vectors {
     private Vectors() {}
 
-    /** The vectors of a file in {@code tests/vectors}; the property {@code cleave.vectors} says where. */
+    /**
+     * The vectors of a file in {@code tests/vectors}; the property {@code cleave.vectors} says
+     * where.
+     */
     public static List<JsonObject> read(String name) throws IOException {
         File file = new File(System.getProperty("cleave.vectors"), name);
         try (Reader reader =

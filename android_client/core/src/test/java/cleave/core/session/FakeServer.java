@@ -40,7 +40,8 @@ final class FakeServer implements Transport, Wire {
 
     @Override
     public void send(byte[] header, ByteBuffer payload) {
-        ByteBuffer whole = ByteBuffer.allocate(header.length + (payload == null ? 0 : payload.remaining()));
+        int length = payload == null ? 0 : payload.remaining();
+        ByteBuffer whole = ByteBuffer.allocate(header.length + length);
         whole.put(header);
         if (payload != null) {
             whole.put(payload);

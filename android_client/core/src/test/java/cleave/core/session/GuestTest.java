@@ -41,6 +41,11 @@ public class GuestTest {
             asked.add("leave");
             endings.add(Ending.left(reason));
         }
+
+        @Override
+        public void drop(String reason) {
+            endings.add(Ending.lost(reason));
+        }
     }
 
     private final BlockingQueue<FakeVisit> visits = new LinkedBlockingQueue<>();
@@ -117,6 +122,15 @@ public class GuestTest {
         steady.endings.add(Ending.lost("cut"));
         assertEquals(1, next().retryS, 0);
         assertEquals(3, guest.counts().blocks);
+    }
+
+    @Test
+    public void withoutANetworkItWaitsAndWithOneItComesBackAtOnce() throws Exception {
+        working();
+        guest.offline();
+        assertEquals("the network is gone", next().reason);
+        guest.online();
+        welcomed();
     }
 
     @Test

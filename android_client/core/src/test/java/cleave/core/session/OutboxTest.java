@@ -6,6 +6,7 @@ import static org.junit.Assert.assertTrue;
 
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
+import java.nio.ByteBuffer;
 import java.util.concurrent.atomic.AtomicLong;
 import org.junit.Test;
 
@@ -66,7 +67,7 @@ public class OutboxTest {
         }
 
         @Override
-        public void received(java.nio.ByteBuffer message) {
+        public void received(ByteBuffer message) {
             throw new AssertionError("nothing was sent");
         }
 

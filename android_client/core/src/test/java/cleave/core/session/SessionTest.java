@@ -15,6 +15,7 @@ import cleave.core.protocol.ErrorCode;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
 import java.nio.ByteBuffer;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.ExecutorService;
@@ -180,7 +181,7 @@ public class SessionTest {
         server.run(7, 1);
         server.say(
                 Message.of(MessageType.CANCEL)
-                        .with("ids", java.util.Arrays.asList(5L, 6L))
+                        .with("ids", Arrays.asList(5L, 6L))
                         .build());
         kernel.mayEnd.release(2);
         assertEquals(7, server.next().integer("id"));
@@ -268,6 +269,14 @@ public class SessionTest {
         kernel.mayEnd.release();
         assertSame(End.LEFT, ending().end);
         assertNull(server.received.poll());
+    }
+
+    @Test
+    public void whoIsOfflineClosesWithoutAWord() throws Exception {
+        beginWork();
+        session.drop("the network is gone");
+        assertSame(End.LOST, ending().end);
+        assertTrue(server.closed);
     }
 
     @Test

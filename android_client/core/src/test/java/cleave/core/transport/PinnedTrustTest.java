@@ -33,7 +33,8 @@ public class PinnedTrustTest {
 
     @Before
     public void readCertificate() throws Exception {
-        ByteArrayInputStream pem = new ByteArrayInputStream(PEM.getBytes(StandardCharsets.US_ASCII));
+        byte[] bytes = PEM.getBytes(StandardCharsets.US_ASCII);
+        ByteArrayInputStream pem = new ByteArrayInputStream(bytes);
         chain =
                 new X509Certificate[] {
                     (X509Certificate)
