@@ -95,7 +95,7 @@ version_code=$((BASH_REMATCH[1] * 1000000 + BASH_REMATCH[2] * 1000 + BASH_REMATC
 
 work=$build/apk
 rm -rf "$work"
-mkdir -p "$work"/{stubs,classes,dex,generated,assets} "$(dirname "$output")"
+mkdir -p "$work"/{stubs,classes,libraries,dex,generated,assets} "$(dirname "$output")"
 mapfile -t stub_files < <(sources "$here/stubs")
 "${java_8[@]}" -d "$work/stubs" "${stub_files[@]}"
 
@@ -112,13 +112,15 @@ sed "s/<manifest /<manifest package=\"$package\" /" "$here/app/src/main/AndroidM
 mapfile -t java_files < <(sources "$here"/{core,gpu,app}/src/main/java "$work/generated")
 "${java_8[@]}" -cp "$work/stubs:$class_path" -d "$work/classes" "${java_files[@]}"
 
+for jar in "${jars[@]}"; do "$python" "$here/old_android.py" "$jar" "$work/libraries/$(basename "$jar")"; done
+
 # --- DEX. D8 looks up Android's classes in the stubs and Java's in the JDK, to find what it must rewrite.
 # For one API level less than the app's: then interfaces have no code in them, and tests can turn this very
 # DEX back into class files for a JVM.
 java_home=$(dirname "$(dirname "$(readlink -f "$(command -v javac)")")")
 mapfile -t class_files < <(find "$work/classes" -name '*.class' | sort)
 java "${quick[@]}" -cp "$tools/bundletool.jar" com.android.tools.r8.D8 --release --min-api $((min_sdk - 1)) \
-    --lib "$work/stubs" --lib "$java_home" --output "$work/dex" "${class_files[@]}" "${jars[@]}"
+    --lib "$work/stubs" --lib "$java_home" --output "$work/dex" "${class_files[@]}" "$work"/libraries/*.jar
 
 # --- Pack, align, sign. Every entry has the same date, so that the same sources give the same APK.
 "$python" - "$work/base.apk" "$work"/dex/*.dex "$work/unaligned.apk" <<'PYTHON'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 ACC_PRIVATE: Final = 0x0002
@@ -63,9 +62,9 @@ class ClassFile:
     uses: frozenset[Use]
 
 
-def read_class(path: Path) -> ClassFile:
+def read_class(content: bytes) -> ClassFile:
     """Read one class file."""
-    return _Reader(path.read_bytes()).read()
+    return _Reader(content).read()
 
 
 def parameters_of(descriptor: str) -> tuple[tuple[str, ...], str]:

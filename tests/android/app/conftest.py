@@ -63,7 +63,18 @@ def compile_java(target: Path, path: str, *folders: Path) -> Path:
     target.mkdir(parents=True)
     files = sorted(file for folder in folders for file in folder.rglob("*.java"))
     strict = ("-Xlint:all,-options", "-Werror")
-    run("javac", "-J-XX:TieredStopAtLevel=1", "--release", "8", *strict, "-cp", path, "-d", target, *files)
+    run(
+        "javac",
+        "-J-XX:TieredStopAtLevel=1",
+        "--release",
+        "8",
+        *strict,
+        "-cp",
+        path,
+        "-d",
+        target,
+        *files,
+    )
     return target
 
 

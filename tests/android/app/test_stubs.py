@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ NEWER = {
 
 WITHOUT_LEVEL = {"java/lang/Object"}
 """Not in D8's database, as everybody has it."""
+
+NOT_CALLED = {
+    ("org/msgpack/core/MessageUnpacker", "unpackString"),
+    ("org/msgpack/core/MessageUnpacker", "unpackValue"),
+    ("org/msgpack/core/MessageUnpacker", "unpackTimestamp"),
+    ("org/msgpack/core/MessagePacker", "packTimestamp"),
+}
+"""Methods of libraries that need later systems."""
 
 REWRITTEN = "java/lang/invoke/"
 """What lambdas are made of in class files, and not in DEX."""
@@ -85,7 +94,9 @@ def problems(stub: ClassFile, android: AndroidClasses) -> Iterator[str]:
 def stubs(folder: Path) -> list[ClassFile]:
     """All but what the stubs themselves share."""
     return [
-        read_class(file) for file in sorted(folder.rglob("*.class")) if file.parent.name != "stub"
+        read_class(file.read_bytes())
+        for file in sorted(folder.rglob("*.class"))
+        if file.parent.name != "stub"
     ]
 
 
@@ -146,30 +157,67 @@ def test_a_wrong_stub_fails(
     assert problem in found
 
 
-def test_the_app_runs_on_android_7(built: Built, android: AndroidClasses) -> None:
-    """What it uses of Android and Java is there with these very types, in API level 24 or named."""
-    levels = AndroidLevels(built.tools / "bundletool.jar")
+class Levels:
+    """Since when Android has what a class uses, inherited or not."""
 
-    def level(use: Use) -> int | None:
-        owners = [use.owner, *(base.name for base in android.with_bases(use.owner)[1:])]
-        asked = [levels.of(Use(owner, use.name, use.descriptor)) for owner in owners]
+    def __init__(self, built: Built, android: AndroidClasses) -> None:
+        self._levels = AndroidLevels(built.tools / "bundletool.jar")
+        self._android = android
+
+    def of(self, use: Use) -> int | None:
+        bases = self._android.with_bases(use.owner)[1:]
+        owners = [use.owner, *(base.name for base in bases)]
+        asked = [self._levels.of(Use(owner, use.name, use.descriptor)) for owner in owners]
         return next((found for found in asked if found is not None), None)
 
-    assert level(Use("java/util/Base64", "", "")) == 26
-    assert level(Use("android/os/SystemClock", "elapsedRealtime", "()I")) is None
-    newer: dict[tuple[str, str], int | None] = {}
-    for file in (built.folder / "classes").rglob("*.class"):
-        for use in read_class(file).uses:
-            if not use.owner.startswith(("android/", "java/", "javax/")):
+    def newer(self, classes: Iterable[ClassFile]) -> dict[tuple[str, str], int | None]:
+        """What they use of Android and Java that is not in level 24: since when, or None for never.
+
+        By owner and name.
+        """
+        found: dict[tuple[str, str], int | None] = {}
+        for use in {use for read in classes for use in read.uses}:
+            system = use.owner.startswith(("android/", "java/", "javax/"))
+            if not system or use.owner.startswith(REWRITTEN) or _is_of_object(use):
                 continue
-            if use.owner.startswith(REWRITTEN) or _is_of_object(use):
-                continue
-            found = level(use)
-            if found is None or found > MIN_SDK:
-                newer[use.owner, use.name] = found
+            level = self.of(use)
+            if level is None or level > MIN_SDK:
+                found[use.owner, use.name] = level
+        return found
+
+
+def test_the_app_runs_on_android_7(built: Built, android: AndroidClasses) -> None:
+    """What it uses of Android and Java is there with these very types, in API level 24 or named."""
+    levels = Levels(built, android)
+    assert levels.of(Use("java/util/Base64", "", "")) == 26
+    assert levels.of(Use("android/os/SystemClock", "elapsedRealtime", "()I")) is None
+    classes = [
+        read_class(file.read_bytes()) for file in (built.folder / "classes").rglob("*.class")
+    ]
+    newer = levels.newer(classes)
     # The database is older than Android 13.
     newer[("android/Manifest$permission", "POST_NOTIFICATIONS")] = 33
     assert newer == NEWER
+    called = {(use.owner, use.name) for read in classes for use in read.uses}
+    assert not called & NOT_CALLED
+
+
+def test_its_libraries_do_as_well(built: Built, android: AndroidClasses) -> None:
+    """What they use of later systems is in methods that the app does not call."""
+    levels = Levels(built, android)
+    newer = {}
+    for file in (built.folder / "libraries").glob("*.jar"):
+        with zipfile.ZipFile(file) as jar:
+            classes = [read_class(jar.read(name)) for name in jar.namelist()]
+        newer.update(levels.newer(classes))
+    owners = {owner for owner, _ in newer}
+    # Times as objects, and files by path: of no use here.
+    unused = {"java/time/Duration", "java/time/Instant", "java/nio/file/Files"}
+    assert owners - unused == {"java/nio/CharBuffer", "java/lang/StringBuilder", "java/util/Date"}
+    assert {name for owner, name in newer if owner == "java/nio/CharBuffer"} == {"flip"}
+    assert {name for owner, name in newer if owner == "java/util/Date"} == {"toInstant"}
+    # Inherited from a class that is not public, and so not in the database.
+    assert {name for owner, name in newer if owner == "java/lang/StringBuilder"} == {"setLength"}
 
 
 def _is_of_object(use: Use) -> bool:
