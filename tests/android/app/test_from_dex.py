@@ -38,7 +38,8 @@ def test_it_serves_the_same_tiles(from_dex: Path, corpus_file: Path, tmp_path: P
         # msgpack takes other buffers where it finds itself on Android.
         device = (
             "java", "-Xmx512m", "-Djava.runtime.name=Android Runtime", "-cp", str(from_dex),
-            "cleave.core.Main", "--threads", "1", "--state", str(tmp_path / "state"), place["page_url"],
+            "cleave.core.Main", "--threads", "1", "--state", str(tmp_path / "state"),
+            place["page_url"],
         )  # fmt: skip
         with printing(device, cwd=tmp_path) as (process, told):
             wait_for_event(told, "working")
