@@ -22,6 +22,7 @@ from tests.android.app.conftest import (
 )
 
 MESA = {"EGL_PLATFORM": "surfaceless", "LIBGL_ALWAYS_SOFTWARE": "1"}
+GPU_TESTS = ("cleave.gpu.GpuKernelTest", "cleave.gpu.GpuChoiceTest")
 LIBS = Path("/usr/lib/x86_64-linux-gnu")
 
 
@@ -40,10 +41,10 @@ def test_classes(built: Built, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_numbers_are_right(built: Built, test_classes: str) -> None:
     path = f"{built.folder / 'classes'}:{test_classes}"
-    said = run_junit(path, "cleave.gpu.GpuKernelTest", env=MESA)
+    said = run_junit(path, *GPU_TESTS, env=MESA)
     assert "OK (" in said
 
 
 def test_numbers_are_right_from_the_apk(from_dex: Path, test_classes: str) -> None:
-    said = run_junit(f"{from_dex}:{test_classes}", "cleave.gpu.GpuKernelTest", env=MESA)
+    said = run_junit(f"{from_dex}:{test_classes}", *GPU_TESTS, env=MESA)
     assert "OK (" in said
