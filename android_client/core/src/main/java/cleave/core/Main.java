@@ -55,7 +55,8 @@ public final class Main {
         }
         Thread working = new Thread(device, "cleave-device");
         working.start();
-        Runtime.getRuntime().addShutdownHook(new Thread(() -> stop(device, working)));
+        Thread main = Thread.currentThread(); // which says that it left before all ends
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> stop(device, main)));
         Thread commands = new Thread(() -> obey(device), "cleave-commands");
         commands.setDaemon(true);
         commands.start();
@@ -178,10 +179,10 @@ public final class Main {
     }
 
     /** The process is told to end: what was given is answered first. */
-    private static void stop(Device device, Thread working) {
+    private static void stop(Device device, Thread main) {
         device.stop();
         try {
-            working.join();
+            main.join();
         } catch (InterruptedException error) {
             Thread.currentThread().interrupt();
         }
