@@ -10,7 +10,7 @@ import stub.Unknown;
 public class Activity extends ContextThemeWrapper {
     public Activity() {}
 
-    public <T extends View> T findViewById(int a) {
+    public <T extends View> T findViewById(int id) {
         throw Unknown.body();
     }
 
@@ -22,7 +22,7 @@ public class Activity extends ContextThemeWrapper {
         throw Unknown.body();
     }
 
-    protected void onCreate(Bundle a) {
+    protected void onCreate(Bundle savedInstanceState) {
         throw Unknown.body();
     }
 
@@ -30,7 +30,7 @@ public class Activity extends ContextThemeWrapper {
         throw Unknown.body();
     }
 
-    protected void onNewIntent(Intent a) {
+    protected void onNewIntent(Intent intent) {
         throw Unknown.body();
     }
 
@@ -42,15 +42,15 @@ public class Activity extends ContextThemeWrapper {
         throw Unknown.body();
     }
 
-    public final void requestPermissions(String[] a, int b) {
+    public final void requestPermissions(String[] permissions, int requestCode) {
         throw Unknown.body();
     }
 
-    public final void runOnUiThread(Runnable a) {
+    public final void runOnUiThread(Runnable action) {
         throw Unknown.body();
     }
 
-    public void setContentView(int a) {
+    public void setContentView(int layoutResID) {
         throw Unknown.body();
     }
 }

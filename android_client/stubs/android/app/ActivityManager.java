@@ -5,7 +5,7 @@ import stub.Unknown;
 public class ActivityManager {
     ActivityManager() {}
 
-    public void getMemoryInfo(ActivityManager.MemoryInfo a) {
+    public void getMemoryInfo(ActivityManager.MemoryInfo outInfo) {
         throw Unknown.body();
     }
 

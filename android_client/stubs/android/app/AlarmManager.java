@@ -7,11 +7,11 @@ public class AlarmManager {
 
     AlarmManager() {}
 
-    public void cancel(PendingIntent a) {
+    public void cancel(PendingIntent operation) {
         throw Unknown.body();
     }
 
-    public void setAndAllowWhileIdle(int a, long b, PendingIntent c) {
+    public void setAndAllowWhileIdle(int type, long triggerAtMillis, PendingIntent operation) {
         throw Unknown.body();
     }
 }

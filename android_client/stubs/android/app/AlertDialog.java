@@ -8,21 +8,23 @@ public class AlertDialog extends Dialog {
     AlertDialog() {}
 
     public static class Builder {
-        public Builder(Context a) {}
+        public Builder(Context context) {}
 
-        public AlertDialog.Builder setMessage(CharSequence a) {
+        public AlertDialog.Builder setMessage(CharSequence message) {
             throw Unknown.body();
         }
 
-        public AlertDialog.Builder setNegativeButton(int a, DialogInterface.OnClickListener b) {
+        public AlertDialog.Builder setNegativeButton(
+                int textId, DialogInterface.OnClickListener listener) {
             throw Unknown.body();
         }
 
-        public AlertDialog.Builder setPositiveButton(int a, DialogInterface.OnClickListener b) {
+        public AlertDialog.Builder setPositiveButton(
+                int textId, DialogInterface.OnClickListener listener) {
             throw Unknown.body();
         }
 
-        public AlertDialog.Builder setTitle(CharSequence a) {
+        public AlertDialog.Builder setTitle(CharSequence title) {
             throw Unknown.body();
         }
 

@@ -13,7 +13,7 @@ public class Notification {
         Action() {}
 
         public static final class Builder {
-            public Builder(Icon a, CharSequence b, PendingIntent c) {}
+            public Builder(Icon icon, CharSequence title, PendingIntent intent) {}
 
             public Notification.Action build() {
                 throw Unknown.body();
@@ -24,17 +24,17 @@ public class Notification {
     public static class BigTextStyle extends Notification.Style {
         public BigTextStyle() {}
 
-        public Notification.BigTextStyle bigText(CharSequence a) {
+        public Notification.BigTextStyle bigText(CharSequence cs) {
             throw Unknown.body();
         }
     }
 
     public static class Builder {
-        public Builder(Context a) {}
+        public Builder(Context context) {}
 
-        public Builder(Context a, String b) {}
+        public Builder(Context context, String channelId) {}
 
-        public Notification.Builder addAction(Notification.Action a) {
+        public Notification.Builder addAction(Notification.Action action) {
             throw Unknown.body();
         }
 
@@ -42,43 +42,43 @@ public class Notification {
             throw Unknown.body();
         }
 
-        public Notification.Builder setAutoCancel(boolean a) {
+        public Notification.Builder setAutoCancel(boolean autoCancel) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setContentIntent(PendingIntent a) {
+        public Notification.Builder setContentIntent(PendingIntent intent) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setContentText(CharSequence a) {
+        public Notification.Builder setContentText(CharSequence text) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setContentTitle(CharSequence a) {
+        public Notification.Builder setContentTitle(CharSequence title) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setOngoing(boolean a) {
+        public Notification.Builder setOngoing(boolean ongoing) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setOnlyAlertOnce(boolean a) {
+        public Notification.Builder setOnlyAlertOnce(boolean onlyAlertOnce) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setShowWhen(boolean a) {
+        public Notification.Builder setShowWhen(boolean show) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setSmallIcon(int a) {
+        public Notification.Builder setSmallIcon(int icon) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setStyle(Notification.Style a) {
+        public Notification.Builder setStyle(Notification.Style style) {
             throw Unknown.body();
         }
 
-        public Notification.Builder setVisibility(int a) {
+        public Notification.Builder setVisibility(int visibility) {
             throw Unknown.body();
         }
     }

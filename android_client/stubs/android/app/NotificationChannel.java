@@ -3,13 +3,13 @@ package android.app;
 import stub.Unknown;
 
 public final class NotificationChannel {
-    public NotificationChannel(String a, CharSequence b, int c) {}
+    public NotificationChannel(String id, CharSequence name, int importance) {}
 
-    public void setDescription(String a) {
+    public void setDescription(String description) {
         throw Unknown.body();
     }
 
-    public void setShowBadge(boolean a) {
+    public void setShowBadge(boolean showBadge) {
         throw Unknown.body();
     }
 }

@@ -7,11 +7,11 @@ public class NotificationManager {
 
     NotificationManager() {}
 
-    public void createNotificationChannel(NotificationChannel a) {
+    public void createNotificationChannel(NotificationChannel channel) {
         throw Unknown.body();
     }
 
-    public void notify(int a, Notification b) {
+    public void notify(int id, Notification notification) {
         throw Unknown.body();
     }
 }

@@ -9,11 +9,13 @@ public final class PendingIntent {
 
     PendingIntent() {}
 
-    public static PendingIntent getActivity(Context a, int b, Intent c, int d) {
+    public static PendingIntent getActivity(
+            Context context, int requestCode, Intent intent, int flags) {
         throw Unknown.body();
     }
 
-    public static PendingIntent getService(Context a, int b, Intent c, int d) {
+    public static PendingIntent getService(
+            Context context, int requestCode, Intent intent, int flags) {
         throw Unknown.body();
     }
 }

@@ -13,7 +13,7 @@ public abstract class Service extends ContextWrapper {
         super(null);
     }
 
-    public abstract IBinder onBind(Intent a);
+    public abstract IBinder onBind(Intent intent);
 
     public void onCreate() {
         throw Unknown.body();
@@ -23,19 +23,20 @@ public abstract class Service extends ContextWrapper {
         throw Unknown.body();
     }
 
-    public int onStartCommand(Intent a, int b, int c) {
+    public int onStartCommand(Intent intent, int flags, int startId) {
         throw Unknown.body();
     }
 
-    public final void startForeground(int a, Notification b) {
+    public final void startForeground(int id, Notification notification) {
         throw Unknown.body();
     }
 
-    public final void startForeground(int a, Notification b, int c) {
+    public final void startForeground(
+            int id, Notification notification, int foregroundServiceType) {
         throw Unknown.body();
     }
 
-    public final void stopForeground(int a) {
+    public final void stopForeground(int notificationBehavior) {
         throw Unknown.body();
     }
 

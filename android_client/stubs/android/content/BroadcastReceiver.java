@@ -3,5 +3,5 @@ package android.content;
 public abstract class BroadcastReceiver {
     public BroadcastReceiver() {}
 
-    public abstract void onReceive(Context a, Intent b);
+    public abstract void onReceive(Context context, Intent intent);
 }

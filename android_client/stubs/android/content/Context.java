@@ -11,9 +11,10 @@ public abstract class Context {
 
     public Context() {}
 
-    public abstract boolean bindService(Intent a, ServiceConnection b, int c);
+    public abstract boolean bindService(
+            Intent intent, ServiceConnection serviceConnection, int value);
 
-    public abstract int checkSelfPermission(String a);
+    public abstract int checkSelfPermission(String text);
 
     public abstract Context getApplicationContext();
 
@@ -25,29 +26,30 @@ public abstract class Context {
 
     public abstract Resources getResources();
 
-    public abstract SharedPreferences getSharedPreferences(String a, int b);
+    public abstract SharedPreferences getSharedPreferences(String text, int value);
 
-    public final String getString(int a) {
+    public final String getString(int resId) {
         throw Unknown.body();
     }
 
-    public final String getString(int a, Object... b) {
+    public final String getString(int resId, Object... formatArgs) {
         throw Unknown.body();
     }
 
-    public final <T> T getSystemService(Class<T> a) {
+    public final <T> T getSystemService(Class<T> serviceClass) {
         throw Unknown.body();
     }
 
-    public abstract Intent registerReceiver(BroadcastReceiver a, IntentFilter b);
+    public abstract Intent registerReceiver(
+            BroadcastReceiver broadcastReceiver, IntentFilter intentFilter);
 
-    public abstract void startActivity(Intent a);
+    public abstract void startActivity(Intent intent);
 
-    public abstract ComponentName startForegroundService(Intent a);
+    public abstract ComponentName startForegroundService(Intent intent);
 
-    public abstract ComponentName startService(Intent a);
+    public abstract ComponentName startService(Intent intent);
 
-    public abstract void unbindService(ServiceConnection a);
+    public abstract void unbindService(ServiceConnection serviceConnection);
 
-    public abstract void unregisterReceiver(BroadcastReceiver a);
+    public abstract void unregisterReceiver(BroadcastReceiver broadcastReceiver);
 }

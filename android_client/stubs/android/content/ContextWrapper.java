@@ -6,13 +6,13 @@ import java.io.File;
 import stub.Unknown;
 
 public class ContextWrapper extends Context {
-    public ContextWrapper(Context a) {}
+    public ContextWrapper(Context base) {}
 
-    public boolean bindService(Intent a, ServiceConnection b, int c) {
+    public boolean bindService(Intent service, ServiceConnection conn, int flags) {
         throw Unknown.body();
     }
 
-    public int checkSelfPermission(String a) {
+    public int checkSelfPermission(String permission) {
         throw Unknown.body();
     }
 
@@ -36,31 +36,31 @@ public class ContextWrapper extends Context {
         throw Unknown.body();
     }
 
-    public SharedPreferences getSharedPreferences(String a, int b) {
+    public SharedPreferences getSharedPreferences(String name, int mode) {
         throw Unknown.body();
     }
 
-    public Intent registerReceiver(BroadcastReceiver a, IntentFilter b) {
+    public Intent registerReceiver(BroadcastReceiver receiver, IntentFilter filter) {
         throw Unknown.body();
     }
 
-    public void startActivity(Intent a) {
+    public void startActivity(Intent intent) {
         throw Unknown.body();
     }
 
-    public ComponentName startForegroundService(Intent a) {
+    public ComponentName startForegroundService(Intent service) {
         throw Unknown.body();
     }
 
-    public ComponentName startService(Intent a) {
+    public ComponentName startService(Intent service) {
         throw Unknown.body();
     }
 
-    public void unbindService(ServiceConnection a) {
+    public void unbindService(ServiceConnection conn) {
         throw Unknown.body();
     }
 
-    public void unregisterReceiver(BroadcastReceiver a) {
+    public void unregisterReceiver(BroadcastReceiver receiver) {
         throw Unknown.body();
     }
 }

@@ -2,6 +2,6 @@ package android.content;
 
 public interface DialogInterface {
     public interface OnClickListener {
-        void onClick(DialogInterface a, int b);
+        void onClick(DialogInterface dialogInterface, int value);
     }
 }

@@ -12,11 +12,11 @@ public class Intent {
     public static final String EXTRA_TEXT = Unknown.TEXT;
     public static final int FLAG_ACTIVITY_LAUNCHED_FROM_HISTORY = Unknown.INT;
 
-    public Intent(String a) {}
+    public Intent(String action) {}
 
-    public Intent(Context a, Class<?> b) {}
+    public Intent(Context packageContext, Class<?> cls) {}
 
-    public static Intent createChooser(Intent a, CharSequence b) {
+    public static Intent createChooser(Intent target, CharSequence title) {
         throw Unknown.body();
     }
 
@@ -32,23 +32,23 @@ public class Intent {
         throw Unknown.body();
     }
 
-    public int getIntExtra(String a, int b) {
+    public int getIntExtra(String name, int defaultValue) {
         throw Unknown.body();
     }
 
-    public String getStringExtra(String a) {
+    public String getStringExtra(String name) {
         throw Unknown.body();
     }
 
-    public Intent putExtra(String a, String b) {
+    public Intent putExtra(String name, String value) {
         throw Unknown.body();
     }
 
-    public Intent setAction(String a) {
+    public Intent setAction(String action) {
         throw Unknown.body();
     }
 
-    public Intent setType(String a) {
+    public Intent setType(String type) {
         throw Unknown.body();
     }
 }

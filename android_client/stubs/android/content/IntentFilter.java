@@ -3,9 +3,9 @@ package android.content;
 import stub.Unknown;
 
 public class IntentFilter {
-    public IntentFilter(String a) {}
+    public IntentFilter(String action) {}
 
-    public final void addAction(String a) {
+    public final void addAction(String action) {
         throw Unknown.body();
     }
 }

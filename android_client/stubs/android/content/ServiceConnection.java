@@ -3,7 +3,7 @@ package android.content;
 import android.os.IBinder;
 
 public interface ServiceConnection {
-    void onServiceConnected(ComponentName a, IBinder b);
+    void onServiceConnected(ComponentName componentName, IBinder binder);
 
-    void onServiceDisconnected(ComponentName a);
+    void onServiceDisconnected(ComponentName componentName);
 }

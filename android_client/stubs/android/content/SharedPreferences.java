@@ -3,21 +3,21 @@ package android.content;
 public interface SharedPreferences {
     SharedPreferences.Editor edit();
 
-    boolean getBoolean(String a, boolean b);
+    boolean getBoolean(String text, boolean on);
 
-    int getInt(String a, int b);
+    int getInt(String text, int value);
 
-    String getString(String a, String b);
+    String getString(String text0, String text1);
 
     public interface Editor {
         void apply();
 
         SharedPreferences.Editor clear();
 
-        SharedPreferences.Editor putBoolean(String a, boolean b);
+        SharedPreferences.Editor putBoolean(String text, boolean on);
 
-        SharedPreferences.Editor putInt(String a, int b);
+        SharedPreferences.Editor putInt(String text, int value);
 
-        SharedPreferences.Editor putString(String a, String b);
+        SharedPreferences.Editor putString(String text0, String text1);
     }
 }

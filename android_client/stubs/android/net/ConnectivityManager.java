@@ -9,26 +9,27 @@ public class ConnectivityManager {
         throw Unknown.body();
     }
 
-    public NetworkCapabilities getNetworkCapabilities(Network a) {
+    public NetworkCapabilities getNetworkCapabilities(Network network) {
         throw Unknown.body();
     }
 
-    public void registerDefaultNetworkCallback(ConnectivityManager.NetworkCallback a) {
+    public void registerDefaultNetworkCallback(
+            ConnectivityManager.NetworkCallback networkCallback) {
         throw Unknown.body();
     }
 
-    public void unregisterNetworkCallback(ConnectivityManager.NetworkCallback a) {
+    public void unregisterNetworkCallback(ConnectivityManager.NetworkCallback networkCallback) {
         throw Unknown.body();
     }
 
     public static class NetworkCallback {
         public NetworkCallback() {}
 
-        public void onAvailable(Network a) {
+        public void onAvailable(Network network) {
             throw Unknown.body();
         }
 
-        public void onLost(Network a) {
+        public void onLost(Network network) {
             throw Unknown.body();
         }
     }

@@ -9,11 +9,11 @@ public final class NetworkCapabilities {
 
     NetworkCapabilities() {}
 
-    public boolean hasCapability(int a) {
+    public boolean hasCapability(int capability) {
         throw Unknown.body();
     }
 
-    public boolean hasTransport(int a) {
+    public boolean hasTransport(int transportType) {
         throw Unknown.body();
     }
 }

@@ -12,7 +12,7 @@ public class BatteryManager {
 
     BatteryManager() {}
 
-    public int getIntProperty(int a) {
+    public int getIntProperty(int id) {
         throw Unknown.body();
     }
 }

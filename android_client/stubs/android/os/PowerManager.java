@@ -11,7 +11,7 @@ public final class PowerManager {
         throw Unknown.body();
     }
 
-    public PowerManager.WakeLock newWakeLock(int a, String b) {
+    public PowerManager.WakeLock newWakeLock(int levelAndFlags, String tag) {
         throw Unknown.body();
     }
 
@@ -22,7 +22,7 @@ public final class PowerManager {
             throw Unknown.body();
         }
 
-        public void acquire(long a) {
+        public void acquire(long timeout) {
             throw Unknown.body();
         }
 
@@ -34,7 +34,7 @@ public final class PowerManager {
             throw Unknown.body();
         }
 
-        public void setReferenceCounted(boolean a) {
+        public void setReferenceCounted(boolean value) {
             throw Unknown.body();
         }
     }

@@ -7,29 +7,29 @@ public class View {
     public static final int GONE = Unknown.INT;
     public static final int VISIBLE = Unknown.INT;
 
-    public View(Context a) {}
+    public View(Context context) {}
 
     public final boolean requestFocus() {
         throw Unknown.body();
     }
 
-    public void setOnClickListener(View.OnClickListener a) {
+    public void setOnClickListener(View.OnClickListener l) {
         throw Unknown.body();
     }
 
-    public void setOnFocusChangeListener(View.OnFocusChangeListener a) {
+    public void setOnFocusChangeListener(View.OnFocusChangeListener l) {
         throw Unknown.body();
     }
 
-    public void setVisibility(int a) {
+    public void setVisibility(int visibility) {
         throw Unknown.body();
     }
 
     public interface OnClickListener {
-        void onClick(View a);
+        void onClick(View view);
     }
 
     public interface OnFocusChangeListener {
-        void onFocusChange(View a, boolean b);
+        void onFocusChange(View view, boolean on);
     }
 }

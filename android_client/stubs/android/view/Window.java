@@ -5,11 +5,11 @@ import stub.Unknown;
 public abstract class Window {
     Window() {}
 
-    public void addFlags(int a) {
+    public void addFlags(int flags) {
         throw Unknown.body();
     }
 
-    public void clearFlags(int a) {
+    public void clearFlags(int flags) {
         throw Unknown.body();
     }
 }

@@ -3,7 +3,7 @@ package android.widget;
 import android.content.Context;
 
 public abstract class AbsSeekBar extends ProgressBar {
-    public AbsSeekBar(Context a) {
+    public AbsSeekBar(Context context) {
         super(null);
     }
 }

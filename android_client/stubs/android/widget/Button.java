@@ -3,7 +3,7 @@ package android.widget;
 import android.content.Context;
 
 public class Button extends TextView {
-    public Button(Context a) {
+    public Button(Context context) {
         super(null);
     }
 }

@@ -4,19 +4,19 @@ import android.content.Context;
 import stub.Unknown;
 
 public abstract class CompoundButton extends Button {
-    public CompoundButton(Context a) {
+    public CompoundButton(Context context) {
         super(null);
     }
 
-    public void setChecked(boolean a) {
+    public void setChecked(boolean checked) {
         throw Unknown.body();
     }
 
-    public void setOnCheckedChangeListener(CompoundButton.OnCheckedChangeListener a) {
+    public void setOnCheckedChangeListener(CompoundButton.OnCheckedChangeListener listener) {
         throw Unknown.body();
     }
 
     public interface OnCheckedChangeListener {
-        void onCheckedChanged(CompoundButton a, boolean b);
+        void onCheckedChanged(CompoundButton compoundButton, boolean on);
     }
 }

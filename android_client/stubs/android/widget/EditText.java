@@ -5,7 +5,7 @@ import android.text.Editable;
 import stub.Unknown;
 
 public class EditText extends TextView {
-    public EditText(Context a) {
+    public EditText(Context context) {
         super(null);
     }
 

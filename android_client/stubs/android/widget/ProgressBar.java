@@ -5,15 +5,15 @@ import android.view.View;
 import stub.Unknown;
 
 public class ProgressBar extends View {
-    public ProgressBar(Context a) {
+    public ProgressBar(Context context) {
         super(null);
     }
 
-    public void setMax(int a) {
+    public void setMax(int max) {
         throw Unknown.body();
     }
 
-    public void setProgress(int a) {
+    public void setProgress(int progress) {
         throw Unknown.body();
     }
 }

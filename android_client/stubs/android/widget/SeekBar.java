@@ -4,19 +4,19 @@ import android.content.Context;
 import stub.Unknown;
 
 public class SeekBar extends AbsSeekBar {
-    public SeekBar(Context a) {
+    public SeekBar(Context context) {
         super(null);
     }
 
-    public void setOnSeekBarChangeListener(SeekBar.OnSeekBarChangeListener a) {
+    public void setOnSeekBarChangeListener(SeekBar.OnSeekBarChangeListener l) {
         throw Unknown.body();
     }
 
     public interface OnSeekBarChangeListener {
-        void onProgressChanged(SeekBar a, int b, boolean c);
+        void onProgressChanged(SeekBar bar, int value, boolean on);
 
-        void onStartTrackingTouch(SeekBar a);
+        void onStartTrackingTouch(SeekBar bar);
 
-        void onStopTrackingTouch(SeekBar a);
+        void onStopTrackingTouch(SeekBar bar);
     }
 }

@@ -3,7 +3,7 @@ package android.widget;
 import android.content.Context;
 
 public class Switch extends CompoundButton {
-    public Switch(Context a) {
+    public Switch(Context context) {
         super(null);
     }
 }

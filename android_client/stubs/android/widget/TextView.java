@@ -6,7 +6,7 @@ import android.view.View;
 import stub.Unknown;
 
 public class TextView extends View {
-    public TextView(Context a) {
+    public TextView(Context context) {
         super(null);
     }
 
@@ -14,23 +14,23 @@ public class TextView extends View {
         throw Unknown.body();
     }
 
-    public void setError(CharSequence a) {
+    public void setError(CharSequence error) {
         throw Unknown.body();
     }
 
-    public void setOnEditorActionListener(TextView.OnEditorActionListener a) {
+    public void setOnEditorActionListener(TextView.OnEditorActionListener l) {
         throw Unknown.body();
     }
 
-    public final void setText(CharSequence a) {
+    public final void setText(CharSequence text) {
         throw Unknown.body();
     }
 
-    public final void setText(int a) {
+    public final void setText(int resid) {
         throw Unknown.body();
     }
 
     public interface OnEditorActionListener {
-        boolean onEditorAction(TextView a, int b, KeyEvent c);
+        boolean onEditorAction(TextView textView, int value, KeyEvent keyEvent);
     }
 }

@@ -8,11 +8,11 @@ public class Toast {
 
     Toast() {}
 
-    public static Toast makeText(Context a, CharSequence b, int c) {
+    public static Toast makeText(Context context, CharSequence text, int duration) {
         throw Unknown.body();
     }
 
-    public static Toast makeText(Context a, int b, int c) {
+    public static Toast makeText(Context context, int resId, int duration) {
         throw Unknown.body();
     }
 

@@ -7,7 +7,7 @@ public abstract class PackageManager {
 
     PackageManager() {}
 
-    public abstract PackageInfo getPackageInfo(String a, int b)
+    public abstract PackageInfo getPackageInfo(String text, int value)
             throws NameNotFoundException;
 
     public static class NameNotFoundException extends Exception {

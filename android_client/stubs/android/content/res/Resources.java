@@ -9,11 +9,11 @@ public class Resources {
         throw Unknown.body();
     }
 
-    public String getString(int a) {
+    public String getString(int id) {
         throw Unknown.body();
     }
 
-    public String getString(int a, Object... b) {
+    public String getString(int id, Object... formatArgs) {
         throw Unknown.body();
     }
 }

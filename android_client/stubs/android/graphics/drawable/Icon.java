@@ -6,7 +6,7 @@ import stub.Unknown;
 public final class Icon {
     Icon() {}
 
-    public static Icon createWithResource(Context a, int b) {
+    public static Icon createWithResource(Context context, int resId) {
         throw Unknown.body();
     }
 }

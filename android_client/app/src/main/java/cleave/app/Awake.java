@@ -8,7 +8,7 @@ import android.os.PowerManager;
 import android.os.SystemClock;
 import cleave.core.session.State;
 
-/** Keeps the processor awake while the phone works, and wakes it now and then while it is paused. */
+/** Keeps the processor awake while the phone works, and wakes it now and then while paused. */
 final class Awake {
     private static final long MOMENT_MS = 10_000;
     private static final long WAKE_AGAIN_MS = 15 * 60_000;

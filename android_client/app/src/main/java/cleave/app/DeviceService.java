@@ -247,7 +247,7 @@ public final class DeviceService extends Service implements DeviceListener {
     private void join(String text) {
         try {
             notification.begin(getString(R.string.state_starting));
-        } catch (IllegalStateException error) { // from Android 12 on, not always from the background
+        } catch (IllegalStateException error) { // Android 12 and newer: not from the background
             notification.tell(getString(R.string.not_resumed));
             stopSelf();
             return;

@@ -21,7 +21,7 @@ import java.util.Locale;
 import java.util.Random;
 import java.util.function.BooleanSupplier;
 
-/** "Measure this phone": runs in a thread of its own, and hands the profile to whoever it is shared with. */
+/** "Measure this phone": in a thread of its own; the profile goes to whom its owner shares it with. */
 final class MeasurePanel {
     private static final double SAMPLES_S = 60;
     private static final double SUSTAINED_S = 120;
@@ -68,29 +68,23 @@ final class MeasurePanel {
         show(true);
         ThisPhone described = new ThisPhone(activity, settings.policy());
         PhoneState state = new PhoneState(activity.getApplicationContext());
-        String version = ThisPhone.version(activity);
+        new Thread(() -> measureAndTell(described, state), "measure").start();
+    }
+
+    private void measureAndTell(ThisPhone described, PhoneState state) {
         Phone measured = described.phone();
-        Thread thread =
-                new Thread(
-                        () -> {
-                            String text = null;
-                            String problem = null;
-                            try {
-                                Measurements found = measure(described, state);
-                                String today =
-                                        new SimpleDateFormat("yyyy-MM-dd", Locale.ROOT)
-                                                .format(new Date());
-                                text =
-                                        found == null
-                                                ? null
-                                                : ProfileFile.toml(measured, found, today, version);
-                            } catch (KernelException error) {
-                                problem = error.getMessage();
-                            }
-                            done(measured, text, problem);
-                        },
-                        "measure");
-        thread.start();
+        String text = null;
+        String problem = null;
+        try {
+            Measurements found = measure(described, state);
+            if (found != null) {
+                String today = new SimpleDateFormat("yyyy-MM-dd", Locale.ROOT).format(new Date());
+                text = ProfileFile.toml(measured, found, today, ThisPhone.version(activity));
+            }
+        } catch (KernelException error) {
+            problem = error.getMessage();
+        }
+        done(measured, text, problem);
     }
 
     private Measurements measure(ThisPhone described, PhoneState state) throws KernelException {

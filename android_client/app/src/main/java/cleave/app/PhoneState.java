@@ -64,7 +64,7 @@ final class PhoneState {
                 : Throttling.ofStatus(power.getCurrentThermalStatus());
     }
 
-    /** Makers disagree on the sign of the current; of a phone that is not plugged in it is drawn. */
+    /** Makers disagree on the current's sign; of a phone that is not plugged in it is drawn. */
     private double drawW(int millivolts) {
         int microamperes = manager.getIntProperty(BatteryManager.BATTERY_PROPERTY_CURRENT_NOW);
         boolean known = microamperes != Integer.MIN_VALUE && microamperes != 0 && millivolts > 0;

@@ -10,8 +10,8 @@ import java.io.File;
 import java.io.IOException;
 
 /**
- * The server that this phone may come back to, and its credentials for servers, in the app's private
- * storage; nothing of it is backed up.
+ * The server that this phone may come back to, and its credentials for servers, in the app's
+ * private storage; nothing of it is backed up.
  */
 final class Servers {
     private static final String LAST = "last";

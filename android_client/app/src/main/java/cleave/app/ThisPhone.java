@@ -83,7 +83,8 @@ final class ThisPhone {
 
     private static String title() {
         String maker = Build.MANUFACTURER;
-        boolean twice = Build.MODEL.toLowerCase(Locale.ROOT).startsWith(maker.toLowerCase(Locale.ROOT));
+        String model = Build.MODEL.toLowerCase(Locale.ROOT);
+        boolean twice = model.startsWith(maker.toLowerCase(Locale.ROOT));
         return twice ? Build.MODEL : maker + " " + Build.MODEL;
     }
 
