@@ -1,8 +1,8 @@
 package stub;
 
 /**
- * What a stub's constants are set to. These are no constants to the compiler, which so takes Android's
- * own values when the app runs, rather than copying the stub's into it.
+ * What a stub's constants are set to. These are no constants to the compiler, which so leaves
+ * Android's own values to be taken when the app runs, rather than copying the stub's into it.
  */
 public final class Unknown {
     public static final int INT = Integer.parseInt("0");

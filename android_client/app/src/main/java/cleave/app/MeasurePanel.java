@@ -21,7 +21,7 @@ import java.util.Locale;
 import java.util.Random;
 import java.util.function.BooleanSupplier;
 
-/** "Measure this phone": in a thread of its own; the profile goes to whom its owner shares it with. */
+/** "Measure this phone": in a thread of its own; its owner may share the profile. */
 final class MeasurePanel {
     private static final double SAMPLES_S = 60;
     private static final double SUSTAINED_S = 120;

@@ -167,7 +167,10 @@ public final class GpuKernel implements Kernel {
         GLES31.glBindBuffer(GLES31.GL_SHADER_STORAGE_BUFFER, result);
         Buffer mapped =
                 GLES31.glMapBufferRange(
-                        GLES31.GL_SHADER_STORAGE_BUFFER, 0, 4 * sums.length, GLES31.GL_MAP_READ_BIT);
+                        GLES31.GL_SHADER_STORAGE_BUFFER,
+                        0,
+                        4 * sums.length,
+                        GLES31.GL_MAP_READ_BIT);
         if (mapped == null) {
             check("a result is read");
             throw new KernelLostException("the GPU's driver does not give a result back");

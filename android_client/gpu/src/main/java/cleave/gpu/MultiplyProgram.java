@@ -7,8 +7,8 @@ import cleave.core.kernels.KernelException;
 /**
  * The compute shader for inputs of one dtype.
  *
- * <p>A group of 16 by 8 threads computes 32 rows and 64 columns of the result, 4 by 4 elements each.
- * 16 deep at a time, it first brings both parts into shared memory, widened to fp32, with zeros
+ * <p>A group of 16 by 8 threads computes 32 rows and 64 columns of the result, 4 by 4 elements
+ * each. 16 deep at a time, it first brings both parts into shared memory, widened to fp32, with zeros
  * beyond the edges. 128 threads and 6 KiB are within what every OpenGL ES 3.1 has.
  */
 final class MultiplyProgram {

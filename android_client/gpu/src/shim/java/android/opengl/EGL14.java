@@ -98,7 +98,8 @@ public class EGL14 {
         static native Pointer eglCreateContext(
                 Pointer dpy, Pointer config, Pointer share, int[] attributes);
 
-        static native Pointer eglCreatePbufferSurface(Pointer dpy, Pointer config, int[] attributes);
+        static native Pointer eglCreatePbufferSurface(
+                Pointer dpy, Pointer config, int[] attributes);
 
         static native int eglDestroyContext(Pointer dpy, Pointer context);
 

@@ -7,7 +7,7 @@ import java.nio.Buffer;
 import java.nio.IntBuffer;
 import java.nio.charset.StandardCharsets;
 
-/** For tests: what the kernel uses of Android's class, in terms of the system's OpenGL ES (Mesa's). */
+/** For tests: what the kernel uses of Android's class, on top of the system's OpenGL ES. */
 public class GLES20 {
     public static final int GL_COMPILE_STATUS = 0x8B81;
     public static final int GL_LINK_STATUS = 0x8B82;
@@ -27,7 +27,8 @@ public class GLES20 {
     }
 
     public static void glBufferData(int target, int size, Buffer data, int usage) {
-        C.glBufferData(target, size, data == null ? null : Native.getDirectBufferPointer(data), usage);
+        Pointer from = data == null ? null : Native.getDirectBufferPointer(data);
+        C.glBufferData(target, size, from, usage);
     }
 
     public static void glBufferSubData(int target, int offset, int size, Buffer data) {

@@ -145,7 +145,8 @@ public class GpuKernelTest {
         }
         Product product = new Product(pairs, transposeA, transposeB, rows, columns, out);
         ByteBuffer found = multiplied(product, held.toArray(new Matrix[0]));
-        String what = dtype + " to " + out + " " + transposeA + transposeB + Arrays.deepToString(shapes);
+        String layout = (transposeA ? "t" : "n") + (transposeB ? "t" : "n");
+        String what = dtype + " to " + out + " " + layout + " " + Arrays.deepToString(shapes);
         assertEquals(what, (long) rows * columns * out.itemBytes, found.remaining());
         double unit = out == DType.FP32 ? 0 : out == DType.BF16 ? 0x1p-8 : 0x1p-11;
         for (int i = 0; i < sums.length; i++) {

@@ -1,11 +1,11 @@
 package cleave.core.profile;
 
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.TreeMap;
-import java.util.ArrayList;
 
 /** Writes a device profile, in the schema of {@code docs/profiles.md}. */
 public final class ProfileFile {
