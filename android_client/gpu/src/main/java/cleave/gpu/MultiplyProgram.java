@@ -8,8 +8,8 @@ import cleave.core.kernels.KernelException;
  * The compute shader for inputs of one dtype.
  *
  * <p>A group of 16 by 8 threads computes 32 rows and 64 columns of the result, 4 by 4 elements
- * each. 16 deep at a time, it first brings both parts into shared memory, widened to fp32, with zeros
- * beyond the edges. 128 threads and 6 KiB are within what every OpenGL ES 3.1 has.
+ * each. 16 deep at a time, it first brings both parts into shared memory, widened to fp32, with
+ * zeros beyond the edges. 128 threads and 6 KiB are within what every OpenGL ES 3.1 has.
  */
 final class MultiplyProgram {
     private static final int GROUP_ROWS = 32;
@@ -60,7 +60,8 @@ final class MultiplyProgram {
                     + "    for (int k = 0; k < DEPTH; k++) {\n"
                     + "      int l = k * ROWS + y;\n"
                     + "      int r = k * COLUMNS + x;\n"
-                    + "      vec4 q = vec4(right[r], right[r + 16], right[r + 32], right[r + 48]);\n"
+                    + "      vec4 q = vec4(\n"
+                    + "          right[r], right[r + 16], right[r + 32], right[r + 48]);\n"
                     + "      for (int i = 0; i < 4; i++) {\n"
                     + "        float p = left[l + 8 * i];\n"
                     + "        sums[4 * i] += p * q.x;\n"

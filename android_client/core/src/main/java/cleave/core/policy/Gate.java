@@ -3,7 +3,10 @@ package cleave.core.policy;
 import cleave.core.Verdict;
 import java.util.Locale;
 
-/** Opens and closes with what is seen of the phone, without flapping: too hot lasts until it has cooled. */
+/**
+ * Opens and closes with what is seen of the phone, without flapping: too hot lasts until it has
+ * cooled.
+ */
 public final class Gate {
     /** A phone that was too hot works again when it is this much cooler than the limit. */
     public static final double COOL_BY_C = 3;

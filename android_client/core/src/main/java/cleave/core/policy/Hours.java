@@ -21,7 +21,7 @@ public final class Hours {
     /**
      * Read what people write: {@code 22-7}, {@code 8:30-17}.
      *
-     * @throws IllegalArgumentException when it is no span, or an empty one; the text says what to do
+     * @throws IllegalArgumentException when it is no span, or an empty one; it says what to do
      */
     public static Hours parse(String text) {
         Matcher found = SPAN.matcher(text.trim());

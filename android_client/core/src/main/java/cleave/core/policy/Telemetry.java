@@ -7,8 +7,8 @@ import java.util.function.LongSupplier;
 import java.util.function.Supplier;
 
 /**
- * What the server is told of the phone. Power and energy are told as long as all of it came from the
- * battery: what a charger gives cannot be seen.
+ * What the server is told of the phone. Power and energy are told as long as all of it came from
+ * the battery: what a charger gives cannot be seen.
  */
 public final class Telemetry implements Sensors {
     private static final double NANOS_PER_S = 1e9;

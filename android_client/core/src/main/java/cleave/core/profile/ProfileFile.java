@@ -99,7 +99,8 @@ public final class ProfileFile {
         line(text, "source = \"products of 512 by 512 in fp32; temperatures of the battery\"");
         line(text, "speeds = [");
         for (Window window : windows) {
-            line(text, "    [" + number(window.atS) + ", " + number(window.flopsPerS / full) + "],");
+            String share = number(window.flopsPerS / full);
+            line(text, "    [" + number(window.atS) + ", " + share + "],");
         }
         line(text, "]");
         line(text, "temperatures = [");

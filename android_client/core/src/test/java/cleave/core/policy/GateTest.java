@@ -12,7 +12,11 @@ public class GateTest {
     private static final int MIDNIGHT = 0;
 
     private static Observation seen(
-            int minute, boolean charging, boolean wifi, double temperatureC, Throttling throttling) {
+            int minute,
+            boolean charging,
+            boolean wifi,
+            double temperatureC,
+            Throttling throttling) {
         return new Observation(minute, charging, wifi, temperatureC, throttling);
     }
 
@@ -105,7 +109,8 @@ public class GateTest {
 
     @Test
     public void whatIsNoSpanOfHoursIsAnError() {
-        for (String text : new String[] {"", "7", "7-7", "0-24", "25-3", "8:60-9", "a-b", "22–7"}) {
+        String[] wrong = {"", "7", "7-7", "0-24", "25-3", "8:60-9", "a-b", "22–7"};
+        for (String text : wrong) {
             IllegalArgumentException error =
                     assertThrows(IllegalArgumentException.class, () -> Hours.parse(text));
             assertEquals(
