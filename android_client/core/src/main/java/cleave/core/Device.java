@@ -4,6 +4,7 @@ import cleave.core.kernels.Chosen;
 import cleave.core.kernels.KernelChoice;
 import cleave.core.kernels.KernelException;
 import cleave.core.kernels.KernelFactory;
+import cleave.core.protocol.Limits;
 import cleave.core.session.Counts;
 import cleave.core.session.Ending;
 import cleave.core.session.Guest;
@@ -73,7 +74,7 @@ public final class Device implements Runnable {
         this.listener = listener;
         timer = Executors.newScheduledThreadPool(2, Device::timerThread);
         kernelThread = Executors.newSingleThreadExecutor(threads);
-        transport = new OkHttpTransport(link.address, link.fingerprint);
+        transport = transport(link, description.memoryBytes);
         guest = new Guest(this::connect, this::say, timer, System::nanoTime, random::nextDouble);
     }
 
@@ -185,6 +186,12 @@ public final class Device implements Runnable {
         kernelThread.shutdown();
         timer.shutdownNow();
         transport.close();
+    }
+
+    /** No message that a server may send is larger than what it may fill, and a header. */
+    static OkHttpTransport transport(JoinLink link, long memoryBytes) {
+        long most = memoryBytes + Limits.MAX_HEADER_BYTES;
+        return new OkHttpTransport(link.address, link.fingerprint, most);
     }
 
     private static Thread timerThread(Runnable task) {

@@ -34,7 +34,7 @@ public final class LinkMeter {
         AtomicReference<LinkRates> found = new AtomicReference<>();
         ScheduledExecutorService timer = Executors.newScheduledThreadPool(1);
         ExecutorService kernelThread = Executors.newSingleThreadExecutor();
-        OkHttpTransport transport = new OkHttpTransport(link.address, link.fingerprint);
+        OkHttpTransport transport = Device.transport(link, MEMORY_BYTES);
         Kernel kernel = CpuKernel.small();
         try {
             DeviceDescription device = new DeviceDescription("link measurement", MEMORY_BYTES, "");

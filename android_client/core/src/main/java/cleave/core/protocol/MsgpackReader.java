@@ -90,7 +90,9 @@ final class MsgpackReader {
     }
 
     private Object value(int depth) throws IOException, ProtocolException {
-        expect(depth <= Limits.MAX_DEPTH, "a value that is less deep");
+        if (depth > Limits.MAX_DEPTH) {
+            throw new ProtocolException("a message is nested too deep");
+        }
         MessageFormat format = unpacker.getNextFormat();
         switch (format.getValueType()) {
             case NIL:

@@ -39,6 +39,9 @@ final class Failures {
                     "the certificate of " + address + " is not trusted; use the whole join link "
                             + "that the server shows, with its &fp=...");
         }
+        if (cause(error, Meter.ExceededException.class) != null) {
+            return Ending.lost(error.getMessage());
+        }
         if (opened) {
             return Ending.lost("the connection broke (" + reason(error) + ")");
         }

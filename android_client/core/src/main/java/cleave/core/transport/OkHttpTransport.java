@@ -38,6 +38,7 @@ public final class OkHttpTransport implements Transport {
 
     private final String address;
     private final Failures failures;
+    private final Meter meter;
     private final OkHttpClient client;
     private volatile Events latest; // of the connections
 
@@ -45,14 +46,16 @@ public final class OkHttpTransport implements Transport {
      * @param address {@code ws://HOST:PORT/PATH} or {@code wss://...}
      * @param fingerprint of the one certificate that the server may show, in lower case; empty to
      *     verify it as the system does
+     * @param mostReceivedBytes a connection with a larger message is ended
      */
-    public OkHttpTransport(String address, String fingerprint) {
+    public OkHttpTransport(String address, String fingerprint, long mostReceivedBytes) {
         this.address = address;
         failures = new Failures(address, fingerprint);
+        meter = new Meter(Math.min(mostReceivedBytes, Limits.MAX_MESSAGE_BYTES));
         OkHttpClient.Builder builder =
                 new OkHttpClient.Builder()
                         .dispatcher(new Dispatcher(threads()))
-                        .socketFactory(new PromptSockets())
+                        .socketFactory(new Sockets(meter))
                         .proxy(Proxy.NO_PROXY)
                         .followRedirects(false)
                         .connectTimeout((long) Limits.HANDSHAKE_S, TimeUnit.SECONDS)
@@ -72,6 +75,7 @@ public final class OkHttpTransport implements Transport {
     @Override
     public Wire open(WireListener listener) {
         Request request = new Request.Builder().url(address).build();
+        meter.reset();
         latest = new Events(listener);
         return new SocketWire(client.newWebSocket(request, latest));
     }
@@ -188,6 +192,7 @@ public final class OkHttpTransport implements Transport {
 
         @Override
         public void onMessage(WebSocket socket, ByteString bytes) {
+            meter.reset();
             if (bytes.size() > Limits.MAX_MESSAGE_BYTES) {
                 socket.close(TOO_LARGE, null);
                 listener.ended(Ending.lost("the server sent a message that is over the limit"));

@@ -74,7 +74,7 @@ public class CodecTest {
             byte[] bytes = whole(vector);
             for (int i = 0; i < Math.min(bytes.length, 200); i++) {
                 byte kept = bytes[i];
-                for (int value = 0; value < 256; value += 5) {
+                for (int value = 0; value < 256; value += 23) {
                     bytes[i] = (byte) value;
                     try {
                         Codec.decode(ByteBuffer.wrap(bytes));
