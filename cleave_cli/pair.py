@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.qr import qr_code, write_qr_png
+
+_SIDELOADING: Final = """\
+The app is not there yet? Build it from a copy of Cleave (android_client/build_apk.sh), then either
+  adb install -r android_client/build/cleave.apk    (phone on a cable, USB debugging on)
+or copy that file to the phone and open it there; Android asks to allow this source of apps.
+If the phone's camera does not open the link: take "Open in the app" on the page that `cleave pair`
+leads to, or paste the link into the app."""
 
 
 def pair(
@@ -17,6 +25,7 @@ def pair(
     minutes: Annotated[float, typer.Option(help="How long it is valid.")] = 10,
     qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
     png: Annotated[Path | None, typer.Option(help="Write the QR code to this PNG file.")] = None,
+    android: Annotated[bool, typer.Option("--android", help="For the Android app.")] = False,
     server: Server = "",
     data: Data = None,
     as_json: Json = False,
@@ -34,17 +43,31 @@ def pair(
 
       cleave pair --png code.png
 
+      cleave pair --android
+
       cleave pair --server @operator.url --json
     """
     answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes}, server, data)
+    answer["app_url"] = app_link(answer["page_url"])
+    url = answer["app_url" if android else "page_url"]
     if png is not None:
-        write_qr_png(answer["page_url"], png)
+        write_qr_png(url, png)
     if as_json:
         typer.echo(json.dumps(answer))
         return
     many = f"{uses} devices can join" if uses > 1 else "one device can join"
     until = when(answer["expires_s"])
-    typer.echo(f"until {until}, {many}: open the address in its browser, or run there\n", err=True)
-    typer.echo(f"  cleave join '{answer['page_url']}'\n")
+    if android:
+        typer.echo(
+            f"until {until}, {many}: open the link, or scan the code, on the phone\n", err=True
+        )
+        typer.echo(f"  {url}\n")
+    else:
+        typer.echo(
+            f"until {until}, {many}: open the address in its browser, or run there\n", err=True
+        )
+        typer.echo(f"  cleave join '{url}'\n")
     if qr:
-        typer.echo(qr_code(answer["page_url"]), err=True)
+        typer.echo(qr_code(url), err=True)
+    if android:
+        typer.echo(_SIDELOADING, err=True)

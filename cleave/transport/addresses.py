@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from cleave.errors import UsageError
 
@@ -128,3 +128,8 @@ def parse_origin(text: str) -> str:
         )
     default = f":{_DEFAULT_PORTS.get(parts.scheme, '')}"
     return f"{parts.scheme}://{parts.netloc.removesuffix(default)}"
+
+
+def app_link(page_url: str) -> str:
+    """A link that Android's app opens to join, where a browser would open a page."""
+    return f"cleave://join?url={quote(page_url, safe='')}"

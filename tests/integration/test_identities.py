@@ -226,6 +226,10 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
         shown = run("pair", "--data", str(place.data), "--png", str(picture))
         assert "cleave join 'http://" in shown.stdout
         assert picture.read_bytes().startswith(b"\x89PNG")
+        app = run("pair", "--android", "--data", str(place.data))
+        assert "cleave://join?url=http%3A%2F%2F" in app.stdout
+        assert "adb install" in app.stderr
+        assert "▀" in app.stderr
         nowhere = run("pair", "--data", str(place.data), "--png", str(place.data / "no" / "x.png"))
         assert (nowhere.returncode, "x.png cannot be written" in nowhere.stderr) == (2, True)
         assert "▀" in shown.stderr

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page
 
+from cleave.transport.addresses import app_link
 from tests.integration.processes import (
     PATIENCE_S,
     losses,
@@ -29,9 +30,9 @@ pytestmark = pytest.mark.usefixtures("pages")
 
 
 @contextmanager
-def visit(browser: Browser) -> Iterator[Page]:
+def visit(browser: Browser, user_agent: str | None = None) -> Iterator[Page]:
     """A phone's page; afterwards: nothing on its console, no request to another place."""
-    context = browser.new_context(viewport={"width": 390, "height": 844})
+    context = browser.new_context(viewport={"width": 390, "height": 844}, user_agent=user_agent)
     page = context.new_page()
     said: list[str] = []
     hosts: set[str] = set()
@@ -182,3 +183,16 @@ def expect_accessible(page: Page) -> None:
     page.evaluate((WEB_CLIENT / "node_modules/axe-core/axe.min.js").read_text())
     found = page.evaluate("axe.run()")["violations"]
     assert [(rule["id"], rule["help"]) for rule in found] == []
+
+
+def test_on_android_the_page_leads_into_the_app(browser: Browser, tmp_path: Path) -> None:
+    android = "Mozilla/5.0 (Linux; Android 14; Pixel 8) AppleWebKit/537.36 Chrome/131 Mobile"
+    with server(tmp_path) as place:
+        with visit(browser, android) as page:
+            page.goto(place["page_url"])
+            link = page.get_by_role("link", name="Open in the app")
+            assert link.get_attribute("href") == app_link(place["page_url"])
+        with visit(browser) as page:
+            page.goto(place["page_url"])
+            page.get_by_role("button", name="Start helping").wait_for()
+            assert page.get_by_role("link", name="Open in the app").count() == 0

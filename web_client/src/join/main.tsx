@@ -8,6 +8,7 @@ import type { Status } from "../device/commands";
 import { State } from "../device/guest";
 import type { KernelName } from "../kernels/kernel";
 import { allowedStorage } from "../ui/storage";
+import { appLink, onAndroid } from "./app";
 import { type Conditions, mayNotWork, offered, STANDARD } from "./conditions";
 import { DeviceLink } from "./device";
 import { forcedKernel, readInvitation, socketAddress, usedFragment } from "./invitation";
@@ -138,6 +139,7 @@ function Page({ saved, kernel }: PageProps) {
       onName={setName}
       known={saved.device(invitation) !== null}
       secure={globalThis.isSecureContext}
+      app={invitation.code && onAndroid(navigator.userAgent) ? appLink(location.href) : null}
       start={start}
     >
       {choices}

@@ -45,12 +45,15 @@ export interface ReadyProps {
   readonly onName: (name: string) => void;
   readonly known: boolean;
   readonly secure: boolean;
+  /** A link into the app; null where there can be none. */
+  readonly app: string | null;
   readonly start: () => void;
   readonly children: ComponentChildren;
 }
 
 /** Before the start: what will happen. */
-export function Ready({ host, name, onName, known, secure, start, children }: ReadyProps) {
+export function Ready(props: ReadyProps) {
+  const { host, name, onName, known, secure, app, start, children } = props;
   return (
     <form
       class="stack"
@@ -73,6 +76,12 @@ export function Ready({ host, name, onName, known, secure, start, children }: Re
         <button type="submit" class="button primary wide">
           Start helping
         </button>
+        {app === null ? null : (
+          <p class="soft small">
+            Is Cleave's app on this phone? <a href={app}>Open in the app</a>: it works with the
+            screen off, too.
+          </p>
+        )}
         {secure ? null : (
           <p class="soft small">
             This page came over http: over https this browser could also use the GPU and shared

@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { appLink, onAndroid } from "../../src/join/app";
 import { mayNotWork, offered, STANDARD } from "../../src/join/conditions";
 import {
   forcedKernel,
@@ -28,6 +29,17 @@ test("an address's fragment holds code and server", () => {
   expect(readInvitation("")).toEqual({ code: "", server: "" });
   expect(readInvitation("#c=%zz")).toEqual({ code: "", server: "" });
   expect(readInvitation(usedFragment("a&b")).server).toBe("a&b");
+});
+
+test("an Android browser's page leads into the app with all of its address", () => {
+  const address = "https://10.0.0.2:8765/join#c=AB-C&s=S&fp=sha256:00";
+  const link = appLink(address);
+  expect(new URL(link).searchParams.get("url")).toBe(address);
+  expect(link.startsWith("cleave://join?url=https%3A%2F%2F10.0.0.2%3A8765%2Fjoin%23c%3D")).toBe(
+    true,
+  );
+  expect(onAndroid("Mozilla/5.0 (Linux; Android 14; Pixel 8) Chrome/131 Mobile")).toBe(true);
+  expect(onAndroid("Mozilla/5.0 (X11; Linux x86_64) Chrome/131")).toBe(false);
 });
 
 test("the protocol is spoken where the page came from", () => {

@@ -1,0 +1,56 @@
+package cleave.app;
+
+import android.app.AlarmManager;
+import android.app.PendingIntent;
+import android.content.Context;
+import android.content.Intent;
+import android.os.PowerManager;
+import android.os.SystemClock;
+import cleave.core.session.State;
+
+/** Keeps the processor awake while the phone works, and wakes it now and then while paused. */
+final class Awake {
+    private static final long MOMENT_MS = 10_000;
+    private static final long WAKE_AGAIN_MS = 15 * 60_000;
+
+    private final AlarmManager alarms;
+    private final PowerManager.WakeLock lock;
+    private final PendingIntent looks;
+
+    Awake(Context context) {
+        alarms = context.getSystemService(AlarmManager.class);
+        lock =
+                context.getSystemService(PowerManager.class)
+                        .newWakeLock(PowerManager.PARTIAL_WAKE_LOCK, "cleave:working");
+        lock.setReferenceCounted(false);
+        Intent look = new Intent(context, DeviceService.class).setAction(DeviceService.LOOK);
+        looks = PendingIntent.getService(context, 0, look, PendingIntent.FLAG_IMMUTABLE);
+    }
+
+    /** What the device does now. */
+    void keep(State state) {
+        if (state == State.PAUSED) {
+            release();
+            long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
+            alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
+        } else if (state != State.ENDED && !lock.isHeld()) {
+            lock.acquire();
+        }
+    }
+
+    /** Long enough to look whether it may work again; then it sleeps on. */
+    void forAMoment() {
+        if (!lock.isHeld()) {
+            lock.acquire(MOMENT_MS);
+            long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
+            alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
+        }
+    }
+
+    void release() {
+        alarms.cancel(looks);
+        if (lock.isHeld()) {
+            lock.release();
+        }
+    }
+}

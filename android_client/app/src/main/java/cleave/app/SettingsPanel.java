@@ -1,0 +1,134 @@
+package cleave.app;
+
+import android.app.Activity;
+import android.widget.EditText;
+import android.widget.SeekBar;
+import android.widget.Switch;
+import android.widget.TextView;
+import java.util.function.IntConsumer;
+import java.util.function.IntFunction;
+
+/** Where the owner says when the phone works, and with how much of it. */
+final class SettingsPanel {
+    private final Activity activity;
+    private final Settings settings;
+    private final Runnable changed;
+
+    /**
+     * @param changed called after every change
+     */
+    SettingsPanel(Activity activity, Settings settings, Runnable changed) {
+        this.activity = activity;
+        this.settings = settings;
+        this.changed = changed;
+    }
+
+    /** Show the settings, and keep what is changed from now on. */
+    void bind() {
+        Switch charging = activity.findViewById(R.id.when_charging);
+        charging.setChecked(settings.whenCharging());
+        charging.setOnCheckedChangeListener(
+                (button, on) -> {
+                    settings.setWhenCharging(on);
+                    changed.run();
+                });
+        Switch wifi = activity.findViewById(R.id.on_wifi);
+        wifi.setChecked(settings.onWifi());
+        wifi.setOnCheckedChangeListener(
+                (button, on) -> {
+                    settings.setOnWifi(on);
+                    changed.run();
+                });
+        bindHours();
+        slide(
+                R.id.temperature,
+                R.id.temperature_label,
+                new int[] {Settings.COOLEST_C, Settings.HOTTEST_C, settings.temperatureC()},
+                settings::setTemperatureC,
+                degrees -> activity.getString(R.string.temperature, degrees));
+        int cores = ThisPhone.cores();
+        slide(
+                R.id.cores,
+                R.id.cores_label,
+                new int[] {Settings.LEAST_CORES_PERCENT, 100, settings.coresPercent()},
+                settings::setCoresPercent,
+                percent ->
+                        activity.getString(
+                                R.string.cores, percent, settings.policy().threads(cores), cores));
+        slide(
+                R.id.memory,
+                R.id.memory_label,
+                new int[] {
+                    Settings.LEAST_MEMORY_PERCENT,
+                    Settings.MOST_MEMORY_PERCENT,
+                    settings.memoryPercent()
+                },
+                settings::setMemoryPercent,
+                percent -> activity.getString(R.string.memory, percent, memory()));
+    }
+
+    private String memory() {
+        return Words.quantity(settings.policy().memoryBytes(ThisPhone.appMemoryBytes()), "B");
+    }
+
+    private void bindHours() {
+        EditText hours = activity.findViewById(R.id.hours);
+        hours.setText(settings.hours());
+        hours.setOnFocusChangeListener(
+                (view, focused) -> {
+                    if (!focused) {
+                        keepHours(hours);
+                    }
+                });
+        hours.setOnEditorActionListener(
+                (view, action, event) -> {
+                    keepHours(hours);
+                    return false;
+                });
+    }
+
+    /** What is written and not yet kept. */
+    void keep() {
+        keepHours(activity.findViewById(R.id.hours));
+    }
+
+    private void keepHours(EditText hours) {
+        String text = hours.getText().toString();
+        if (text.equals(settings.hours())) {
+            return;
+        }
+        try {
+            settings.setHours(text);
+            hours.setError(null);
+            changed.run();
+        } catch (IllegalArgumentException error) {
+            hours.setError(error.getMessage());
+        }
+    }
+
+    /** A slider from range[0] to range[1], at range[2], whose label says what it stands for. */
+    private void slide(
+            int slider, int label, int[] range, IntConsumer keep, IntFunction<String> text) {
+        SeekBar bar = activity.findViewById(slider);
+        TextView says = activity.findViewById(label);
+        bar.setMax(range[1] - range[0]);
+        bar.setProgress(range[2] - range[0]);
+        says.setText(text.apply(range[2]));
+        bar.setOnSeekBarChangeListener(
+                new SeekBar.OnSeekBarChangeListener() {
+                    @Override
+                    public void onProgressChanged(SeekBar moved, int progress, boolean fromUser) {
+                        keep.accept(range[0] + progress);
+                        says.setText(text.apply(range[0] + progress));
+                    }
+
+                    @Override
+                    public void onStartTrackingTouch(SeekBar touched) {}
+
+                    @Override
+                    public void onStopTrackingTouch(SeekBar let) {
+                        changed.run();
+                    }
+                });
+    }
+}

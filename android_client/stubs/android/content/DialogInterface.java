@@ -1,0 +1,7 @@
+package android.content;
+
+public interface DialogInterface {
+    public interface OnClickListener {
+        void onClick(DialogInterface dialogInterface, int value);
+    }
+}

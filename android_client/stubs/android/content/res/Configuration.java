@@ -1,0 +1,7 @@
+package android.content.res;
+
+public final class Configuration {
+    public int smallestScreenWidthDp;
+
+    Configuration() {}
+}

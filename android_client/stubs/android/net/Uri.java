@@ -1,0 +1,7 @@
+package android.net;
+
+public abstract class Uri {
+    Uri() {}
+
+    public abstract String toString();
+}

@@ -1,0 +1,5 @@
+package android.opengl;
+
+public abstract class EGLObjectHandle {
+    EGLObjectHandle() {}
+}

@@ -1,0 +1,5 @@
+package android.opengl;
+
+public class EGLSurface extends EGLObjectHandle {
+    EGLSurface() {}
+}

@@ -1,0 +1,11 @@
+package android.os;
+
+import stub.Unknown;
+
+public final class SystemClock {
+    SystemClock() {}
+
+    public static long elapsedRealtime() {
+        throw Unknown.body();
+    }
+}

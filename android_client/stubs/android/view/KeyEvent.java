@@ -1,0 +1,5 @@
+package android.view;
+
+public class KeyEvent {
+    KeyEvent() {}
+}
