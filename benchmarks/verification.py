@@ -36,6 +36,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -54,6 +56,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, Planne
 from cleave.planner.planner import TilePlanner
 from cleave.training.job import JobSpec
 from cleave.verify import LONE, GemmCheck, row_sigma
+from cleave.verify.projection import Pass, compiled_pass, numpy_pass
 from emulator.virtual import Arithmetic, VirtualShell, _VirtualDevice
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
@@ -76,6 +79,12 @@ def said(what: str, value: float, limit: float, shown: str) -> None:
 def name(dtype: DType, out: DType) -> str:
     """`bf16`, or `bf16>fp32` for partial sums."""
     return dtype.value if dtype is out else f"{dtype.value}>{out.value}"
+
+
+@cache
+def projector() -> Pass:
+    """As in a run of some length: by compiled loops, if numba is there."""
+    return compiled_pass() if find_spec("numba") else numpy_pass
 
 
 # --- 1 ---
@@ -121,7 +130,7 @@ def counted(gemm: Gemm, blocks: list[Block], dtype: DType) -> tuple[float, float
         Buffer(arrays.narrow(rng.standard_normal(shape, np.float32), dtype), dtype)
         for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n))
     )
-    check = GemmCheck(a, b, blocks, rng)
+    check = GemmCheck(a, b, blocks, rng, projector())
     partial = 0
     for block in blocks:
         part = arrays.empty(block.m.size, block.n.size, dtype)
@@ -232,7 +241,7 @@ def honest(blocks_wanted: int) -> None:
             )
             whole = Tile(Span(0, m), Span(0, n), Span(0, depth))
             cut = list(wavefront(cut_tile(whole, m // SIDE, n // SIDE)))
-            check = GemmCheck(a, b, cut, rng)
+            check = GemmCheck(a, b, cut, rng, projector())
             number = gemms % len(devices)
             for block in cut:
                 result = arrays.empty(block.m.size, block.n.size, out)
@@ -504,7 +513,7 @@ def smallest(trials: int) -> None:
                 wrong = values.copy()
                 wrong[rng.integers(64), rng.integers(64)] += share * sure
                 changed = Buffer(arrays.narrow(wrong, out), out)
-                passed += GemmCheck(a, b, [block], rng).fault(block, changed) is None
+                passed += GemmCheck(a, b, [block], rng, projector()).fault(block, changed) is None
             rates.append(f"{share:g} x: {passed / trials:.1%}")
         print(
             f"  {name(dtype, out):9} surely caught from {sure / rms:.2g} rms; "
