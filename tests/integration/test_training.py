@@ -14,6 +14,7 @@ import torch
 import cleave
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.planner.planner import TilePlanner
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
@@ -46,15 +47,28 @@ def job(corpus_file: Path) -> JobSpec:
     )
 
 
+@pytest.fixture(scope="module")
+def planner() -> TilePlanner:
+    """One for all fleets of eight: they are planned for alike."""
+    return TilePlanner()
+
+
 @pytest.mark.parametrize("model", ["opt-nano", "llama-nano"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2)])
 @pytest.mark.parametrize("whole_tiles", [True, False], ids=["whole-tiles", "block-by-block"])
 def test_losses_are_those_of_plain_pytorch(
-    job: JobSpec, tmp_path: Path, model: str, dtype: str, tolerance: float, whole_tiles: bool
+    job: JobSpec,
+    tmp_path: Path,
+    planner: TilePlanner,
+    model: str,
+    dtype: str,
+    tolerance: float,
+    whole_tiles: bool,
 ) -> None:
     job = replace(job, model=model, dtype=dtype)
     plain = run(job, tmp_path / "plain")
     with cleave.emulated(8, whole_tiles=whole_tiles) as fleet:
+        fleet.planner = planner
         ours = run(job, tmp_path / "ours", fleet)
     assert losses(ours) == pytest.approx(losses(plain), rel=tolerance)
     assert losses(plain)[-1] < losses(plain)[0]
