@@ -11,6 +11,7 @@ import typer
 from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.qr import qr_code, write_qr_png
+from cleave_cli.reach import only_here
 
 _SIDELOADING: Final = """\
 The app is not there yet? Build it from a copy of Cleave (android_client/build_apk.sh), then either
@@ -67,6 +68,8 @@ def pair(
             f"until {until}, {many}: open the address in its browser, or run there\n", err=True
         )
         typer.echo(f"  cleave join '{url}'\n")
+    if here := only_here(answer["page_url"]):
+        typer.echo(f"{here}\n", err=True)
     if qr:
         typer.echo(qr_code(url), err=True)
     if android:

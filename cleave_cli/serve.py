@@ -19,6 +19,7 @@ from cleave.errors import UsageError
 from cleave.protocol import limits
 from cleave_cli.options import need_train_extra
 from cleave_cli.qr import qr_code
+from cleave_cli.reach import only_here
 
 if TYPE_CHECKING:
     from cleave.server.access import Access, JoinCode
@@ -237,6 +238,8 @@ def _welcome(
         typer.echo(f"a device joins: {_how(page_url)}\n", err=True)
     else:
         _show(page_url)
+    if here := only_here(page_url):
+        typer.echo(f"{here}\n", err=True)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
     typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
 

@@ -229,6 +229,7 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
         app = run("pair", "--android", "--data", str(place.data))
         assert "cleave://join?url=http%3A%2F%2F" in app.stdout
         assert "adb install" in app.stderr
+        assert "127.0.0.1 is this machine alone" in app.stderr
         assert "▀" in app.stderr
         nowhere = run("pair", "--data", str(place.data), "--png", str(place.data / "no" / "x.png"))
         assert (nowhere.returncode, "x.png cannot be written" in nowhere.stderr) == (2, True)
