@@ -52,14 +52,18 @@ public class GuestTest {
     private final BlockingQueue<Notice> notices = new LinkedBlockingQueue<>();
     private final AtomicLong skippedNanos = new AtomicLong();
     private final ScheduledExecutorService timer = Executors.newScheduledThreadPool(1);
-    private final Guest guest =
-            new Guest(
-                    FakeVisit::new,
-                    notices::add,
-                    timer,
-                    () -> System.nanoTime() + skippedNanos.get(),
-                    () -> 1.0);
+    private Guest guest = guest(false);
     private final Thread thread = new Thread(this::run);
+
+    private Guest guest(boolean staysAfterGoodbye) {
+        return new Guest(
+                FakeVisit::new,
+                staysAfterGoodbye,
+                notices::add,
+                timer,
+                () -> System.nanoTime() + skippedNanos.get(),
+                () -> 1.0);
+    }
 
     private void run() {
         try {
@@ -204,5 +208,22 @@ public class GuestTest {
         Notice ended = next();
         assertSame(State.ENDED, ended.state);
         assertEquals("the training is over", ended.reason);
+    }
+
+    @Test
+    public void whoStaysAfterAGoodbyeWaitsEverLongerAndComesBack() throws Exception {
+        guest = guest(true);
+        working().endings.add(Ending.bye("the server is started anew"));
+        Notice waiting = next();
+        assertSame(State.WAITING, waiting.state);
+        assertSame(End.BYE, waiting.end);
+        assertEquals("the server is started anew", waiting.reason);
+        assertEquals(1, waiting.retryS, 0);
+        guest.online();
+        welcomed().endings.add(Ending.bye(""));
+        assertEquals(2, next().retryS, 0);
+        guest.online();
+        welcomed().endings.add(Ending.refused(ErrorCode.QUARANTINED, "wrong results"));
+        assertSame(State.ENDED, next().state);
     }
 }
