@@ -36,11 +36,11 @@ public final class Gate {
             return Verdict.pause("its temperature cannot be seen");
         }
         if (tooHot) {
+            // Without the temperature of now: each other text is another notice.
             return Verdict.pause(
                     String.format(
                             Locale.ROOT,
-                            "its battery has %.0f °C, until it has %.0f",
-                            seen.temperatureC,
+                            "its battery is too warm, until it has %.0f °C",
                             policy.maxTemperatureC - COOL_BY_C));
         }
         return tooSlow ? Verdict.pause("the system slows it down for its heat") : Verdict.WORK;

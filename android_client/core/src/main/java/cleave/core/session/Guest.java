@@ -143,14 +143,20 @@ public final class Guest {
         }
     }
 
-    /** The owner's conditions do not allow work; drain, and wait for {@code resume}. */
+    /**
+     * The owner's conditions do not allow work; drain, and wait for {@code resume}.
+     *
+     * @param reason shown; that of a later call replaces it
+     */
     public void pause(String reason) {
         synchronized (lock) {
-            if (pausedFor != null || stopping) {
+            if (stopping || reason.equals(pausedFor)) {
                 return;
             }
+            if (pausedFor == null) {
+                drain(reason);
+            }
             pausedFor = reason;
-            drain(reason);
             wake();
         }
     }

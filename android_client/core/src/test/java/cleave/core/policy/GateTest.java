@@ -40,7 +40,7 @@ public class GateTest {
                 "it is not on Wi-Fi that is free to use",
                 reason(ALL, seen(MIDNIGHT, true, false, 30, none)));
         assertEquals(
-                "its battery has 40 °C, until it has 35",
+                "its battery is too warm, until it has 35 °C",
                 reason(ALL, seen(MIDNIGHT, true, true, 40, none)));
         assertEquals(
                 "its temperature cannot be seen",

@@ -181,6 +181,25 @@ public class GuestTest {
     }
 
     @Test
+    public void ofAPauseTheLatestReasonIsShownAndOnlyOnce() throws Exception {
+        FakeVisit visit = working();
+        guest.pause("it is not charging");
+        assertSame(State.DRAINING, next().state);
+        guest.pause("by you");
+        visit.endings.add(Ending.bye(""));
+        assertEquals("by you", next().reason);
+        guest.pause("by you");
+        guest.pause("it is too warm");
+        Notice paused = next();
+        assertSame(State.PAUSED, paused.state);
+        assertEquals("it is too warm", paused.reason);
+        assertEquals("drain", visit.asked.take());
+        assertTrue(visit.asked.isEmpty());
+        guest.resume();
+        welcomed();
+    }
+
+    @Test
     public void beforeItMayWorkItDoesNotConnect() throws Exception {
         guest.pause("it is too warm");
         thread.start();
