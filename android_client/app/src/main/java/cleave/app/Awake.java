@@ -6,11 +6,17 @@ import android.content.Context;
 import android.content.Intent;
 import android.os.PowerManager;
 import android.os.SystemClock;
+import cleave.core.policy.Gate;
 import cleave.core.session.State;
 
 /** Keeps the processor awake while the phone works, and wakes it now and then while paused. */
 final class Awake {
-    private static final long MOMENT_MS = 10_000;
+    /** To look once. */
+    static final long LOOK_MS = 10_000;
+
+    /** To look until a charger or Wi-Fi that is there again counts. */
+    static final long SETTLE_MS = (long) (1000 * Gate.STEADY_S) + LOOK_MS;
+
     private static final long WAKE_AGAIN_MS = 15 * 60_000;
 
     private final AlarmManager alarms;
@@ -39,9 +45,9 @@ final class Awake {
     }
 
     /** Long enough to look whether it may work again; then it sleeps on. */
-    void forAMoment() {
+    void forAMoment(long momentMs) {
         if (!lock.isHeld()) {
-            lock.acquire(MOMENT_MS);
+            lock.acquire(momentMs);
             long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
             alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
         }

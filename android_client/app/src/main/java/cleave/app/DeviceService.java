@@ -42,6 +42,7 @@ public final class DeviceService extends Service implements DeviceListener {
             new BroadcastReceiver() {
                 @Override
                 public void onReceive(Context context, Intent intent) {
+                    awake.forAMoment(Awake.SETTLE_MS);
                     lookout.look();
                 }
             };
@@ -132,7 +133,7 @@ public final class DeviceService extends Service implements DeviceListener {
         } else if (RESUME.equals(action)) {
             setPausedByOwner(false);
         } else if (LOOK.equals(action)) {
-            awake.forAMoment();
+            awake.forAMoment(Awake.LOOK_MS);
             lookout.look();
         } else if (STOP.equals(action)) {
             leave();
@@ -288,6 +289,7 @@ public final class DeviceService extends Service implements DeviceListener {
     private void online() {
         lookout.look();
         if (device != null) {
+            awake.forAMoment(Awake.SETTLE_MS);
             device.online();
         }
     }

@@ -1,5 +1,6 @@
 package cleave.app;
 
+import android.os.SystemClock;
 import cleave.core.Verdict;
 import cleave.core.policy.Gate;
 import java.util.concurrent.ScheduledFuture;
@@ -43,7 +44,7 @@ final class Lookout {
         thread.execute(
                 () -> {
                     tell = whoWantsToKnow;
-                    gate = new Gate(settings.policy());
+                    gate = new Gate(settings.policy(), SystemClock::elapsedRealtimeNanos);
                     pausedByOwner = false;
                     lookNow();
                     then.run();
@@ -75,7 +76,7 @@ final class Lookout {
     void conditionsChanged() {
         thread.execute(
                 () -> {
-                    gate = new Gate(settings.policy());
+                    gate.setPolicy(settings.policy());
                     lookNow();
                 });
     }
