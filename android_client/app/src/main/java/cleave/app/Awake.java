@@ -39,8 +39,8 @@ final class Awake {
             release();
             long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
             alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
-        } else if (state != State.ENDED && !lock.isHeld()) {
-            lock.acquire();
+        } else if (state != State.ENDED) {
+            lock.acquire(); // also when it is held: that may be for a moment only
         }
     }
 
