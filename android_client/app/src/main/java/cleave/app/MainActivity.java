@@ -35,6 +35,7 @@ public final class MainActivity extends Activity {
                 public void onServiceConnected(ComponentName name, IBinder binder) {
                     service = ((DeviceService.Here) binder).service();
                     show();
+                    askWhenBound();
                 }
 
                 @Override
@@ -46,7 +47,8 @@ public final class MainActivity extends Activity {
     private Servers servers;
     private SettingsPanel conditions;
     private MeasurePanel measuring;
-    private DeviceService service; // null while not bound
+    private DeviceService service; // null while not bound: then nobody knows if it is joined
+    private String linkToAsk; // for, once that is known; null: none
 
     @Override
     protected void onCreate(Bundle state) {
@@ -59,9 +61,11 @@ public final class MainActivity extends Activity {
         measuring = new MeasurePanel(this, settings, this::isJoined);
         measuring.bind();
         onClick(R.id.join, () -> ask(url().getText().toString()));
-        onClick(R.id.rejoin, this::rejoin);
-        onClick(R.id.pause, () -> service.setPausedByOwner(!service.isPausedByOwner()));
-        onClick(R.id.stop, () -> service.leave());
+        onClick(R.id.rejoin, () -> whenBound(this::rejoin));
+        onClick(
+                R.id.pause,
+                () -> whenBound(() -> service.setPausedByOwner(!service.isPausedByOwner())));
+        onClick(R.id.stop, () -> whenBound(() -> service.leave()));
         onClick(R.id.forget, this::forget);
         if (state == null) {
             askForLinkOf(getIntent());
@@ -117,7 +121,20 @@ public final class MainActivity extends Activity {
 
     /** Shows the owner what joining means, and joins if that is agreed to. */
     private void ask(String text) {
-        if (isJoined()) {
+        linkToAsk = text;
+        askWhenBound();
+    }
+
+    private void askWhenBound() {
+        if (service != null && linkToAsk != null) {
+            String text = linkToAsk;
+            linkToAsk = null;
+            askNow(text);
+        }
+    }
+
+    private void askNow(String text) {
+        if (service.isJoined()) {
             Toast.makeText(this, R.string.already_joined, Toast.LENGTH_LONG).show();
             return;
         }
@@ -133,7 +150,9 @@ public final class MainActivity extends Activity {
 
     /** The same server as last time, which its owner agreed to then. */
     private void rejoin() {
-        join(null);
+        if (!service.isJoined()) {
+            join(null);
+        }
     }
 
     private void join(String text) {
@@ -168,11 +187,16 @@ public final class MainActivity extends Activity {
         main.postDelayed(refresh, REFRESH_MS);
     }
 
+    /** Until the service is bound, in a moment, all stays as it was. */
     private void show() {
-        boolean joined = isJoined();
-        String line = service == null ? "" : service.line();
+        whenBound(this::showService);
+    }
+
+    private void showService() {
+        boolean joined = service.isJoined();
+        String line = service.line();
         setText(R.id.state, line.isEmpty() ? getString(R.string.state_none) : line);
-        setText(R.id.details, service == null ? "" : service.details());
+        setText(R.id.details, service.details());
         setVisible(R.id.working, joined);
         setVisible(R.id.joining, !joined);
         if (joined) {
@@ -199,6 +223,12 @@ public final class MainActivity extends Activity {
 
     private void setVisible(int id, boolean visible) {
         findViewById(id).setVisibility(visible ? View.VISIBLE : View.GONE);
+    }
+
+    private void whenBound(Runnable action) {
+        if (service != null) {
+            action.run();
+        }
     }
 
     private void onClick(int id, Runnable action) {
