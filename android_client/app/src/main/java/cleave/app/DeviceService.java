@@ -74,6 +74,7 @@ public final class DeviceService extends Service implements DeviceListener {
     private String problem = "";
     private boolean pausedByOwner;
     private boolean leaving; // as its owner wishes
+    private int latestStart; // of those that came: one that is on its way is not to be stopped
 
     /** For the activity, which is in the same process. */
     final class Here extends Binder {
@@ -117,6 +118,7 @@ public final class DeviceService extends Service implements DeviceListener {
     /** The system may end the process and start it again, then without an intent. */
     @Override
     public int onStartCommand(Intent intent, int flags, int startId) {
+        latestStart = startId;
         String action = intent == null ? START : intent.getAction();
         if (device == null && START.equals(action)) {
             if (intent != null) {
@@ -124,10 +126,10 @@ public final class DeviceService extends Service implements DeviceListener {
             } else if (servers.isWorking()) {
                 join(null);
             } else {
-                stopSelf();
+                stopSelf(latestStart);
             }
         } else if (device == null) {
-            stopSelf();
+            stopSelf(latestStart);
         } else if (PAUSE.equals(action)) {
             setPausedByOwner(true);
         } else if (RESUME.equals(action)) {
@@ -209,7 +211,7 @@ public final class DeviceService extends Service implements DeviceListener {
                         if (!leaving) {
                             notification.tell(line());
                         }
-                        stopSelf();
+                        stopSelf(latestStart);
                     } else {
                         show();
                     }
@@ -250,7 +252,7 @@ public final class DeviceService extends Service implements DeviceListener {
             notification.begin(getString(R.string.state_starting));
         } catch (IllegalStateException error) { // Android 12 and newer: not from the background
             notification.tell(getString(R.string.not_resumed));
-            stopSelf();
+            stopSelf(latestStart);
             return;
         }
         try {
@@ -260,7 +262,7 @@ public final class DeviceService extends Service implements DeviceListener {
         }
         if (link == null) {
             stopForeground(STOP_FOREGROUND_REMOVE);
-            stopSelf();
+            stopSelf(latestStart);
             return;
         }
         kernel = "";
