@@ -19,6 +19,7 @@ import cleave.core.JoinLink;
 import cleave.core.kernels.Chosen;
 import cleave.core.policy.Telemetry;
 import cleave.core.session.Counts;
+import cleave.core.session.End;
 import cleave.core.session.Notice;
 import cleave.core.session.State;
 import cleave.core.session.Welcome;
@@ -122,9 +123,9 @@ public final class DeviceService extends Service implements DeviceListener {
         String action = intent == null ? START : intent.getAction();
         if (device == null && START.equals(action)) {
             if (intent != null) {
-                join(intent.getStringExtra(LINK));
+                join(intent.getStringExtra(LINK), false);
             } else if (servers.isWorking()) {
-                join(null);
+                join(null, servers.isPaused());
             } else {
                 stopSelf(latestStart);
             }
@@ -148,7 +149,9 @@ public final class DeviceService extends Service implements DeviceListener {
         if (device != null) {
             device.stop();
             end();
-            servers.setWorking(!leaving); // the system may start it again
+            if (leaving) {
+                servers.end(false);
+            } // else the system may start it again
         }
         lookout.close();
     }
@@ -163,6 +166,7 @@ public final class DeviceService extends Service implements DeviceListener {
 
     void setPausedByOwner(boolean paused) {
         pausedByOwner = paused;
+        servers.setPaused(paused);
         lookout.setPausedByOwner(paused);
         show();
     }
@@ -208,6 +212,7 @@ public final class DeviceService extends Service implements DeviceListener {
                     awake.keep(told.state);
                     if (told.state == State.ENDED) {
                         end();
+                        servers.end(told.end == End.REFUSED);
                         if (!leaving) {
                             notification.tell(line());
                         }
@@ -247,7 +252,11 @@ public final class DeviceService extends Service implements DeviceListener {
 
     // --- In the main thread.
 
-    private void join(String text) {
+    /**
+     * @param text a join link that its owner agreed to; null for the last server
+     * @param paused whether the owner had paused it
+     */
+    private void join(String text, boolean paused) {
         try {
             notification.begin(getString(R.string.state_starting));
         } catch (IllegalStateException error) { // Android 12 and newer: not from the background
@@ -265,9 +274,11 @@ public final class DeviceService extends Service implements DeviceListener {
             stopSelf(latestStart);
             return;
         }
+        servers.begin(text);
+        servers.setPaused(paused);
         kernel = "";
         problem = "";
-        pausedByOwner = false;
+        pausedByOwner = paused;
         leaving = false;
         ThisPhone phone = new ThisPhone(this, new Settings(this).policy());
         device =
@@ -285,7 +296,7 @@ public final class DeviceService extends Service implements DeviceListener {
         registerReceiver(plugged, plugs);
         networks.registerDefaultNetworkCallback(network);
         Thread working = new Thread(device, "device");
-        lookout.begin(device::allow, working::start);
+        lookout.begin(paused, device::allow, working::start);
     }
 
     private void online() {
@@ -308,7 +319,6 @@ public final class DeviceService extends Service implements DeviceListener {
         unregisterReceiver(plugged);
         networks.unregisterNetworkCallback(network);
         device = null;
-        servers.setWorking(false);
         awake.release();
         stopForeground(STOP_FOREGROUND_REMOVE);
     }

@@ -37,15 +37,16 @@ final class Lookout {
     /**
      * Look now and from now on.
      *
+     * @param paused whether its owner has it paused
      * @param whoWantsToKnow told what was seen, every time
      * @param then called once after the first look
      */
-    void begin(Consumer<Verdict> whoWantsToKnow, Runnable then) {
+    void begin(boolean paused, Consumer<Verdict> whoWantsToKnow, Runnable then) {
         thread.execute(
                 () -> {
                     tell = whoWantsToKnow;
                     gate = new Gate(settings.policy(), SystemClock::elapsedRealtimeNanos);
-                    pausedByOwner = false;
+                    pausedByOwner = paused;
                     lookNow();
                     then.run();
                 });
