@@ -89,16 +89,11 @@ public final class MainActivity extends Activity {
     @Override
     protected void onStop() {
         conditions.keep();
+        measuring.stop(); // behind other apps it would measure them
         main.removeCallbacks(refresh);
         unbindService(connection);
         service = null;
         super.onStop();
-    }
-
-    @Override
-    protected void onDestroy() {
-        measuring.stop();
-        super.onDestroy();
     }
 
     private boolean isJoined() {

@@ -68,14 +68,16 @@ final class MeasurePanel {
         show(true);
         ThisPhone described = new ThisPhone(activity, settings.policy());
         PhoneState state = new PhoneState(activity.getApplicationContext());
-        new Thread(() -> measureAndTell(described, state), "measure").start();
+        // Like those that work: what is measured is what a server would get.
+        ThisPhone.thread(() -> measureAndTell(described, state)).start();
     }
 
     private void measureAndTell(ThisPhone described, PhoneState state) {
-        Phone measured = described.phone();
+        Phone measured = null;
         String text = null;
         String problem = null;
         try {
+            measured = described.phone();
             Measurements found = measure(described, state);
             if (found != null) {
                 String today = new SimpleDateFormat("yyyy-MM-dd", Locale.ROOT).format(new Date());
@@ -83,6 +85,8 @@ final class MeasurePanel {
             }
         } catch (KernelException error) {
             problem = error.getMessage();
+        } catch (RuntimeException | OutOfMemoryError error) { // would end the app, and say nothing
+            problem = error.toString();
         }
         done(measured, text, problem);
     }
