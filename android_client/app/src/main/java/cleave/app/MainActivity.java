@@ -45,6 +45,7 @@ public final class MainActivity extends Activity {
             };
 
     private Servers servers;
+    private ConsentDialog consent;
     private SettingsPanel conditions;
     private MeasurePanel measuring;
     private DeviceService service; // null while not bound: then nobody knows if it is joined
@@ -55,6 +56,7 @@ public final class MainActivity extends Activity {
         super.onCreate(state);
         setContentView(R.layout.main);
         servers = new Servers(this);
+        consent = new ConsentDialog(this);
         Settings settings = new Settings(this);
         conditions = new SettingsPanel(this, settings, this::conditionsChanged);
         conditions.bind();
@@ -94,6 +96,12 @@ public final class MainActivity extends Activity {
         unbindService(connection);
         service = null;
         super.onStop();
+    }
+
+    @Override
+    protected void onDestroy() {
+        consent.dismiss();
+        super.onDestroy();
     }
 
     private boolean isJoined() {
@@ -136,7 +144,7 @@ public final class MainActivity extends Activity {
         try {
             JoinLink link = JoinLink.parse(text);
             url().setError(null);
-            ConsentDialog.show(this, link, () -> join(text));
+            consent.ask(link, () -> join(text));
         } catch (InvalidLinkException error) {
             url().setError(error.getMessage());
             url().requestFocus();
