@@ -7,9 +7,10 @@ import android.content.Intent;
 import android.os.PowerManager;
 import android.os.SystemClock;
 import cleave.core.policy.Gate;
+import cleave.core.session.Notice;
 import cleave.core.session.State;
 
-/** Keeps the processor awake while the phone works, and wakes it now and then while paused. */
+/** Keeps the processor awake while the phone works, and wakes it now and then while it does not. */
 final class Awake {
     /** To look once. */
     static final long LOOK_MS = 10_000;
@@ -33,13 +34,13 @@ final class Awake {
         looks = PendingIntent.getService(context, 0, look, PendingIntent.FLAG_IMMUTABLE);
     }
 
-    /** What the device does now. */
-    void keep(State state) {
-        if (state == State.PAUSED) {
+    /** What the device does now: while it is paused, or its server is away for long, all sleeps. */
+    void keep(Notice notice) {
+        if (notice.state == State.PAUSED || notice.waitsLong()) {
             release();
             long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
             alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
-        } else if (state != State.ENDED) {
+        } else if (notice.state != State.ENDED) {
             lock.acquire(); // also when it is held: that may be for a moment only
         }
     }

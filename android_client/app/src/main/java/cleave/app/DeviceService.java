@@ -138,6 +138,7 @@ public final class DeviceService extends Service implements DeviceListener {
         } else if (LOOK.equals(action)) {
             awake.forAMoment(Awake.LOOK_MS);
             lookout.look();
+            device.online(); // if it waits for its server, this is the next try
         } else if (STOP.equals(action)) {
             leave();
         }
@@ -209,7 +210,7 @@ public final class DeviceService extends Service implements DeviceListener {
                         return; // the system ended the service meanwhile
                     }
                     notice = told;
-                    awake.keep(told.state);
+                    awake.keep(told);
                     if (told.state == State.ENDED) {
                         end();
                         servers.end(told.end == End.REFUSED);

@@ -129,6 +129,22 @@ public class GuestTest {
     }
 
     @Test
+    public void whenAServerIsAwayForLongNobodyNeedStayAwake() throws Exception {
+        working().endings.add(Ending.lost("cut"));
+        for (int seconds = 1; seconds < 32; seconds *= 2) {
+            Notice waiting = next();
+            assertEquals(seconds, waiting.retryS, 0);
+            assertTrue(!waiting.waitsLong());
+            guest.online();
+            visits.take().endings.add(Ending.lost("refused"));
+            assertSame(State.CONNECTING, next().state);
+        }
+        assertTrue(next().waitsLong());
+        guest.online();
+        assertTrue(!next().waitsLong());
+    }
+
+    @Test
     public void withoutANetworkItWaitsAndWithOneItComesBackAtOnce() throws Exception {
         working();
         guest.offline();
