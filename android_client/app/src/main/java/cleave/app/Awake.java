@@ -23,6 +23,7 @@ final class Awake {
     private final AlarmManager alarms;
     private final PowerManager.WakeLock lock;
     private final PendingIntent looks;
+    private boolean working; // and so the lock is held without an end
 
     Awake(Context context) {
         alarms = context.getSystemService(AlarmManager.class);
@@ -37,10 +38,12 @@ final class Awake {
     /** What the device does now: while it is paused, or its server is away for long, all sleeps. */
     void keep(Notice notice) {
         if (notice.state == State.PAUSED || notice.waitsLong()) {
-            release();
-            long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
-            alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
+            if (working) { // else the lock is held for a moment at most, which is to be over first
+                release();
+            }
+            wakeAgain();
         } else if (notice.state != State.ENDED) {
+            working = true;
             lock.acquire(); // also when it is held: that may be for a moment only
         }
     }
@@ -49,15 +52,20 @@ final class Awake {
     void forAMoment(long momentMs) {
         if (!lock.isHeld()) {
             lock.acquire(momentMs);
-            long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
-            alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
+            wakeAgain();
         }
     }
 
     void release() {
+        working = false;
         alarms.cancel(looks);
         if (lock.isHeld()) {
             lock.release();
         }
+    }
+
+    private void wakeAgain() {
+        long at = SystemClock.elapsedRealtime() + WAKE_AGAIN_MS;
+        alarms.setAndAllowWhileIdle(AlarmManager.ELAPSED_REALTIME_WAKEUP, at, looks);
     }
 }
