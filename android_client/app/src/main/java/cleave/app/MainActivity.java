@@ -49,6 +49,7 @@ public final class MainActivity extends Activity {
     private SettingsPanel conditions;
     private MeasurePanel measuring;
     private DeviceService service; // null while not bound: then nobody knows if it is joined
+    private Boolean forgettable; // whether there is anything to forget; null: not looked yet
     private String linkToAsk; // for, once that is known; null: none
 
     @Override
@@ -182,6 +183,7 @@ public final class MainActivity extends Activity {
             said = error.getMessage();
         }
         Toast.makeText(this, said, Toast.LENGTH_LONG).show();
+        forgettable = null;
         show();
     }
 
@@ -203,12 +205,16 @@ public final class MainActivity extends Activity {
         setVisible(R.id.working, joined);
         setVisible(R.id.joining, !joined);
         if (joined) {
+            forgettable = null;
             Button pause = findViewById(R.id.pause);
             pause.setText(service.isPausedByOwner() ? R.string.resume : R.string.pause);
         } else {
             JoinLink last = servers.last();
             setVisible(R.id.rejoin, last != null);
-            setVisible(R.id.forget, servers.any());
+            if (forgettable == null) {
+                forgettable = servers.any(); // of files: not every second
+            }
+            setVisible(R.id.forget, forgettable);
             if (last != null) {
                 Button rejoin = findViewById(R.id.rejoin);
                 rejoin.setText(getString(R.string.rejoin, last.host));
