@@ -105,6 +105,14 @@ public final class MainActivity extends Activity {
         super.onDestroy();
     }
 
+    @Override
+    protected void onActivityResult(int request, int result, Intent data) {
+        super.onActivityResult(request, result, data);
+        if (request == MeasurePanel.SAVE && result == RESULT_OK && data != null) {
+            measuring.chosen(data.getData());
+        }
+    }
+
     private boolean isJoined() {
         return service != null && service.isJoined();
     }
