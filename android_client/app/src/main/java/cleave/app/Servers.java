@@ -48,8 +48,8 @@ final class Servers {
     }
 
     /**
-     * The owner agreed to join. It may be long until the conditions hold, and the system may end the
-     * app before.
+     * The owner agreed to join. It may be long until the conditions hold, and the system may end
+     * the app before.
      *
      * @param text a join link, with its code; null for the last server
      */
