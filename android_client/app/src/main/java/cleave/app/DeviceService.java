@@ -121,14 +121,11 @@ public final class DeviceService extends Service implements DeviceListener {
     public int onStartCommand(Intent intent, int flags, int startId) {
         latestStart = startId;
         String action = intent == null ? START : intent.getAction();
-        if (device == null && START.equals(action)) {
-            if (intent != null) {
-                join(intent.getStringExtra(LINK), false);
-            } else if (servers.isWorking()) {
-                join(null, servers.isPaused());
-            } else {
-                stopSelf(latestStart);
-            }
+        boolean bySystem = intent == null || LOOK.equals(action); // an alarm outlives the process
+        if (device == null && bySystem && servers.isWorking()) {
+            join(null, servers.isPaused());
+        } else if (device == null && !bySystem && START.equals(action)) {
+            join(intent.getStringExtra(LINK), false);
         } else if (device == null) {
             stopSelf(latestStart);
         } else if (PAUSE.equals(action)) {
