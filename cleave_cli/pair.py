@@ -14,6 +14,9 @@ from cleave_cli.qr import qr_code, write_qr_png
 from cleave_cli.reach import only_here
 
 _SIDELOADING: Final = """\
+The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours): the
+code has to be valid until then. For a phone that works at night, add --minutes 1440.
+
 The app is not there yet? Build it from a copy of Cleave (android_client/build_apk.sh), then either
   adb install -r android_client/build/cleave.apk    (phone on a cable, USB debugging on)
 or copy that file to the phone and open it there; Android asks to allow this source of apps.

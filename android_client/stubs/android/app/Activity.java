@@ -8,6 +8,8 @@ import android.view.Window;
 import stub.Unknown;
 
 public class Activity extends ContextThemeWrapper {
+    public static final int RESULT_OK = Unknown.INT;
+
     public Activity() {}
 
     public <T extends View> T findViewById(int id) {
@@ -19,6 +21,10 @@ public class Activity extends ContextThemeWrapper {
     }
 
     public Window getWindow() {
+        throw Unknown.body();
+    }
+
+    protected void onActivityResult(int requestCode, int resultCode, Intent data) {
         throw Unknown.body();
     }
 
@@ -51,6 +57,10 @@ public class Activity extends ContextThemeWrapper {
     }
 
     public void setContentView(int layoutResID) {
+        throw Unknown.body();
+    }
+
+    public void startActivityForResult(Intent intent, int requestCode) {
         throw Unknown.body();
     }
 }

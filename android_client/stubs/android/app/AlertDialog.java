@@ -2,10 +2,15 @@ package android.app;
 
 import android.content.Context;
 import android.content.DialogInterface;
+import android.widget.Button;
 import stub.Unknown;
 
 public class AlertDialog extends Dialog {
     AlertDialog() {}
+
+    public Button getButton(int whichButton) {
+        throw Unknown.body();
+    }
 
     public static class Builder {
         public Builder(Context context) {}

@@ -40,7 +40,7 @@ public abstract class Service extends ContextWrapper {
         throw Unknown.body();
     }
 
-    public final void stopSelf() {
+    public final void stopSelf(int startId) {
         throw Unknown.body();
     }
 }

@@ -18,6 +18,8 @@ public abstract class Context {
 
     public abstract Context getApplicationContext();
 
+    public abstract ContentResolver getContentResolver();
+
     public abstract File getFilesDir();
 
     public abstract PackageManager getPackageManager();

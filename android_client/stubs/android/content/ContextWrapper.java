@@ -20,6 +20,10 @@ public class ContextWrapper extends Context {
         throw Unknown.body();
     }
 
+    public ContentResolver getContentResolver() {
+        throw Unknown.body();
+    }
+
     public File getFilesDir() {
         throw Unknown.body();
     }

@@ -5,11 +5,14 @@ import stub.Unknown;
 
 public class Intent {
     public static final String ACTION_BATTERY_CHANGED = Unknown.TEXT;
+    public static final String ACTION_CREATE_DOCUMENT = Unknown.TEXT;
     public static final String ACTION_POWER_CONNECTED = Unknown.TEXT;
     public static final String ACTION_POWER_DISCONNECTED = Unknown.TEXT;
     public static final String ACTION_SEND = Unknown.TEXT;
+    public static final String CATEGORY_OPENABLE = Unknown.TEXT;
     public static final String EXTRA_SUBJECT = Unknown.TEXT;
     public static final String EXTRA_TEXT = Unknown.TEXT;
+    public static final String EXTRA_TITLE = Unknown.TEXT;
     public static final int FLAG_ACTIVITY_LAUNCHED_FROM_HISTORY = Unknown.INT;
 
     public Intent(String action) {}
@@ -17,6 +20,10 @@ public class Intent {
     public Intent(Context packageContext, Class<?> cls) {}
 
     public static Intent createChooser(Intent target, CharSequence title) {
+        throw Unknown.body();
+    }
+
+    public Intent addCategory(String category) {
         throw Unknown.body();
     }
 

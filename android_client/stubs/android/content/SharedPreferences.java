@@ -19,5 +19,7 @@ public interface SharedPreferences {
         SharedPreferences.Editor putInt(String text, int value);
 
         SharedPreferences.Editor putString(String text0, String text1);
+
+        SharedPreferences.Editor remove(String text);
     }
 }

@@ -8,4 +8,8 @@ public final class SystemClock {
     public static long elapsedRealtime() {
         throw Unknown.body();
     }
+
+    public static long elapsedRealtimeNanos() {
+        throw Unknown.body();
+    }
 }

@@ -13,6 +13,10 @@ public class View {
         throw Unknown.body();
     }
 
+    public void setFilterTouchesWhenObscured(boolean enabled) {
+        throw Unknown.body();
+    }
+
     public void setOnClickListener(View.OnClickListener l) {
         throw Unknown.body();
     }

@@ -19,6 +19,7 @@ import cleave.core.JoinLink;
 import cleave.core.kernels.Chosen;
 import cleave.core.policy.Telemetry;
 import cleave.core.session.Counts;
+import cleave.core.session.End;
 import cleave.core.session.Notice;
 import cleave.core.session.State;
 import cleave.core.session.Welcome;
@@ -42,6 +43,7 @@ public final class DeviceService extends Service implements DeviceListener {
             new BroadcastReceiver() {
                 @Override
                 public void onReceive(Context context, Intent intent) {
+                    awake.forAMoment(Awake.SETTLE_MS);
                     lookout.look();
                 }
             };
@@ -73,6 +75,7 @@ public final class DeviceService extends Service implements DeviceListener {
     private String problem = "";
     private boolean pausedByOwner;
     private boolean leaving; // as its owner wishes
+    private int latestStart; // of those that came: one that is on its way is not to be stopped
 
     /** For the activity, which is in the same process. */
     final class Here extends Binder {
@@ -116,24 +119,23 @@ public final class DeviceService extends Service implements DeviceListener {
     /** The system may end the process and start it again, then without an intent. */
     @Override
     public int onStartCommand(Intent intent, int flags, int startId) {
+        latestStart = startId;
         String action = intent == null ? START : intent.getAction();
-        if (device == null && START.equals(action)) {
-            if (intent != null) {
-                join(intent.getStringExtra(LINK));
-            } else if (servers.isWorking()) {
-                join(null);
-            } else {
-                stopSelf();
-            }
+        boolean bySystem = intent == null || LOOK.equals(action); // an alarm outlives the process
+        if (device == null && bySystem && servers.isWorking()) {
+            join(null, servers.isPaused());
+        } else if (device == null && !bySystem && START.equals(action)) {
+            join(intent.getStringExtra(LINK), false);
         } else if (device == null) {
-            stopSelf();
+            stopSelf(latestStart);
         } else if (PAUSE.equals(action)) {
             setPausedByOwner(true);
         } else if (RESUME.equals(action)) {
             setPausedByOwner(false);
         } else if (LOOK.equals(action)) {
-            awake.forAMoment();
+            awake.forAMoment(Awake.LOOK_MS);
             lookout.look();
+            device.online(); // if it waits for its server, this is the next try
         } else if (STOP.equals(action)) {
             leave();
         }
@@ -145,7 +147,9 @@ public final class DeviceService extends Service implements DeviceListener {
         if (device != null) {
             device.stop();
             end();
-            servers.setWorking(!leaving); // the system may start it again
+            if (leaving) {
+                servers.end(false);
+            } // else the system may start it again
         }
         lookout.close();
     }
@@ -160,6 +164,7 @@ public final class DeviceService extends Service implements DeviceListener {
 
     void setPausedByOwner(boolean paused) {
         pausedByOwner = paused;
+        servers.setPaused(paused);
         lookout.setPausedByOwner(paused);
         show();
     }
@@ -202,13 +207,14 @@ public final class DeviceService extends Service implements DeviceListener {
                         return; // the system ended the service meanwhile
                     }
                     notice = told;
-                    awake.keep(told.state);
+                    awake.keep(told);
                     if (told.state == State.ENDED) {
                         end();
+                        servers.end(told.end == End.REFUSED);
                         if (!leaving) {
                             notification.tell(line());
                         }
-                        stopSelf();
+                        stopSelf(latestStart);
                     } else {
                         show();
                     }
@@ -244,12 +250,16 @@ public final class DeviceService extends Service implements DeviceListener {
 
     // --- In the main thread.
 
-    private void join(String text) {
+    /**
+     * @param text a join link that its owner agreed to; null for the last server
+     * @param paused whether the owner had paused it
+     */
+    private void join(String text, boolean paused) {
         try {
             notification.begin(getString(R.string.state_starting));
         } catch (IllegalStateException error) { // Android 12 and newer: not from the background
             notification.tell(getString(R.string.not_resumed));
-            stopSelf();
+            stopSelf(latestStart);
             return;
         }
         try {
@@ -259,17 +269,20 @@ public final class DeviceService extends Service implements DeviceListener {
         }
         if (link == null) {
             stopForeground(STOP_FOREGROUND_REMOVE);
-            stopSelf();
+            stopSelf(latestStart);
             return;
         }
+        servers.begin(text);
+        servers.setPaused(paused);
         kernel = "";
         problem = "";
-        pausedByOwner = false;
+        pausedByOwner = paused;
         leaving = false;
         ThisPhone phone = new ThisPhone(this, new Settings(this).policy());
         device =
                 new Device(
                         link,
+                        true, // a server that is started anew wants its phones back
                         phone.description(),
                         phone.kernels(),
                         servers.credentials(),
@@ -281,12 +294,13 @@ public final class DeviceService extends Service implements DeviceListener {
         registerReceiver(plugged, plugs);
         networks.registerDefaultNetworkCallback(network);
         Thread working = new Thread(device, "device");
-        lookout.begin(device::allow, working::start);
+        lookout.begin(paused, device::allow, working::start);
     }
 
     private void online() {
         lookout.look();
         if (device != null) {
+            awake.forAMoment(Awake.SETTLE_MS);
             device.online();
         }
     }
@@ -303,7 +317,6 @@ public final class DeviceService extends Service implements DeviceListener {
         unregisterReceiver(plugged);
         networks.unregisterNetworkCallback(network);
         device = null;
-        servers.setWorking(false);
         awake.release();
         stopForeground(STOP_FOREGROUND_REMOVE);
     }

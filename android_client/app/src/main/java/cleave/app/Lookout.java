@@ -1,5 +1,6 @@
 package cleave.app;
 
+import android.os.SystemClock;
 import cleave.core.Verdict;
 import cleave.core.policy.Gate;
 import java.util.concurrent.ScheduledFuture;
@@ -36,15 +37,16 @@ final class Lookout {
     /**
      * Look now and from now on.
      *
+     * @param paused whether its owner has it paused
      * @param whoWantsToKnow told what was seen, every time
      * @param then called once after the first look
      */
-    void begin(Consumer<Verdict> whoWantsToKnow, Runnable then) {
+    void begin(boolean paused, Consumer<Verdict> whoWantsToKnow, Runnable then) {
         thread.execute(
                 () -> {
                     tell = whoWantsToKnow;
-                    gate = new Gate(settings.policy());
-                    pausedByOwner = false;
+                    gate = new Gate(settings.policy(), SystemClock::elapsedRealtimeNanos);
+                    pausedByOwner = paused;
                     lookNow();
                     then.run();
                 });
@@ -75,7 +77,7 @@ final class Lookout {
     void conditionsChanged() {
         thread.execute(
                 () -> {
-                    gate = new Gate(settings.policy());
+                    gate.setPolicy(settings.policy());
                     lookNow();
                 });
     }

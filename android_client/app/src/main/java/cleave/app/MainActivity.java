@@ -35,6 +35,7 @@ public final class MainActivity extends Activity {
                 public void onServiceConnected(ComponentName name, IBinder binder) {
                     service = ((DeviceService.Here) binder).service();
                     show();
+                    askWhenBound();
                 }
 
                 @Override
@@ -44,24 +45,30 @@ public final class MainActivity extends Activity {
             };
 
     private Servers servers;
+    private ConsentDialog consent;
     private SettingsPanel conditions;
     private MeasurePanel measuring;
-    private DeviceService service; // null while not bound
+    private DeviceService service; // null while not bound: then nobody knows if it is joined
+    private Boolean forgettable; // whether there is anything to forget; null: not looked yet
+    private String linkToAsk; // for, once that is known; null: none
 
     @Override
     protected void onCreate(Bundle state) {
         super.onCreate(state);
         setContentView(R.layout.main);
         servers = new Servers(this);
+        consent = new ConsentDialog(this);
         Settings settings = new Settings(this);
         conditions = new SettingsPanel(this, settings, this::conditionsChanged);
         conditions.bind();
         measuring = new MeasurePanel(this, settings, this::isJoined);
         measuring.bind();
         onClick(R.id.join, () -> ask(url().getText().toString()));
-        onClick(R.id.rejoin, this::rejoin);
-        onClick(R.id.pause, () -> service.setPausedByOwner(!service.isPausedByOwner()));
-        onClick(R.id.stop, () -> service.leave());
+        onClick(R.id.rejoin, () -> whenBound(this::rejoin));
+        onClick(
+                R.id.pause,
+                () -> whenBound(() -> service.setPausedByOwner(!service.isPausedByOwner())));
+        onClick(R.id.stop, () -> whenBound(() -> service.leave()));
         onClick(R.id.forget, this::forget);
         if (state == null) {
             askForLinkOf(getIntent());
@@ -85,6 +92,7 @@ public final class MainActivity extends Activity {
     @Override
     protected void onStop() {
         conditions.keep();
+        measuring.stop(); // behind other apps it would measure them
         main.removeCallbacks(refresh);
         unbindService(connection);
         service = null;
@@ -93,8 +101,16 @@ public final class MainActivity extends Activity {
 
     @Override
     protected void onDestroy() {
-        measuring.stop();
+        consent.dismiss();
         super.onDestroy();
+    }
+
+    @Override
+    protected void onActivityResult(int request, int result, Intent data) {
+        super.onActivityResult(request, result, data);
+        if (request == MeasurePanel.SAVE && result == RESULT_OK && data != null) {
+            measuring.chosen(data.getData());
+        }
     }
 
     private boolean isJoined() {
@@ -117,14 +133,27 @@ public final class MainActivity extends Activity {
 
     /** Shows the owner what joining means, and joins if that is agreed to. */
     private void ask(String text) {
-        if (isJoined()) {
+        linkToAsk = text;
+        askWhenBound();
+    }
+
+    private void askWhenBound() {
+        if (service != null && linkToAsk != null) {
+            String text = linkToAsk;
+            linkToAsk = null;
+            askNow(text);
+        }
+    }
+
+    private void askNow(String text) {
+        if (service.isJoined()) {
             Toast.makeText(this, R.string.already_joined, Toast.LENGTH_LONG).show();
             return;
         }
         try {
             JoinLink link = JoinLink.parse(text);
             url().setError(null);
-            ConsentDialog.show(this, link, () -> join(text));
+            consent.ask(link, () -> join(text));
         } catch (InvalidLinkException error) {
             url().setError(error.getMessage());
             url().requestFocus();
@@ -133,7 +162,9 @@ public final class MainActivity extends Activity {
 
     /** The same server as last time, which its owner agreed to then. */
     private void rejoin() {
-        join(null);
+        if (!service.isJoined()) {
+            join(null);
+        }
     }
 
     private void join(String text) {
@@ -160,6 +191,7 @@ public final class MainActivity extends Activity {
             said = error.getMessage();
         }
         Toast.makeText(this, said, Toast.LENGTH_LONG).show();
+        forgettable = null;
         show();
     }
 
@@ -168,20 +200,29 @@ public final class MainActivity extends Activity {
         main.postDelayed(refresh, REFRESH_MS);
     }
 
+    /** Until the service is bound, in a moment, all stays as it was. */
     private void show() {
-        boolean joined = isJoined();
-        String line = service == null ? "" : service.line();
+        whenBound(this::showService);
+    }
+
+    private void showService() {
+        boolean joined = service.isJoined();
+        String line = service.line();
         setText(R.id.state, line.isEmpty() ? getString(R.string.state_none) : line);
-        setText(R.id.details, service == null ? "" : service.details());
+        setText(R.id.details, service.details());
         setVisible(R.id.working, joined);
         setVisible(R.id.joining, !joined);
         if (joined) {
+            forgettable = null;
             Button pause = findViewById(R.id.pause);
             pause.setText(service.isPausedByOwner() ? R.string.resume : R.string.pause);
         } else {
             JoinLink last = servers.last();
             setVisible(R.id.rejoin, last != null);
-            setVisible(R.id.forget, servers.any());
+            if (forgettable == null) {
+                forgettable = servers.any(); // of files: not every second
+            }
+            setVisible(R.id.forget, forgettable);
             if (last != null) {
                 Button rejoin = findViewById(R.id.rejoin);
                 rejoin.setText(getString(R.string.rejoin, last.host));
@@ -199,6 +240,12 @@ public final class MainActivity extends Activity {
 
     private void setVisible(int id, boolean visible) {
         findViewById(id).setVisibility(visible ? View.VISIBLE : View.GONE);
+    }
+
+    private void whenBound(Runnable action) {
+        if (service != null) {
+            action.run();
+        }
     }
 
     private void onClick(int id, Runnable action) {

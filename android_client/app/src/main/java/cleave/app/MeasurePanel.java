@@ -1,7 +1,9 @@
 package cleave.app;
 
 import android.app.Activity;
+import android.content.ActivityNotFoundException;
 import android.content.Intent;
+import android.net.Uri;
 import android.view.View;
 import android.view.WindowManager;
 import android.widget.Button;
@@ -15,6 +17,9 @@ import cleave.core.profile.Measurements;
 import cleave.core.profile.Phone;
 import cleave.core.profile.ProfileFile;
 import cleave.core.profile.ProfileRun;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.nio.charset.StandardCharsets;
 import java.text.SimpleDateFormat;
 import java.util.Date;
 import java.util.Locale;
@@ -23,6 +28,9 @@ import java.util.function.BooleanSupplier;
 
 /** "Measure this phone": in a thread of its own; its owner may share the profile. */
 final class MeasurePanel {
+    /** The request for a place to save the profile. */
+    static final int SAVE = 1;
+
     private static final double SAMPLES_S = 60;
     private static final double SUSTAINED_S = 120;
     private static final int STEPS = 1000;
@@ -48,6 +56,7 @@ final class MeasurePanel {
         progress().setMax(STEPS);
         button().setOnClickListener(view -> startOrStop());
         activity.findViewById(R.id.share).setOnClickListener(view -> share());
+        activity.findViewById(R.id.save).setOnClickListener(view -> askWhereToSave());
     }
 
     /** Stop; what was measured so far is lost. */
@@ -68,14 +77,16 @@ final class MeasurePanel {
         show(true);
         ThisPhone described = new ThisPhone(activity, settings.policy());
         PhoneState state = new PhoneState(activity.getApplicationContext());
-        new Thread(() -> measureAndTell(described, state), "measure").start();
+        // Like those that work: what is measured is what a server would get.
+        ThisPhone.thread(() -> measureAndTell(described, state)).start();
     }
 
     private void measureAndTell(ThisPhone described, PhoneState state) {
-        Phone measured = described.phone();
+        Phone measured = null;
         String text = null;
         String problem = null;
         try {
+            measured = described.phone();
             Measurements found = measure(described, state);
             if (found != null) {
                 String today = new SimpleDateFormat("yyyy-MM-dd", Locale.ROOT).format(new Date());
@@ -83,6 +94,8 @@ final class MeasurePanel {
             }
         } catch (KernelException error) {
             problem = error.getMessage();
+        } catch (RuntimeException | OutOfMemoryError error) { // would end the app, and say nothing
+            problem = error.toString();
         }
         done(measured, text, problem);
     }
@@ -120,6 +133,7 @@ final class MeasurePanel {
                         phone = measured;
                         profile = text;
                         activity.findViewById(R.id.share).setVisibility(View.VISIBLE);
+                        activity.findViewById(R.id.save).setVisibility(View.VISIBLE);
                         say(activity.getString(R.string.measure_done, phone.title));
                     } else if (problem != null) {
                         say(activity.getString(R.string.measure_failed, problem));
@@ -145,9 +159,46 @@ final class MeasurePanel {
         Intent send =
                 new Intent(Intent.ACTION_SEND)
                         .setType("text/plain")
-                        .putExtra(Intent.EXTRA_SUBJECT, ProfileFile.name(phone) + ".toml")
+                        .putExtra(Intent.EXTRA_SUBJECT, fileName())
                         .putExtra(Intent.EXTRA_TEXT, profile);
         activity.startActivity(Intent.createChooser(send, null));
+    }
+
+    private void askWhereToSave() {
+        Intent create =
+                new Intent(Intent.ACTION_CREATE_DOCUMENT)
+                        .addCategory(Intent.CATEGORY_OPENABLE)
+                        .setType("application/octet-stream") // of text the name would end with .txt
+                        .putExtra(Intent.EXTRA_TITLE, fileName());
+        try {
+            activity.startActivityForResult(create, SAVE);
+        } catch (ActivityNotFoundException error) {
+            say(activity.getString(R.string.not_saved, error.getMessage()));
+        }
+    }
+
+    /**
+     * What the owner chose, of what this panel asked.
+     *
+     * @param place null for none
+     */
+    void chosen(Uri place) {
+        if (place == null || profile == null) { // the system may have ended the app meanwhile
+            return;
+        }
+        try (OutputStream out = activity.getContentResolver().openOutputStream(place)) {
+            if (out == null) {
+                throw new IOException("the place cannot be written to");
+            }
+            out.write(profile.getBytes(StandardCharsets.UTF_8));
+            say(activity.getString(R.string.saved, fileName()));
+        } catch (IOException | RuntimeException error) { // of whoever keeps files there
+            say(activity.getString(R.string.not_saved, error.getMessage()));
+        }
+    }
+
+    private String fileName() {
+        return ProfileFile.name(phone) + ".toml";
     }
 
     private void say(String text) {

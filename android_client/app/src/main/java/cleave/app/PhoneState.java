@@ -64,11 +64,9 @@ final class PhoneState {
                 : Throttling.ofStatus(power.getCurrentThermalStatus());
     }
 
-    /** Makers disagree on the current's sign; of a phone that is not plugged in it is drawn. */
     private double drawW(int millivolts) {
-        int microamperes = manager.getIntProperty(BatteryManager.BATTERY_PROPERTY_CURRENT_NOW);
-        boolean known = microamperes != Integer.MIN_VALUE && microamperes != 0 && millivolts > 0;
-        return known ? Math.abs((double) microamperes) * 1e-6 * millivolts * 1e-3 : Double.NaN;
+        return Battery.drawW(
+                manager.getIntProperty(BatteryManager.BATTERY_PROPERTY_CURRENT_NOW), millivolts);
     }
 
     private boolean isOnWifi() {

@@ -14,7 +14,9 @@ import java.io.IOException;
  * private storage; nothing of it is backed up.
  */
 final class Servers {
+    private static final String ASKED = "asked";
     private static final String LAST = "last";
+    private static final String PAUSED = "paused";
     private static final String WORKING = "working";
 
     private final SharedPreferences kept;
@@ -29,9 +31,12 @@ final class Servers {
         return credentials;
     }
 
-    /** Where the phone was last, without anything secret; null where it was nowhere. */
+    /**
+     * Where the phone was last, or is to be and was not welcomed yet, then with its join code; null
+     * where there is none.
+     */
     JoinLink last() {
-        String text = kept.getString(LAST, "");
+        String text = kept.getString(ASKED, kept.getString(LAST, ""));
         if (text.isEmpty()) {
             return null;
         }
@@ -42,21 +47,50 @@ final class Servers {
         }
     }
 
-    /** Remember where the phone is, to come back with the credential that is kept for it. */
-    void remember(JoinLink link) {
-        kept.edit()
-                .putString(LAST, link.withoutCredential())
-                .putBoolean(WORKING, true)
-                .apply();
+    /**
+     * The owner agreed to join. It may be long until the conditions hold, and the system may end
+     * the app before.
+     *
+     * @param text a join link, with its code; null for the last server
+     */
+    void begin(String text) {
+        SharedPreferences.Editor edit = kept.edit().putBoolean(WORKING, true);
+        if (text != null) {
+            edit.putString(ASKED, text);
+        }
+        edit.apply();
     }
 
-    /** Whether it was welcome at the last server, and did not leave: it may go on unasked. */
+    /** Welcome: from now on there is a credential to come back with, and the code is used up. */
+    void remember(JoinLink link) {
+        kept.edit().putString(LAST, link.withoutCredential()).remove(ASKED).apply();
+    }
+
+    /** Whether the owner agreed to join, and it did not end: it may go on unasked. */
     boolean isWorking() {
         return kept.getBoolean(WORKING, false);
     }
 
-    void setWorking(boolean working) {
-        kept.edit().putBoolean(WORKING, working).apply();
+    /**
+     * It ended.
+     *
+     * @param refused by the server, which then refuses the same code again
+     */
+    void end(boolean refused) {
+        SharedPreferences.Editor edit = kept.edit().remove(WORKING).remove(PAUSED);
+        if (refused) {
+            edit.remove(ASKED);
+        }
+        edit.apply();
+    }
+
+    /** Whether the owner paused it, and so it stays if the system starts the app again. */
+    boolean isPaused() {
+        return kept.getBoolean(PAUSED, false);
+    }
+
+    void setPaused(boolean paused) {
+        kept.edit().putBoolean(PAUSED, paused).apply();
     }
 
     /** Whether there is anything to forget. */

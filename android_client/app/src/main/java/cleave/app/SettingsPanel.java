@@ -116,17 +116,25 @@ final class SettingsPanel {
         says.setText(text.apply(range[2]));
         bar.setOnSeekBarChangeListener(
                 new SeekBar.OnSeekBarChangeListener() {
+                    private boolean dragged; // by a finger; keys and screen readers only move it
+
                     @Override
                     public void onProgressChanged(SeekBar moved, int progress, boolean fromUser) {
                         keep.accept(range[0] + progress);
                         says.setText(text.apply(range[0] + progress));
+                        if (fromUser && !dragged) {
+                            changed.run();
+                        }
                     }
 
                     @Override
-                    public void onStartTrackingTouch(SeekBar touched) {}
+                    public void onStartTrackingTouch(SeekBar touched) {
+                        dragged = true;
+                    }
 
                     @Override
                     public void onStopTrackingTouch(SeekBar let) {
+                        dragged = false;
                         changed.run();
                     }
                 });

@@ -6,12 +6,14 @@ import java.io.IOException;
 public interface CredentialStore {
     /**
      * The credential for a link's server: by the server's id where the link tells it, else by its
-     * address. Empty where there is none.
+     * address. Empty where there is none, and where the link's connection is less protected than
+     * the one it was given over.
      */
     String find(JoinLink link);
 
     /**
-     * Keep a credential; an earlier one for the same server is replaced.
+     * Keep a credential; an earlier one for the same server is replaced, if the server has the same
+     * pinned certificate or, without one, address.
      *
      * @param server the server's id, as its welcome told it
      * @param link that led to it

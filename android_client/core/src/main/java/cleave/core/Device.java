@@ -54,12 +54,14 @@ public final class Device implements Runnable {
     private volatile Notice notice = new Notice(State.STARTING, "");
 
     /**
+     * @param staysAfterGoodbye whether it waits for a server that said goodbye
      * @param kernels candidates, one or more; see {@link KernelChoice}
      * @param sensors null for none
      * @param threads makes the thread that multiplies, and is the kernel's own
      */
     public Device(
             JoinLink link,
+            boolean staysAfterGoodbye,
             DeviceDescription description,
             List<KernelFactory> kernels,
             CredentialStore credentials,
@@ -75,10 +77,17 @@ public final class Device implements Runnable {
         timer = Executors.newScheduledThreadPool(2, Device::timerThread);
         kernelThread = Executors.newSingleThreadExecutor(threads);
         transport = transport(link, description.memoryBytes);
-        guest = new Guest(this::connect, this::say, timer, System::nanoTime, random::nextDouble);
+        guest =
+                new Guest(
+                        this::connect,
+                        staysAfterGoodbye,
+                        this::say,
+                        timer,
+                        System::nanoTime,
+                        random::nextDouble);
     }
 
-    /** Be a device until it is stopped, refused for good, or the server says goodbye. Once only. */
+    /** Be a device until it is stopped, refused, or the goodbye is for good. Once only. */
     @Override
     public void run() {
         if (sensors != null) {

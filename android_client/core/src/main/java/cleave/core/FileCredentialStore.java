@@ -9,6 +9,7 @@ import java.io.OutputStream;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.Comparator;
 import java.util.List;
 import java.util.Properties;
 import java.util.UUID;
@@ -26,12 +27,21 @@ public final class FileCredentialStore implements CredentialStore {
         /** Where the server was. */
         public final String address;
 
+        private final String fingerprint;
         private final File file;
 
-        private Kept(String server, String address, File file) {
+        private Kept(String server, String address, String fingerprint, File file) {
             this.server = server;
             this.address = address;
+            this.fingerprint = fingerprint;
             this.file = file;
+        }
+
+        /** Any server may say that it is this one: it is if it has its certificate or address. */
+        private boolean isReplacedBy(String other, JoinLink link) {
+            return server.equals(other)
+                    && fingerprint.equals(link.fingerprint)
+                    && (!fingerprint.isEmpty() || address.equals(link.address));
         }
     }
 
@@ -42,17 +52,36 @@ public final class FileCredentialStore implements CredentialStore {
 
     @Override
     public String find(JoinLink link) {
+        String found = "";
         for (File file : files()) {
             Properties values = read(file);
+            boolean sameAddress = link.address.equals(values.getProperty("address"));
             boolean same =
                     link.server.isEmpty()
-                            ? link.address.equals(values.getProperty("address"))
+                            ? sameAddress
                             : link.server.equals(values.getProperty("server"));
-            if (same) {
+            if (!same || !mayHave(link, values)) {
+                continue;
+            }
+            if (sameAddress) {
                 return values.getProperty("credential", "");
             }
+            if (found.isEmpty()) {
+                found = values.getProperty("credential", "");
+            }
         }
-        return "";
+        return found;
+    }
+
+    /**
+     * Whoever writes a link may name any server's id in it: a credential goes only where the
+     * connection is protected as it was when the server gave it.
+     */
+    private static boolean mayHave(JoinLink link, Properties values) {
+        boolean wasSecure = values.getProperty("address", "").startsWith("wss:");
+        String pinned = values.getProperty("fingerprint", "");
+        return (link.isSecure || !wasSecure)
+                && (pinned.isEmpty() || pinned.equals(link.fingerprint));
     }
 
     @Override
@@ -63,6 +92,7 @@ public final class FileCredentialStore implements CredentialStore {
         Properties values = new Properties();
         values.setProperty("server", server);
         values.setProperty("address", link.address);
+        values.setProperty("fingerprint", link.fingerprint);
         values.setProperty("credential", credential);
         // Written elsewhere first: half a file is no credential. A name says nothing of the server.
         File fresh = new File(folder, UUID.randomUUID() + ".new");
@@ -76,7 +106,7 @@ public final class FileCredentialStore implements CredentialStore {
                 throw new IOException("a file cannot be made in " + folder);
             }
             for (Kept old : earlier) {
-                if (old.server.equals(server)) {
+                if (old.isReplacedBy(server, link)) {
                     remove(old);
                 }
             }
@@ -94,6 +124,7 @@ public final class FileCredentialStore implements CredentialStore {
                     new Kept(
                             values.getProperty("server", ""),
                             values.getProperty("address", ""),
+                            values.getProperty("fingerprint", ""),
                             file));
         }
         return found;
@@ -128,7 +159,10 @@ public final class FileCredentialStore implements CredentialStore {
         if (files == null) {
             return Collections.emptyList();
         }
-        Arrays.sort(files);
+        // The latest first; the names say nothing.
+        Arrays.sort(
+                files, Comparator.comparingLong(File::lastModified).reversed().thenComparing(
+                        Comparator.naturalOrder()));
         return Arrays.asList(files);
     }
 

@@ -11,6 +11,10 @@ import org.junit.Test;
 import org.junit.rules.TemporaryFolder;
 
 public class FileCredentialStoreTest {
+    /** All but one digit of a fingerprint. */
+    private static final String PIN =
+            "sha256:000000000000000000000000000000000000000000000000000000000000000";
+
     @Rule public final TemporaryFolder folder = new TemporaryFolder();
 
     @Test
@@ -38,6 +42,42 @@ public class FileCredentialStoreTest {
         assertEquals("ws://h:1/ws", store.kept().get(0).address);
         store.remove(store.kept().get(0));
         assertEquals("", store.find(link));
+    }
+
+    @Test
+    public void oneOfAProtectedConnectionGoesToNoOther() throws Exception {
+        FileCredentialStore store = new FileCredentialStore(folder.getRoot());
+        String pin = PIN + "0";
+        store.keep("S1", JoinLink.parse("wss://h:1/ws#s=S1"), "verified");
+        assertEquals("verified", store.find(JoinLink.parse("wss://other/ws#s=S1")));
+        assertEquals("", store.find(JoinLink.parse("ws://h:1/ws#s=S1")));
+        store.keep("S2", JoinLink.parse("wss://h:2/ws#s=S2&fp=" + pin), "pinned");
+        assertEquals("pinned", store.find(JoinLink.parse("wss://other/ws#s=S2&fp=" + pin)));
+        assertEquals("pinned", store.find(JoinLink.parse("wss://h:2/ws#fp=" + pin)));
+        assertEquals("", store.find(JoinLink.parse("wss://h:2/ws#s=S2&fp=" + PIN + "1")));
+        assertEquals("", store.find(JoinLink.parse("wss://h:2/ws#s=S2")));
+        assertEquals("", store.find(JoinLink.parse("ws://h:2/ws#s=S2")));
+    }
+
+    @Test
+    public void aServerThatNamesAnothersIdDoesNotReplaceItsCredential() throws Exception {
+        FileCredentialStore store = new FileCredentialStore(folder.getRoot());
+        JoinLink pinned = JoinLink.parse("wss://h:1/ws#s=S1&fp=" + PIN + "0");
+        JoinLink moved = JoinLink.parse("wss://h:2/ws#s=S1&fp=" + PIN + "0");
+        JoinLink otherPin = JoinLink.parse("wss://h:1/ws#s=S1&fp=" + PIN + "1");
+        JoinLink plain = JoinLink.parse("ws://h:1/ws#s=S1");
+        JoinLink otherPlain = JoinLink.parse("ws://h:2/ws#s=S1");
+        store.keep("S1", pinned, "first");
+        store.keep("S1", moved, "mine");
+        assertEquals(1, store.kept().size());
+        store.keep("S1", otherPin, "of another");
+        store.keep("S1", plain, "in plain text");
+        store.keep("S1", otherPlain, "elsewhere");
+        assertEquals(4, store.kept().size());
+        assertEquals("mine", store.find(moved));
+        assertEquals("of another", store.find(otherPin));
+        assertEquals("in plain text", store.find(plain));
+        assertEquals("elsewhere", store.find(otherPlain));
     }
 
     @Test

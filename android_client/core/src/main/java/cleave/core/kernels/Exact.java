@@ -41,6 +41,28 @@ public final class Exact {
         return worst;
     }
 
+    /**
+     * Whether a result is exact, each NaN any other: for products whose sums fp32 and {@code out}
+     * hold.
+     */
+    public static boolean isEqual(Product product, ByteBuffer payload) {
+        if (payload.remaining() != product.resultBytes()) {
+            return false;
+        }
+        float[] got = Numbers.widened(payload, product.out);
+        double[] exact = new double[got.length];
+        for (Product.Pair pair : product.pairs) {
+            add(product, pair, exact, new double[got.length]);
+        }
+        for (int i = 0; i < got.length; i++) {
+            boolean bothNan = Double.isNaN(exact[i]) && Float.isNaN(got[i]);
+            if (got[i] != exact[i] && !bothNan) {
+                return false;
+            }
+        }
+        return true;
+    }
+
     private static void add(
             Product product, Product.Pair pair, double[] exact, double[] magnitudes) {
         float[] left = Numbers.widened(pair.a.payload(), pair.a.dtype);

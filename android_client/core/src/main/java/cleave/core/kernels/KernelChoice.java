@@ -50,26 +50,26 @@ public final class KernelChoice {
             BiConsumer<String, String> report,
             Random random,
             LongSupplier nanos) {
-        Kernel kernel;
-        try {
-            kernel = factory.make();
-        } catch (KernelException error) {
-            report.accept(factory.name(), error.getMessage());
-            return null;
-        }
+        Kernel kernel = null;
         String wrong = "its results are wrong";
         try {
-            if (Trials.worstError(kernel, Trials.products(random)) <= 1) {
+            kernel = factory.make();
+            boolean right = Trials.worstError(kernel, Trials.products(random)) <= 1;
+            if (right && Trials.keepsInfinitiesAndNan(kernel)) {
                 double flopsPerS = Trials.flopsPerS(kernel, TIMED_SIDE, TIMED_S, random, nanos);
                 return new Chosen(kernel, flopsPerS);
             }
         } catch (KernelException error) {
             wrong = error.getMessage();
+        } catch (OutOfMemoryError error) {
+            wrong = "not enough memory";
         } catch (RuntimeException error) { // of a driver, for one: another kernel may still do
             wrong = error.toString();
         }
         report.accept(factory.name(), wrong);
-        kernel.close();
+        if (kernel != null) {
+            kernel.close();
+        }
         return null;
     }
 }

@@ -3,6 +3,7 @@ package cleave.core.kernels;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Random;
 import java.util.function.LongSupplier;
@@ -117,6 +118,43 @@ public final class Trials {
         } finally {
             forget(kernel, product);
         }
+    }
+
+    /**
+     * Whether what overflowed shows: infinities and NaN come out where they belong, and all else is
+     * exact. A driver may do otherwise, and a training would not learn that it diverged.
+     *
+     * @throws KernelException what the kernel throws
+     */
+    public static boolean keepsInfinitiesAndNan(Kernel kernel) throws KernelException {
+        for (DType dtype : DType.values()) {
+            Product product = withInfinitiesAndNan(dtype);
+            hold(kernel, product);
+            try {
+                if (!Exact.isEqual(product, kernel.multiply(product))) {
+                    return false;
+                }
+            } finally {
+                forget(kernel, product);
+            }
+        }
+        return true;
+    }
+
+    /** Small whole numbers, and in rows of the left one infinity, one NaN. */
+    private static Product withInfinitiesAndNan(DType dtype) {
+        float[] left = {
+            1, 2, 3,
+            Float.POSITIVE_INFINITY, 1, 2,
+            -1, Float.NEGATIVE_INFINITY, 2,
+            1, 2, Float.NaN,
+            Float.POSITIVE_INFINITY, Float.NEGATIVE_INFINITY, 1,
+        };
+        float[] right = {1, 0, -2, 3, 1, 4}; // infinity times 0 is NaN
+        Matrix a = new Matrix(5, 3, dtype, Numbers.narrowed(left, dtype));
+        Matrix b = new Matrix(3, 2, dtype, Numbers.narrowed(right, dtype));
+        List<Product.Pair> pairs = Collections.singletonList(new Product.Pair(a, b));
+        return new Product(pairs, false, false, 5, 2, dtype);
     }
 
     private static void hold(Kernel kernel, Product product) throws KernelException {

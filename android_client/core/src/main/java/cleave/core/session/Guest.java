@@ -30,6 +30,7 @@ public final class Guest {
     }
 
     private final Connector connector;
+    private final boolean staysAfterGoodbye;
     private final Consumer<Notice> say;
     private final ScheduledExecutorService timer;
     private final LongSupplier nanos;
@@ -46,17 +47,21 @@ public final class Guest {
     private Notice notice = new Notice(State.CONNECTING, "");
 
     /**
+     * @param staysAfterGoodbye whether it waits for a server that said goodbye, which may only
+     *     start anew
      * @param say told of every change; it must not call back
      * @param nanos a clock that never goes back
      * @param random numbers from 0 to 1
      */
     public Guest(
             Connector connector,
+            boolean staysAfterGoodbye,
             Consumer<Notice> say,
             ScheduledExecutorService timer,
             LongSupplier nanos,
             DoubleSupplier random) {
         this.connector = connector;
+        this.staysAfterGoodbye = staysAfterGoodbye;
         this.say = say;
         this.timer = timer;
         this.nanos = nanos;
@@ -89,7 +94,7 @@ public final class Guest {
         }
     }
 
-    /** Be a guest until it is stopped, refused for good, or the server says goodbye. */
+    /** Be a guest until it is stopped, refused for good, or a goodbye that it does not outstay. */
     public void run() throws InterruptedException {
         while (true) {
             String paused;
@@ -112,7 +117,8 @@ public final class Guest {
                     continue;
                 }
                 boolean mistaken = ending.end == End.STRANGER && !wasWelcome;
-                if (ending.isForGood || mistaken) {
+                boolean stays = staysAfterGoodbye && ending.end == End.BYE;
+                if ((ending.isForGood && !stays) || mistaken) {
                     say(new Notice(State.ENDED, ending, 0));
                     return;
                 }
@@ -137,14 +143,20 @@ public final class Guest {
         }
     }
 
-    /** The owner's conditions do not allow work; drain, and wait for {@code resume}. */
+    /**
+     * The owner's conditions do not allow work; drain, and wait for {@code resume}.
+     *
+     * @param reason shown; that of a later call replaces it
+     */
     public void pause(String reason) {
         synchronized (lock) {
-            if (pausedFor != null || stopping) {
+            if (stopping || reason.equals(pausedFor)) {
                 return;
             }
+            if (pausedFor == null) {
+                drain(reason);
+            }
             pausedFor = reason;
-            drain(reason);
             wake();
         }
     }

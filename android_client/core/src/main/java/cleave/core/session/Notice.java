@@ -35,4 +35,9 @@ public final class Notice {
         this.end = ending.end;
         this.retryS = retryS;
     }
+
+    /** Whether the server is away for long: nobody need stay awake for the next try. */
+    public boolean waitsLong() {
+        return retryS >= Guest.LONGEST_WAIT_S / 2;
+    }
 }

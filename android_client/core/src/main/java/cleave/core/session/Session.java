@@ -101,6 +101,8 @@ public final class Session implements Visit {
             outbox = new Outbox(transport.open(new SessionWire()), this::sent);
             Thread sender = new Thread(outbox, "cleave-send");
             sender.setDaemon(true);
+            // Not to the default one: on a phone that ends the app, elsewhere nobody would send.
+            sender.setUncaughtExceptionHandler((thread, error) -> drop("cannot send: " + error));
             sender.start();
         }
         try {

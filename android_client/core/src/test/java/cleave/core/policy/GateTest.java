@@ -4,6 +4,7 @@ import static org.junit.Assert.assertEquals;
 import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
 
+import java.util.concurrent.atomic.AtomicLong;
 import org.junit.Test;
 
 public class GateTest {
@@ -20,14 +21,20 @@ public class GateTest {
         return new Observation(minute, charging, wifi, temperatureC, throttling);
     }
 
-    private static String reason(Policy policy, Observation seen) {
-        return new Gate(policy).decide(seen).reason();
+    private final AtomicLong nanos = new AtomicLong(-7);
+
+    private Gate gate(Policy policy) {
+        return new Gate(policy, nanos::get);
+    }
+
+    private String reason(Policy policy, Observation seen) {
+        return gate(policy).decide(seen).reason();
     }
 
     @Test
     public void opensWhenAllHolds() {
         Observation good = seen(MIDNIGHT, true, true, 30, Throttling.NONE);
-        assertTrue(new Gate(ALL).decide(good).mayWork());
+        assertTrue(gate(ALL).decide(good).mayWork());
         assertEquals("", reason(ALL, good));
     }
 
@@ -40,7 +47,7 @@ public class GateTest {
                 "it is not on Wi-Fi that is free to use",
                 reason(ALL, seen(MIDNIGHT, true, false, 30, none)));
         assertEquals(
-                "its battery has 40 °C, until it has 35",
+                "its battery is too warm, until it has 35 °C",
                 reason(ALL, seen(MIDNIGHT, true, true, 40, none)));
         assertEquals(
                 "its temperature cannot be seen",
@@ -54,14 +61,14 @@ public class GateTest {
     public void whatIsNotAskedForDoesNotMatter() {
         Policy none = new Policy(false, false, 45, null, 1, 0.5);
         assertTrue(
-                new Gate(none)
+                gate(none)
                         .decide(seen(12 * 60, false, false, 44, Throttling.UNKNOWN))
                         .mayWork());
     }
 
     @Test
     public void heatLastsUntilItHasCooled() {
-        Gate gate = new Gate(ALL);
+        Gate gate = gate(ALL);
         double[] temperatures = {38, 38.1, 37, 35.1, 35, 37, 38.1};
         boolean[] works = {true, false, false, false, true, true, false};
         for (int i = 0; i < temperatures.length; i++) {
@@ -72,7 +79,7 @@ public class GateTest {
 
     @Test
     public void heatIsWatchedWhileSomethingElseForbids() {
-        Gate gate = new Gate(ALL);
+        Gate gate = gate(ALL);
         assertEquals(
                 "it is not charging",
                 gate.decide(seen(MIDNIGHT, false, true, 41, Throttling.NONE)).reason());
@@ -81,7 +88,7 @@ public class GateTest {
 
     @Test
     public void throttlingLastsUntilThereIsNone() {
-        Gate gate = new Gate(ALL);
+        Gate gate = gate(ALL);
         Throttling[] steps = {
             Throttling.MODERATE, Throttling.SEVERE, Throttling.LIGHT, Throttling.NONE,
             Throttling.LIGHT
@@ -91,6 +98,40 @@ public class GateTest {
             assertEquals(
                     works[i], gate.decide(seen(MIDNIGHT, true, true, 30, steps[i])).mayWork());
         }
+    }
+
+    @Test
+    public void aChargerOrWifiThatWasAwayHasToStayForHalfAMinute() {
+        Gate gate = gate(ALL);
+        Observation good = seen(MIDNIGHT, true, true, 30, Throttling.NONE);
+        Observation unplugged = seen(MIDNIGHT, false, true, 30, Throttling.NONE);
+        Observation offline = seen(MIDNIGHT, true, false, 30, Throttling.NONE);
+        assertTrue("at first it need not have been there", gate.decide(good).mayWork());
+        int[] atS = {0, 5, 20, 24, 29, 50, 54, 55};
+        Observation[] seen = {unplugged, good, good, offline, good, good, good, good};
+        for (int i = 0; i < atS.length; i++) {
+            nanos.set(atS[i] * 1_000_000_000L);
+            assertTrue("at " + atS[i], !gate.decide(seen[i]).mayWork());
+        }
+        assertEquals(
+                "its charger or Wi-Fi came back less than 30 s ago", gate.decide(good).reason());
+        nanos.set(59_000_000_000L);
+        assertTrue(gate.decide(good).mayWork());
+        assertTrue(gate.decide(good).mayWork());
+    }
+
+    @Test
+    public void otherConditionsHoldAtOnceAndHeatLastsThroughThem() {
+        Gate gate = gate(ALL);
+        assertTrue(!gate.decide(seen(MIDNIGHT, false, true, 30, Throttling.NONE)).mayWork());
+        gate.setPolicy(new Policy(false, true, 38, null, 0.5, 0.25));
+        assertTrue(gate.decide(seen(MIDNIGHT, false, true, 30, Throttling.NONE)).mayWork());
+        assertTrue(!gate.decide(seen(MIDNIGHT, false, true, 39, Throttling.SEVERE)).mayWork());
+        gate.setPolicy(ALL);
+        assertEquals(
+                "its battery is too warm, until it has 35 °C",
+                gate.decide(seen(MIDNIGHT, true, true, 37, Throttling.NONE)).reason());
+        assertTrue(gate.decide(seen(MIDNIGHT, true, true, 34, Throttling.NONE)).mayWork());
     }
 
     @Test

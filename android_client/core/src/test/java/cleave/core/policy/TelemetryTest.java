@@ -2,6 +2,7 @@ package cleave.core.policy;
 
 import static org.junit.Assert.assertEquals;
 import static org.junit.Assert.assertFalse;
+import static org.junit.Assert.assertTrue;
 
 import java.util.Map;
 import org.junit.Test;
@@ -18,6 +19,18 @@ public class TelemetryTest {
     private Map<String, Double> readAfter(double seconds) {
         nanos += (long) (seconds * SECOND);
         return telemetry.read();
+    }
+
+    @Test
+    public void aCurrentThatIsInMilliamperesIsNotBelieved() {
+        assertEquals(1.6, Battery.drawW(400_000, 4000), 1e-12);
+        assertEquals(1.6, Battery.drawW(-400_000, 4000), 1e-12);
+        assertEquals(0.04, Battery.drawW(10_000, 4000), 1e-12);
+        int[] none = {9_999, -400, 0, Integer.MIN_VALUE};
+        for (int current : none) {
+            assertTrue(String.valueOf(current), Double.isNaN(Battery.drawW(current, 4000)));
+        }
+        assertTrue(Double.isNaN(Battery.drawW(400_000, 0)));
     }
 
     @Test

@@ -18,6 +18,7 @@ final class FakeServer implements Transport, Wire {
     final BlockingQueue<Consumer<Boolean>> asked = new LinkedBlockingQueue<>();
     volatile long waitingBytes;
     volatile boolean closed;
+    volatile Error onSend; // what sending throws, if anything
     private volatile WireListener listener;
 
     @Override
@@ -40,6 +41,9 @@ final class FakeServer implements Transport, Wire {
 
     @Override
     public void send(byte[] header, ByteBuffer payload) {
+        if (onSend != null) {
+            throw onSend;
+        }
         int length = payload == null ? 0 : payload.remaining();
         ByteBuffer whole = ByteBuffer.allocate(header.length + length);
         whole.put(header);

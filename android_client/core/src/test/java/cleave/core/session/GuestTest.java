@@ -52,14 +52,18 @@ public class GuestTest {
     private final BlockingQueue<Notice> notices = new LinkedBlockingQueue<>();
     private final AtomicLong skippedNanos = new AtomicLong();
     private final ScheduledExecutorService timer = Executors.newScheduledThreadPool(1);
-    private final Guest guest =
-            new Guest(
-                    FakeVisit::new,
-                    notices::add,
-                    timer,
-                    () -> System.nanoTime() + skippedNanos.get(),
-                    () -> 1.0);
+    private Guest guest = guest(false);
     private final Thread thread = new Thread(this::run);
+
+    private Guest guest(boolean staysAfterGoodbye) {
+        return new Guest(
+                FakeVisit::new,
+                staysAfterGoodbye,
+                notices::add,
+                timer,
+                () -> System.nanoTime() + skippedNanos.get(),
+                () -> 1.0);
+    }
 
     private void run() {
         try {
@@ -125,6 +129,22 @@ public class GuestTest {
     }
 
     @Test
+    public void whenAServerIsAwayForLongNobodyNeedStayAwake() throws Exception {
+        working().endings.add(Ending.lost("cut"));
+        for (int seconds = 1; seconds < 32; seconds *= 2) {
+            Notice waiting = next();
+            assertEquals(seconds, waiting.retryS, 0);
+            assertTrue(!waiting.waitsLong());
+            guest.online();
+            visits.take().endings.add(Ending.lost("refused"));
+            assertSame(State.CONNECTING, next().state);
+        }
+        assertTrue(next().waitsLong());
+        guest.online();
+        assertTrue(!next().waitsLong());
+    }
+
+    @Test
     public void withoutANetworkItWaitsAndWithOneItComesBackAtOnce() throws Exception {
         working();
         guest.offline();
@@ -177,6 +197,25 @@ public class GuestTest {
     }
 
     @Test
+    public void ofAPauseTheLatestReasonIsShownAndOnlyOnce() throws Exception {
+        FakeVisit visit = working();
+        guest.pause("it is not charging");
+        assertSame(State.DRAINING, next().state);
+        guest.pause("by you");
+        visit.endings.add(Ending.bye(""));
+        assertEquals("by you", next().reason);
+        guest.pause("by you");
+        guest.pause("it is too warm");
+        Notice paused = next();
+        assertSame(State.PAUSED, paused.state);
+        assertEquals("it is too warm", paused.reason);
+        assertEquals("drain", visit.asked.take());
+        assertTrue(visit.asked.isEmpty());
+        guest.resume();
+        welcomed();
+    }
+
+    @Test
     public void beforeItMayWorkItDoesNotConnect() throws Exception {
         guest.pause("it is too warm");
         thread.start();
@@ -204,5 +243,22 @@ public class GuestTest {
         Notice ended = next();
         assertSame(State.ENDED, ended.state);
         assertEquals("the training is over", ended.reason);
+    }
+
+    @Test
+    public void whoStaysAfterAGoodbyeWaitsEverLongerAndComesBack() throws Exception {
+        guest = guest(true);
+        working().endings.add(Ending.bye("the server is started anew"));
+        Notice waiting = next();
+        assertSame(State.WAITING, waiting.state);
+        assertSame(End.BYE, waiting.end);
+        assertEquals("the server is started anew", waiting.reason);
+        assertEquals(1, waiting.retryS, 0);
+        guest.online();
+        welcomed().endings.add(Ending.bye(""));
+        assertEquals(2, next().retryS, 0);
+        guest.online();
+        welcomed().endings.add(Ending.refused(ErrorCode.QUARANTINED, "wrong results"));
+        assertSame(State.ENDED, next().state);
     }
 }

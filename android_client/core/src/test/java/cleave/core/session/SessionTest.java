@@ -341,6 +341,18 @@ public class SessionTest {
     }
 
     @Test
+    public void whatBreaksSendingEndsTheSessionToBeTriedAgain() throws Exception {
+        beginWork();
+        server.onSend = new OutOfMemoryError("no room for a message");
+        server.run(5, 1);
+        kernel.mayEnd.release();
+        Ending ending = ending();
+        assertSame(End.LOST, ending.end);
+        assertTrue(ending.text, ending.text.contains("no room for a message"));
+        assertTrue(server.closed);
+    }
+
+    @Test
     public void telemetryIsSentOnceItIsWelcome() throws Exception {
         begin();
         session.tell(Collections.singletonMap("temperature_c", 30.0));
