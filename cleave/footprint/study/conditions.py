@@ -14,6 +14,7 @@ from typing import Final
 from cleave.footprint.assumptions import Assumptions, ByKind, load_assumptions
 from cleave.footprint.grid import load_grids
 from cleave.footprint.sensitivity import Case
+from cleave.footprint.study.setups import EQUAL_SHARE, OTHER_SHARES
 from cleave.footprint.typical import Spread
 
 
@@ -22,11 +23,12 @@ class State:
     """What a ratio is worked out from.
 
     Attributes:
-        gpu_share: of what the GPU reaches in multiplication alone.
+        device_share, gpu_share: of what each reaches in multiplication alone, in training.
     """
 
     case: Case
-    gpu_share: float = 0.5
+    device_share: float = EQUAL_SHARE
+    gpu_share: float = EQUAL_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,17 @@ def energy_axes() -> tuple[Axis, ...]:
             ),
         ),
         Axis(
-            "GPU's speed, of multiplication alone",
+            "speed in training, of multiplication alone",
             (
-                Setting("50 %", _same),
-                Setting("25 %", lambda s: replace(s, gpu_share=0.25)),
-                Setting("100 %", lambda s: replace(s, gpu_share=1.0)),
+                Setting("50 % both", _same),
+                *(
+                    Setting(f"laptops {100 * share:g} %, GPU 50 %", _reaching(device_share=share))
+                    for share in OTHER_SHARES
+                ),
+                *(
+                    Setting(f"laptops 50 %, GPU {100 * share:g} %", _reaching(gpu_share=share))
+                    for share in OTHER_SHARES
+                ),
             ),
         ),
     )
@@ -178,6 +186,10 @@ def _same(state: State) -> State:
 
 def _made(state: State, change: Callable[[Assumptions], Assumptions]) -> State:
     return replace(state, case=replace(state.case, assumptions=change(state.case.assumptions)))
+
+
+def _reaching(**shares: float) -> Callable[[State], State]:
+    return lambda state: replace(state, **shares)  # type: ignore[arg-type]
 
 
 def _powered(state: State, spread: Spread) -> State:

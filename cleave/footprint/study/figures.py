@@ -138,7 +138,7 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
             axes.plot(x, y, marker=".", label=method)
         axes.set(
             xscale="log", yscale="log", title=study.setup.name,
-            xlabel="speed of a device, TFLOP/s, at the power it draws now",
+            xlabel="TFLOP/s of a device in multiplication, at the power it draws now",
             ylabel="J of the GPU over J of the devices",
         )  # fmt: skip
         axes.legend(fontsize=7)

@@ -167,7 +167,9 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
         "## 5. How fast a device must be",
         "",
         "The same power, another speed: from which speed on do the devices take 1.5 times less "
-        "energy than the GPU, in the central case? The largest memory of section 2.",
+        "energy than the GPU, in the central case? Speeds of laptops are in multiplication alone, "
+        "of which training reaches half and tiles all; those of phones are end to end. The largest "
+        "memory of section 2.",
         "",
         *table(
             (
