@@ -137,6 +137,16 @@ def test_a_tornado_of_the_ratio() -> None:
     assert "making of devices without a sheet" not in bars  # both have their own
 
 
+def test_a_byte_between_devices_crosses_the_network_once() -> None:
+    # 1 GB that one device sends and another receives: 0.007 kWh, with the radio at both ends.
+    profile = phone(Power(0.5, 4.0, 0.8))
+    peers = replace(SPELL, down_bytes=1e9, up_bytes=1e9, network_bytes=1e9)
+    assert of(profile, peers)["network"] == pytest.approx(0.007 * 3.6e6)
+    through_ps = replace(peers, network_bytes=None)
+    assert of(profile, through_ps)["network"] == pytest.approx(2 * 0.007 * 3.6e6)
+    assert of(profile, peers)["devices, radio"] == of(profile, through_ps)["devices, radio"]
+
+
 def test_power_that_a_fleet_file_states_stands_in() -> None:
     # 10 W for 40 s above what the devices draw anyway, of which nothing is known: 400 J.
     spell = Spell("", 2, 200.0, 40.0, 5.0, 1e6, 1e6, active_power_w=10.0)

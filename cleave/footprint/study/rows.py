@@ -161,6 +161,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
     used, steps = outcome.devices_used, setup.steps
     down, up = (each * used * steps for each in (outcome.download_bytes, outcome.upload_bytes))
     flops = outcome.flops * steps
+    through_ps = outcome.method.startswith("cleave")
     spell = Spell(
         setup.profile.name,
         used,
@@ -169,6 +170,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
         (down + up) / LINK_BYTES_PER_S,
         down,
         up,
+        network_bytes=None if through_ps else up,
     )
     return Row(
         setup,
@@ -177,7 +179,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
         outcome.memory_offered_bytes,
         outcome.memory_needed_bytes,
         outcome.misfit,
-        outcome.method.startswith("cleave"),
+        through_ps,
         outcome.step_s,
         flops,
         spell,

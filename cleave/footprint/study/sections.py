@@ -61,8 +61,7 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def _gigabytes(judged: Judged) -> float:
-    spell = judged.row.spell
-    return (spell.down_bytes + spell.up_bytes) / judged.row.setup.steps / 1e9
+    return judged.row.spell.crossing_bytes / judged.row.setup.steps / 1e9
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
