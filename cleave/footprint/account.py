@@ -41,8 +41,8 @@ class Spell:
         down_bytes, up_bytes: received, sent.
         active_power_w: drawn by multiplying, above what they draw anyway, as somebody states it;
             stands in where a profile's power is unknown.
-        network_bytes: that cross the network; None: `down_bytes + up_bytes`, all with the PS. A byte
-            from device to device is in both of these, and crosses once.
+        network_bytes: that cross the network; None: `down_bytes + up_bytes`, all with the PS. What
+            goes from device to device is in both of these, and crosses once.
         measured_j: what they measured themselves, all of them; None for devices that do not.
     """
 

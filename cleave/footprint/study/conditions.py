@@ -1,6 +1,7 @@
 """The conditions on which the paper's claims may hold or not: what is counted, and what is assumed.
 
-An axis has a few settings; the first of each is what the published formulae count. A claim about
+An axis has a few settings; the first of each is that of the central case: what the published
+formulae count and, beyond them, the machine around the GPU and equal shares of speed. A claim about
 energy is held against all combinations of the first five axes, one about carbon against all seven.
 """
 
@@ -41,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition and its settings, that of the published formulae first."""
+    """A condition and its settings, that of the central case first."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -71,7 +72,11 @@ def energy_axes() -> tuple[Axis, ...]:
         ),
         Axis(
             "around the GPU",
-            (Setting("data centre", _same), Setting("nothing", lambda s: _made(s, bare_gpu))),
+            (
+                Setting("machine and PUE", _same),
+                Setting("PUE alone", lambda s: _made(s, without_host)),
+                Setting("nothing", lambda s: _made(s, bare_gpu)),
+            ),
         ),
         Axis(
             "power of devices",
@@ -163,11 +168,14 @@ def without_network(made: Assumptions) -> Assumptions:
     return replace(made, network_j_per_byte=replace(made.network_j_per_byte, value=0.0))
 
 
+def without_host(made: Assumptions) -> Assumptions:
+    """The card and the building, as the published formulae have it, without the machine."""
+    return replace(made, host_share=replace(made.host_share, value=0.0))
+
+
 def bare_gpu(made: Assumptions) -> Assumptions:
     """The card alone: neither the machine around it nor the building."""
-    return replace(
-        made, pue=replace(made.pue, value=1.0), host_share=replace(made.host_share, value=0.0)
-    )
+    return replace(without_host(made), pue=replace(made.pue, value=1.0))
 
 
 def lasting(made: Assumptions, years: float, utilisation: float) -> Assumptions:
