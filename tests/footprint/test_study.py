@@ -243,6 +243,25 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(tmp_path: Path)
     assert "cannot write into" in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    "name", ["lifetime", "charger", "pue", "network", "host-share", "ps-watts"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-7"])
+def test_what_is_no_figure_is_said(name: str, value: str) -> None:
+    done = CliRunner().invoke(
+        app, ["footprint", "--model", "opt-nano", f"--{name}={value}", "--grid", "USA"]
+    )
+    assert isinstance(done.exception, UsageError)
+    assert f"--{name} is {value}; give " in str(done.exception)
+
+
+def test_a_seed_below_0_is_said(tmp_path: Path) -> None:
+    arguments = ["footprint", "study", "--seed", "-1", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_not_the_study_is_a_run() -> None:
     done = CliRunner().invoke(app, ["footprint", "no-such-run"])
     assert isinstance(done.exception, UsageError)
