@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from cleave.errors import UsageError
 from cleave.footprint.study.accountant import Accountant
+from cleave.footprint.study.cells import only_if_text
 from cleave.footprint.study.conditions import Axis, Setting, carbon_axes, energy_axes
 from cleave.footprint.study.dependence import one_by_one
 from cleave.footprint.study.rows import Row, gpu_run, rows_of, simulated
@@ -163,6 +164,23 @@ def test_verdicts_say_what_a_claim_needs() -> None:
     assert held_against(axes, tried, 9.0).verdict is Verdict.FAILS
     assert together([Verdict.HOLDS, Verdict.FAILS]) is Verdict.SOMETIMES
     assert together([Verdict.FAILS, Verdict.FAILS]) is Verdict.FAILS
+
+
+def test_a_claim_that_needs_no_single_condition_says_so() -> None:
+    axes = (axis("network", "none", "counted"), axis("grid", "clean", "dirty"))
+    tried = [
+        ({"network": network, "grid": grid}, ratio)
+        for network, grid, ratio in (
+            ("none", "clean", 2.0),
+            ("none", "dirty", 2.0),
+            ("counted", "clean", 2.0),
+            ("counted", "dirty", 0.1),
+        )
+    ]
+    found = held_against(axes, tried, 1.5)
+    assert only_if_text(found.verdict, found.only_if).startswith("no single condition")
+    assert only_if_text(Verdict.FAILS, {}) == only_if_text(Verdict.HOLDS, {}) == "-"
+    assert only_if_text(Verdict.SOMETIMES, {"grid": "clean"}) == "grid: clean"
 
 
 def test_the_speed_that_is_needed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cleave.footprint.assumptions import load_assumptions
-from cleave.footprint.study.cells import between, conditions_text, ratio, span, table
+from cleave.footprint.study.cells import between, only_if_text, ratio, span, table
 from cleave.footprint.study.conditions import (
     CARBON_CLAIM,
     ENERGY_CLAIM,
@@ -231,4 +231,4 @@ def _only_if(each: Sequence[Found]) -> str:
     if not holding:
         return "-"
     common = {k: v for k, v in holding[0].items() if all(o.get(k) == v for o in holding)}
-    return conditions_text(common)
+    return only_if_text(together(found.verdict for found in each), common)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cleave.footprint.study.cells import conditions_text, quantity, ratio, table
+from cleave.footprint.study.cells import only_if_text, quantity, ratio, table
 from cleave.footprint.study.conditions import ENERGY_CLAIM
 from cleave.footprint.study.study import Judged, SetupStudy, needed_flops_per_s
 from cleave.footprint.study.verdicts import Found
@@ -270,7 +270,7 @@ def _held(judged: Judged, held: Found) -> tuple[str, ...]:
     if held.verdict is Verdict.SOMETIMES and judged.row.fits:
         verdict += f" ({held.held} of {held.tried})"
     ends = f"{ratio(held.least)} to {ratio(held.most)}"
-    only_if = conditions_text(held.only_if) if judged.row.fits else "-"
+    only_if = only_if_text(held.verdict, held.only_if) if judged.row.fits else "-"
     return ratio(held.central), ends, verdict, only_if
 
 
