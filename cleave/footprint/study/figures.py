@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from cleave.footprint.study.cells import quantity
 from cleave.footprint.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
@@ -161,8 +162,10 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
             ylabel="gCO2e of the GPU over the devices'",
         )  # fmt: skip
         axes.legend(title="lifetime", fontsize=7)
-        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            ticks("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        low, high = axes.get_ylim()
+        # Over a decade and more, the labels between its powers would overlap.
+        axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
     figure.savefig(path, dpi=_DPI)
 
 
