@@ -66,7 +66,7 @@ def energy_axes() -> tuple[Axis, ...]:
         Axis(
             "network between devices",
             (
-                Setting("not counted", lambda s: _made(s, without_network)),
+                Setting("not counted", lambda s: _made(s, Assumptions.without_network)),
                 Setting("0.007 kWh/GB", lambda s: _made(s, with_network)),
             ),
         ),
@@ -161,11 +161,6 @@ def grids() -> tuple[float, float, float]:
 def lossy(made: Assumptions) -> Assumptions:
     """Chargers at the high end of what they lose."""
     return replace(made, supply_ratio=_highest(made.supply_ratio))
-
-
-def without_network(made: Assumptions) -> Assumptions:
-    """Nothing for the bytes between devices, as within one house."""
-    return replace(made, network_j_per_byte=replace(made.network_j_per_byte, value=0.0))
 
 
 def without_host(made: Assumptions) -> Assumptions:
