@@ -217,6 +217,7 @@ def fleet_footprint(
         assumed.append(f"{unmade} of {devices} devices: making them is unknown, not counted")
     if ps.energy_j is None:
         assumed.append("the parameter server's energy is unknown: not counted")
+    assumed.append("making the parameter server: nobody says which machine it is, not counted")
     return Footprint(
         found,
         None if gco2e_per_kwh is None else operational_gco2e(energy_j, gco2e_per_kwh),

@@ -81,8 +81,13 @@ def test_the_parameter_server_counts_where_it_is_known() -> None:
     )
     assert found.energy_j == pytest.approx(without.energy_j + 1000)
     assert found.parts[-1].basis is Basis.MEASURED
-    assert not any("parameter server" in text for text in found.assumed)
-    assert any("parameter server" in text for text in without.assumed)
+    unknown = "the parameter server's energy is unknown: not counted"
+    assert unknown not in found.assumed
+    assert unknown in without.assumed
+    # Its making is in no sum, and that is said either way.
+    assert found.embodied_gco2e == without.embodied_gco2e
+    for each in (found, without):
+        assert any("making the parameter server" in text for text in each.assumed)
 
 
 def test_unknown_devices_are_said_and_not_counted() -> None:

@@ -75,7 +75,7 @@ def inputs(scope: Scope, made: Assumptions, typical: Typical) -> list[Input]:
         _assumed("network between devices", made.network_j_per_byte, Standing.UNCONFIRMED),
         Input(
             "parameter server of Cleave",
-            "unknown: not counted",
+            "its energy unknown: not counted; nor is making it, in either view of carbon",
             f"{PS_W[0]:g} to {PS_W[1]:g} W, a typical laptop that multiplies",
             Standing.CHOSEN,
             "",

@@ -134,7 +134,9 @@ def carbon(found: Sequence[SetupStudy]) -> list[str]:
         ),
         "",
         "Reading: a device that waits long is used long, so a slow method carries more of its "
-        "making. Where making outweighs electricity, the view decides.",
+        "making. Where making outweighs electricity, the view decides. The parameter server of "
+        "Cleave is in no line, neither its electricity nor its making: which machine it is, is not "
+        "known.",
         "",
         "![Carbon against utilisation](in-use.png)",
         "",
