@@ -25,9 +25,12 @@ from profiles.device_profile import DeviceProfile
 from profiles.library import load_profile
 from profiles.performance import Layout
 
-METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-resident")
+METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-resident", "cleave-mixed")
 _PLAIN: Final = ("cleave", "cleave-2d")
-"""A tile is a plain multiplication: devices reach what they reach in multiplication alone."""
+"""A tile is a plain multiplication: devices reach what they reach in multiplication alone.
+
+The tiles of `cleave-mixed` go at the speed of its layers: the simulator has one speed a device.
+"""
 
 
 @dataclass(frozen=True, slots=True)
