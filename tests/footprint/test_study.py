@@ -245,7 +245,7 @@ def test_the_document_is_for_programs(made: Made) -> None:
         assert row["energy_claim"]["verdict"] in {verdict.value for verdict in Verdict}
         assert row["energy_claim"]["tried"] == 180
     names = {row["method"] for row in phones["rows"]}
-    assert {"cleave", "cleave-2d", "cleave-resident", "cleave-mixed", "dtfm-all (serial)"} <= names
+    assert {"cleave", "cleave-2d", "cleave-resident", "dtfm-all (serial)"} <= names
     bars = {bar["name"] for torn in phones["sensitivity"] for bar in torn["bars"]}
     assert {"utilisation", "lifetime", "PUE", "charger and power supply loss"} <= bars
     assert {"electricity of the fleet", "speed of a device"} <= bars

@@ -25,12 +25,9 @@ from profiles.device_profile import DeviceProfile
 from profiles.library import load_profile
 from profiles.performance import Layout
 
-METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-resident", "cleave-mixed")
+METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-resident")
 _PLAIN: Final = ("cleave", "cleave-2d")
-"""A tile is a plain multiplication: devices reach what they reach in multiplication alone.
-
-The tiles of `cleave-mixed` go at the speed of its layers: the simulator has one speed a device.
-"""
+"""A tile is a plain multiplication: devices reach what they reach in multiplication alone."""
 
 
 @dataclass(frozen=True, slots=True)
