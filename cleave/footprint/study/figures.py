@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator
 
 from cleave.footprint.study.cells import quantity
 from cleave.footprint.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
@@ -163,9 +163,8 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
         )  # fmt: skip
         axes.legend(title="lifetime", fontsize=7)
         axes.yaxis.set_major_formatter("{x:g}")
-        low, high = axes.get_ylim()
-        # Over a decade and more, the labels between its powers would overlap.
-        axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # more labels would overlap
+        axes.yaxis.set_minor_formatter("{x:g}")
     figure.savefig(path, dpi=_DPI)
 
 
