@@ -204,6 +204,8 @@ def _fed(state: State, fleet: float, cloud: float) -> State:
     return replace(state, case=case)
 
 
+LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"
+"""The setting of speed in training that favours laptops over the GPU."""
 ENERGY_CLAIM: Final = (1.5, 4.0)
 CARBON_CLAIM: Final = (3.5, 8.0)
 """How many times what the devices take the GPU takes, as published."""
