@@ -222,7 +222,8 @@ def _conditions() -> list[str]:
         f"conditions, one of carbon against {product((*of_energy, *of_carbon))} of all. The first "
         "setting of each is that of the "
         "central case. How many combinations hold is no probability. Laptops' power was measured "
-        "at the socket, so that of their chargers' loss only the radio's share is added.",
+        "at the socket, so that of their chargers' loss only the radio's share is added. Another "
+        "share of laptops' speed changes nothing for phones and for tiles.",
         "",
         *table(("condition", "settings"), listed((*of_energy, *of_carbon))),
     ]
