@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
+_AS_ASSUMED = -1.0  # of what may be 0
 
 
 class _RunOrStudy(TyperGroup):
@@ -76,7 +78,7 @@ def footprint(
     ] = 0.0,
     network: Annotated[
         float, typer.Option(help="kWh per GB between PS and devices; -1: as assumed.")
-    ] = -1.0,
+    ] = _AS_ASSUMED,
     ps_watts: Annotated[
         float, typer.Option(help="What the PS draws at the socket; 0: unknown.")
     ] = 0.0,
@@ -85,7 +87,7 @@ def footprint(
     ] = 0.0,
     host_share: Annotated[
         float, typer.Option(help="What is around the GPU, over the GPU; -1: as assumed.")
-    ] = -1.0,
+    ] = _AS_ASSUMED,
     gpu_share: Annotated[
         float, typer.Option(help="Of the GPU's multiplications/s that training reaches.")
     ] = 0.5,
@@ -227,8 +229,7 @@ def _ps(watts: float, seconds: float) -> Ps | None:
     from cleave.footprint.account import Ps
     from cleave.footprint.meter import Basis
 
-    if watts < 0:
-        raise UsageError(f"--ps-watts is {watts:g}; give 0 (unknown) or more")
+    _check("--ps-watts", watts, 0.0, "watts, or 0 where they are unknown")
     return Ps(watts * seconds, Basis.MODELLED) if watts else None
 
 
@@ -238,6 +239,11 @@ def _electricity(place: str, start_hour: float, duration_s: float) -> Electricit
     if not 0 <= start_hour <= 24:
         raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
     return electricity(place, start_hour, duration_s) if place else None
+
+
+def _check(name: str, value: float, least: float, wanted: str) -> None:
+    if not least <= value < math.inf:  # nan, too
+        raise UsageError(f"{name} is {value:g}; give {wanted}")
 
 
 def _assumed(
@@ -252,13 +258,15 @@ def _assumed(
     from cleave.footprint.assumptions import load_assumptions
 
     made = load_assumptions()
-    if lifetime < 0:
-        raise UsageError(f"--lifetime is {lifetime:g}; give years, or 0")
+    _check("--lifetime", lifetime, 0.0, "years, or 0 for what is assumed")
     if not 0 <= utilisation <= 1:
         raise UsageError(f"--utilisation is {utilisation:g}; give a share up to 1, or 0")
     for name, ratio in (("--charger", charger), ("--pue", pue)):
-        if ratio and ratio < 1:
-            raise UsageError(f"{name} is {ratio:g}; give 1 or more, or 0 for what is assumed")
+        if ratio:
+            _check(name, ratio, 1.0, "1 or more, or 0 for what is assumed")
+    for name, figure_or_not in (("--network", network), ("--host-share", host_share)):
+        if figure_or_not != _AS_ASSUMED:
+            _check(name, figure_or_not, 0.0, "0 or more, or -1 for what is assumed")
     if lifetime:
         made = replace(made, one_lifetime_years=lifetime)
     if utilisation:
@@ -266,11 +274,11 @@ def _assumed(
     if charger:
         supply = {k: replace(f, value=charger) for k, f in made.supply_ratio.items()}
         made = replace(made, supply_ratio=supply)
-    if network >= 0:
+    if network != _AS_ASSUMED:
         figure = replace(made.network_j_per_byte, value=network * _KWH_PER_GB)
         made = replace(made, network_j_per_byte=figure)
     if pue:
         made = replace(made, pue=replace(made.pue, value=pue))
-    if host_share >= 0:
+    if host_share != _AS_ASSUMED:
         made = replace(made, host_share=replace(made.host_share, value=host_share))
     return made

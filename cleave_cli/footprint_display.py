@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,12 @@ def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
         UsageError: when it cannot be drawn.
     """
     question, case = shown.question, shown.case
-    fleet, cloud, found = question.fleet(case), None, None
+    fleet, cloud, found, nearer = question.fleet(case), None, None, None
     if question.cloud is not None:
         cloud = cloud_footprint(question.cloud, case.assumptions, case.cloud_gco2e_per_kwh)
         found = ratios(fleet, cloud)
+        made = replace(case, assumptions=case.assumptions.without_network())
+        nearer = question.ratios(made)
     middle = question.figure(case)
     bars: list[Bar] = []
     if middle is not None:
@@ -66,13 +68,13 @@ def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
     if plot is not None:
         _draw(plot, bars, middle, shown)
     if as_json:
-        typer.echo(json.dumps(_document(shown, fleet, cloud, found, bars)))
+        typer.echo(json.dumps(_document(shown, fleet, cloud, found, nearer, bars)))
         return
     console = Console(highlight=False)
     console.print(_table("fleet", shown.title, shown.duration_s, fleet))
     if cloud is not None and question.cloud is not None:
         console.print(_table("GPU", question.cloud.profile.title, question.cloud.time_s, cloud))
-    for line in _readings(fleet, found):
+    for line in _readings(fleet, found, nearer):
         console.print(line, soft_wrap=True)
     if bars:
         console.print(_bars_table(bars, ratio=found is not None))
@@ -121,8 +123,8 @@ def _table(what: str, title: str, duration_s: float, found: Footprint) -> Table:
     return table
 
 
-def _readings(fleet: Footprint, found: Ratios | None) -> list[str]:
-    if found is None:
+def _readings(fleet: Footprint, found: Ratios | None, nearer: Ratios | None) -> list[str]:
+    if found is None or nearer is None:
         return []
     if found.energy is None:
         return [
@@ -130,6 +132,8 @@ def _readings(fleet: Footprint, found: Ratios | None) -> list[str]:
             f"unknown."
         ]
     lines = [_reading("energy", found.energy)]
+    if nearer.energy is not None and nearer.energy != found.energy:
+        lines.append(_reading("energy without the network", nearer.energy))
     if found.operational is None:
         return [*lines, "Carbon is unknown: give --grid, as --grid DEU."]
     lines.append(_reading("carbon of electricity alone", found.operational))
@@ -224,6 +228,7 @@ def _document(
     fleet: Footprint,
     cloud: Footprint | None,
     found: Ratios | None,
+    nearer: Ratios | None,
     bars: Sequence[Bar],
 ) -> dict[str, Any]:
     question = shown.question
@@ -232,6 +237,7 @@ def _document(
         "fleet": _footprint_json(fleet, shown.duration_s),
         "gpu": None,
         "ratios": None if found is None else asdict(found),
+        "ratios_without_network": None if nearer is None else asdict(nearer),
         "sensitivity": [asdict(bar) for bar in bars],
         "assumed": list(shown.notes),
     }

@@ -15,7 +15,7 @@ def study(
     out: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path(
         "footprint-report"
     ),
-    seed: Annotated[int, typer.Option(help="Of every search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only very small models, to try it out.")
     ] = False,

@@ -2,9 +2,10 @@
 
 Fleet, over its devices (`meter` has E_device), in joules:
 
-    E = sum E_device supply + network (b_down + b_up) + E_ps
+    E = sum E_device supply + network b + E_ps
 
-with `supply` the energy at the socket over that used (1 where a power was measured at the wall).
+with b = b_down + b_up the bytes that cross the network, where one end of each is the PS, and
+`supply` the energy at the socket over that used (1 where a power was measured at the wall).
 Data centre, with g GPUs of power P for t seconds:
 
     E = PUE (1 + host_share) g P t
@@ -37,9 +38,11 @@ class Spell:
         devices: how many.
         present_s, compute_s: connected, and multiplying.
         radio_s: receiving and sending, each counted.
-        down_bytes, up_bytes: PS to device, device to PS.
+        down_bytes, up_bytes: received, sent.
         active_power_w: drawn by multiplying, above what they draw anyway, as somebody states it;
             stands in where a profile's power is unknown.
+        network_bytes: that cross the network; None: `down_bytes + up_bytes`, all with the PS. What
+            goes from device to device is in both of these, and crosses once.
         measured_j: what they measured themselves, all of them; None for devices that do not.
     """
 
@@ -52,6 +55,13 @@ class Spell:
     up_bytes: float
     active_power_w: float | None = None
     measured_j: float | None = None
+    network_bytes: float | None = None
+
+    @property
+    def crossing_bytes(self) -> float:
+        """Bytes that cross the network, each counted once."""
+        both = self.down_bytes + self.up_bytes
+        return both if self.network_bytes is None else self.network_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +186,7 @@ def fleet_footprint(
             embodied_g += made_g
             if profile is not None and profile.embodied is None:
                 standing_in[profile.kind] += spell.devices
-    nbytes = sum(spell.down_bytes + spell.up_bytes for spell in spells)
+    nbytes = sum(spell.crossing_bytes for spell in spells)
     network_j = nbytes * assumptions.network_j_per_byte.value
     ps = ps or Ps()
     modelled = Basis.MODELLED
@@ -207,6 +217,7 @@ def fleet_footprint(
         assumed.append(f"{unmade} of {devices} devices: making them is unknown, not counted")
     if ps.energy_j is None:
         assumed.append("the parameter server's energy is unknown: not counted")
+    assumed.append("making the parameter server: nobody says which machine it is, not counted")
     return Footprint(
         found,
         None if gco2e_per_kwh is None else operational_gco2e(energy_j, gco2e_per_kwh),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -58,6 +58,10 @@ class Assumptions:
     lifetime_years: ByKind
     embodied_gco2e: ByKind
     one_lifetime_years: float | None = None
+
+    def without_network(self) -> Assumptions:
+        """Nothing for the bytes between devices, as within one house."""
+        return replace(self, network_j_per_byte=replace(self.network_j_per_byte, value=0.0))
 
 
 def load_assumptions() -> Assumptions:

@@ -55,7 +55,7 @@ def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float
         duration_s: 0 for the intensity at the start.
     """
     at = start_hour % 24
-    if duration_s <= 0:
+    if duration_s < 1e-3:  # below what the sum over hours resolves
         return hourly[int(at) % 24]
     days, left_s = divmod(duration_s, 24 * _HOUR_S)
     total = days * 24 * sum(hourly) / 24

@@ -81,8 +81,13 @@ def test_the_parameter_server_counts_where_it_is_known() -> None:
     )
     assert found.energy_j == pytest.approx(without.energy_j + 1000)
     assert found.parts[-1].basis is Basis.MEASURED
-    assert not any("parameter server" in text for text in found.assumed)
-    assert any("parameter server" in text for text in without.assumed)
+    unknown = "the parameter server's energy is unknown: not counted"
+    assert unknown not in found.assumed
+    assert unknown in without.assumed
+    # Its making is in no sum, and that is said either way.
+    assert found.embodied_gco2e == without.embodied_gco2e
+    for each in (found, without):
+        assert any("making the parameter server" in text for text in each.assumed)
 
 
 def test_unknown_devices_are_said_and_not_counted() -> None:
@@ -135,6 +140,16 @@ def test_a_tornado_of_the_ratio() -> None:
     with_all = Case(replace(case.assumptions, one_lifetime_years=2.0), 400.0, 400.0)
     assert bars["lifetime"].low == pytest.approx(ratio(with_all))
     assert "making of devices without a sheet" not in bars  # both have their own
+
+
+def test_a_byte_between_devices_crosses_the_network_once() -> None:
+    # 1 GB that one device sends and another receives: 0.007 kWh, with the radio at both ends.
+    profile = phone(Power(0.5, 4.0, 0.8))
+    peers = replace(SPELL, down_bytes=1e9, up_bytes=1e9, network_bytes=1e9)
+    assert of(profile, peers)["network"] == pytest.approx(0.007 * 3.6e6)
+    through_ps = replace(peers, network_bytes=None)
+    assert of(profile, through_ps)["network"] == pytest.approx(2 * 0.007 * 3.6e6)
+    assert of(profile, peers)["devices, radio"] == of(profile, through_ps)["devices, radio"]
 
 
 def test_power_that_a_fleet_file_states_stands_in() -> None:

@@ -37,3 +37,9 @@ def test_a_gigabyte_of_network() -> None:
 
 def test_carbon_of_a_typical_phone_is_in_grams() -> None:
     assert load_assumptions().embodied_gco2e[DeviceKind.PHONE].value == 53_000
+
+
+def test_making_a_typical_desktop_is_a_median_of_makers_sheets() -> None:
+    made = load_assumptions().embodied_gco2e[DeviceKind.DESKTOP]
+    assert (made.low, made.value, made.high) == (187_100, 248_800, 408_400)
+    assert made.source == "median of 157 desktops"

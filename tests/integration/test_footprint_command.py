@@ -58,6 +58,7 @@ def test_a_plan_against_a_gpu(tmp_path: Path) -> None:
     assert (tmp_path / "tornado.png").read_bytes().startswith(b"\x89PNG")
     nearer = document(*AGAINST, "--network", "0")
     assert nearer["ratios"]["energy"] > ratios["energy"]
+    assert nearer["ratios"] == found["ratios_without_network"]
 
 
 def test_as_tables() -> None:
@@ -66,6 +67,7 @@ def test_as_tables() -> None:
     for text in (
         "devices, multiplying",
         "GPU: NVIDIA RTX A5000",
+        "energy without the network: the fleet takes",
         "sunk cost",
         "What it depends on",
     ):

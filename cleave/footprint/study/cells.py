@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from cleave.simulation.claims import Verdict
+
 
 def between(values: Iterable[float]) -> str:
     """From the least ratio to the most; empty without any."""
@@ -39,6 +41,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def conditions_text(settings: Mapping[str, str]) -> str:
-    """Settings by condition, in one cell."""
-    return "; ".join(f"{name}: {setting}" for name, setting in settings.items()) or "-"
+def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
+    """What a claim needs, in one cell; empty for one that holds always or never."""
+    if verdict is not Verdict.SOMETIMES:
+        return "-"
+    text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())
+    return text or "no single condition; see 'One condition at a time'"

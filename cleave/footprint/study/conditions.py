@@ -1,6 +1,7 @@
 """The conditions on which the paper's claims may hold or not: what is counted, and what is assumed.
 
-An axis has a few settings; the first of each is what the published formulae count. A claim about
+An axis has a few settings; the first of each is that of the central case: what the published
+formulae count and, beyond them, the machine around the GPU and equal shares of speed. A claim about
 energy is held against all combinations of the first five axes, one about carbon against all seven.
 """
 
@@ -14,6 +15,7 @@ from typing import Final
 from cleave.footprint.assumptions import Assumptions, ByKind, load_assumptions
 from cleave.footprint.grid import load_grids
 from cleave.footprint.sensitivity import Case
+from cleave.footprint.study.setups import EQUAL_SHARE, OTHER_SHARES
 from cleave.footprint.typical import Spread
 
 
@@ -22,11 +24,12 @@ class State:
     """What a ratio is worked out from.
 
     Attributes:
-        gpu_share: of what the GPU reaches in multiplication alone.
+        device_share, gpu_share: of what each reaches in multiplication alone, in training.
     """
 
     case: Case
-    gpu_share: float = 0.5
+    device_share: float = EQUAL_SHARE
+    gpu_share: float = EQUAL_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition and its settings, that of the published formulae first."""
+    """A condition and its settings, that of the central case first."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -63,13 +66,17 @@ def energy_axes() -> tuple[Axis, ...]:
         Axis(
             "network between devices",
             (
-                Setting("not counted", lambda s: _made(s, without_network)),
+                Setting("not counted", lambda s: _made(s, Assumptions.without_network)),
                 Setting("0.007 kWh/GB", lambda s: _made(s, with_network)),
             ),
         ),
         Axis(
             "around the GPU",
-            (Setting("data centre", _same), Setting("nothing", lambda s: _made(s, bare_gpu))),
+            (
+                Setting("machine and PUE", _same),
+                Setting("PUE alone", lambda s: _made(s, without_host)),
+                Setting("nothing", lambda s: _made(s, bare_gpu)),
+            ),
         ),
         Axis(
             "power of devices",
@@ -79,11 +86,17 @@ def energy_axes() -> tuple[Axis, ...]:
             ),
         ),
         Axis(
-            "GPU's speed, of multiplication alone",
+            "speed in training, of multiplication alone",
             (
-                Setting("50 %", _same),
-                Setting("25 %", lambda s: replace(s, gpu_share=0.25)),
-                Setting("100 %", lambda s: replace(s, gpu_share=1.0)),
+                Setting("50 % both", _same),
+                *(
+                    Setting(f"laptops {100 * share:g} %, GPU 50 %", _reaching(device_share=share))
+                    for share in OTHER_SHARES
+                ),
+                *(
+                    Setting(f"laptops 50 %, GPU {100 * share:g} %", _reaching(gpu_share=share))
+                    for share in OTHER_SHARES
+                ),
             ),
         ),
     )
@@ -150,16 +163,14 @@ def lossy(made: Assumptions) -> Assumptions:
     return replace(made, supply_ratio=_highest(made.supply_ratio))
 
 
-def without_network(made: Assumptions) -> Assumptions:
-    """Nothing for the bytes between devices, as within one house."""
-    return replace(made, network_j_per_byte=replace(made.network_j_per_byte, value=0.0))
+def without_host(made: Assumptions) -> Assumptions:
+    """The card and the building, as the published formulae have it, without the machine."""
+    return replace(made, host_share=replace(made.host_share, value=0.0))
 
 
 def bare_gpu(made: Assumptions) -> Assumptions:
     """The card alone: neither the machine around it nor the building."""
-    return replace(
-        made, pue=replace(made.pue, value=1.0), host_share=replace(made.host_share, value=0.0)
-    )
+    return replace(without_host(made), pue=replace(made.pue, value=1.0))
 
 
 def lasting(made: Assumptions, years: float, utilisation: float) -> Assumptions:
@@ -180,6 +191,10 @@ def _made(state: State, change: Callable[[Assumptions], Assumptions]) -> State:
     return replace(state, case=replace(state.case, assumptions=change(state.case.assumptions)))
 
 
+def _reaching(**shares: float) -> Callable[[State], State]:
+    return lambda state: replace(state, **shares)  # type: ignore[arg-type]
+
+
 def _powered(state: State, spread: Spread) -> State:
     return replace(state, case=replace(state.case, class_power=spread))
 
@@ -189,6 +204,8 @@ def _fed(state: State, fleet: float, cloud: float) -> State:
     return replace(state, case=case)
 
 
+LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"
+"""The setting of speed in training that favours laptops over the GPU."""
 ENERGY_CLAIM: Final = (1.5, 4.0)
 CARBON_CLAIM: Final = (3.5, 8.0)
 """How many times what the devices take the GPU takes, as published."""

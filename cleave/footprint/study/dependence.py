@@ -17,12 +17,12 @@ from cleave.footprint.sensitivity import Bar, Case, tornado, widest_first
 from cleave.footprint.study.accountant import Accountant
 from cleave.footprint.study.conditions import State, carbon_axes, energy_axes, lasting
 from cleave.footprint.study.rows import GpuRun, Row, simulated
+from cleave.footprint.study.setups import OTHER_SHARES
 from cleave.footprint.typical import Typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Power
 
 WAITING_PHONE_W: Final = 1.0  # Boavizta's average of a phone in use
 GPU_LEAST: Final = 0.7  # of its board power: chosen
-GPU_SHARES: Final = (0.25, 1.0)
 PS_W: Final = (0.0, 26.1)  # none; a laptop that multiplies
 LIFETIMES_YEARS: Final = (2.0, 3.0, 4.0)
 UTILISATIONS: Final = tuple(share / 100 for share in range(20, 85, 5))
@@ -86,10 +86,15 @@ def _ends(
 ) -> Iterator[_Ends]:
     """What is not among the assumptions of every footprint: GPU, speed, waiting phones, PS."""
     case, central = middle.case, accountant.ratios(row, gpu, middle)
-    shares = [replace(middle, gpu_share=share) for share in GPU_SHARES]
+    low_share, high_share = OTHER_SHARES
+    percents = (f"{low_share:.0%}", f"{high_share:.0%}")
+    shares = [replace(middle, gpu_share=share) for share in OTHER_SHARES]
     low, high = (accountant.ratios(row, gpu, state) for state in shares)
-    percents = (f"{GPU_SHARES[0]:.0%}", f"{GPU_SHARES[1]:.0%}")
-    yield _Ends("GPU's speed, of multiplication alone", percents, low, high)
+    yield _Ends("GPU's speed in training, of multiplication alone", percents, low, high)
+    if row.setup.trains_slower:
+        shares = [replace(middle, device_share=share) for share in OTHER_SHARES]
+        low, high = (accountant.ratios(row, gpu, state) for state in shares)
+        yield _Ends("devices' speed in training, of multiplication alone", percents, low, high)
     power = gpu.profile.power
     if power is not None and power.compute_w is not None:
         cool_w = GPU_LEAST * power.compute_w

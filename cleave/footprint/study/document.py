@@ -74,6 +74,7 @@ def _row_document(judged: Judged) -> dict[str, Any]:
         "compute_s": row.spell.compute_s,
         "down_bytes": row.spell.down_bytes,
         "up_bytes": row.spell.up_bytes,
+        "network_bytes": row.spell.crossing_bytes,
         "energy_j": found.fleet.energy_j,
         "gpu_energy_j": found.gpu.energy_j,
         "parts": [

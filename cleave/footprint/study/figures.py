@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from cleave.footprint.study.cells import quantity
 from cleave.footprint.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
@@ -138,7 +139,7 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
             axes.plot(x, y, marker=".", label=method)
         axes.set(
             xscale="log", yscale="log", title=study.setup.name,
-            xlabel="speed of a device, TFLOP/s, at the power it draws now",
+            xlabel="TFLOP/s of a device in multiplication, at the power it draws now",
             ylabel="J of the GPU over J of the devices",
         )  # fmt: skip
         axes.legend(fontsize=7)
@@ -161,8 +162,9 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
             ylabel="gCO2e of the GPU over the devices'",
         )  # fmt: skip
         axes.legend(title="lifetime", fontsize=7)
-        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            ticks("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # more labels would overlap
+        axes.yaxis.set_minor_formatter("{x:g}")
     figure.savefig(path, dpi=_DPI)
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from cleave.footprint.assumptions import Assumptions, Figure
 from cleave.footprint.study.conditions import grids
 from cleave.footprint.study.dependence import GPU_LEAST, PS_W, WAITING_PHONE_W
-from cleave.footprint.study.setups import GPU, LINK_BYTES_PER_S, Scope, Setup
+from cleave.footprint.study.setups import EQUAL_SHARE, GPU, LINK_BYTES_PER_S, Scope, Setup
 from cleave.footprint.typical import Typical
 from profiles.device_profile import DeviceKind
 from profiles.library import load_profile
@@ -75,7 +75,7 @@ def inputs(scope: Scope, made: Assumptions, typical: Typical) -> list[Input]:
         _assumed("network between devices", made.network_j_per_byte, Standing.UNCONFIRMED),
         Input(
             "parameter server of Cleave",
-            "unknown: not counted",
+            "its energy unknown: not counted; nor is making it, in either view of carbon",
             f"{PS_W[0]:g} to {PS_W[1]:g} W, a typical laptop that multiplies",
             Standing.CHOSEN,
             "",
@@ -115,8 +115,14 @@ def _of_devices(setup: Setup, made: Assumptions, typical: Typical) -> list[Input
     return [
         Input(
             f"speed of a {name}",
-            f"{setup.flops_per_s / 1e12:.3g} TFLOP/s when hot ({profile.title})",
-            f"{slow / 1e12:.2g} to {fast / 1e12:.2g} TFLOP/s",
+            f"{setup.flops_per_s / 1e12:.3g} TFLOP/s when hot ({profile.title}), "
+            + (
+                f"multiplying alone; {EQUAL_SHARE:.0%} of it in training, as of the GPU"
+                if setup.trains_slower
+                else "end to end"
+            ),
+            f"{slow / 1e12:.2g} to {fast / 1e12:.2g} TFLOP/s"
+            + ("; 25 to 100 % in training" if setup.trains_slower else ""),
             Standing.STAND_IN,
             profile.provenance.source,
         ),
@@ -173,7 +179,8 @@ def _of_gpu(made: Assumptions) -> list[Input]:
     return [
         Input(
             "speed of the A5000",
-            f"{bf16.flops_per_s / 1e12:.3g} TFLOP/s multiplying alone, half of it in training",
+            f"{bf16.flops_per_s / 1e12:.3g} TFLOP/s multiplying alone; {EQUAL_SHARE:.0%} of it in "
+            "training",
             "25 to 100 % in training",
             Standing.UNCONFIRMED,
             "NVIDIA's datasheet, of which no copy is kept here, scaled by what the A4000 reaches",

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from cleave.footprint.account import CloudSpell, Spell
-from cleave.footprint.study.setups import DTYPE, GPU, LINK_BYTES_PER_S, Offer, Setup
+from cleave.footprint.study.setups import (
+    DTYPE,
+    EQUAL_SHARE,
+    GPU,
+    LINK_BYTES_PER_S,
+    OTHER_SHARES,
+    Offer,
+    Setup,
+)
 from cleave.simulation.catalogue import methods
 from cleave.simulation.cloud import Cloud, Gpu
 from cleave.simulation.method import Conditions, Outcome
@@ -17,6 +26,8 @@ from profiles.library import load_profile
 from profiles.performance import Layout
 
 METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-resident")
+_PLAIN: Final = ("cleave", "cleave-2d")
+"""A tile is a plain multiplication: devices reach what they reach in multiplication alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,8 @@ class Row:
         step_s: of one step, were memory no matter.
         flops: multiplied in all steps, by all devices.
         spell: what the devices do in all steps.
+        other_spells: the same by share, where training reaches another than `EQUAL_SHARE` of what
+            devices reach in multiplication alone.
     """
 
     setup: Setup
@@ -44,6 +57,11 @@ class Row:
     step_s: float
     flops: float
     spell: Spell
+    other_spells: Mapping[float, Spell] = field(default_factory=dict)
+
+    def spell_at(self, share: float) -> Spell:
+        """What the devices do if training reaches a share of their multiplication alone."""
+        return self.spell if share == EQUAL_SHARE else self.other_spells[share]
 
     @property
     def fits(self) -> bool:
@@ -69,7 +87,16 @@ def rows_of(setup: Setup, seed: int) -> list[Row]:
     """All methods, with all of its memory; what makes no difference is one row."""
     found: list[Row] = []
     for offer in setup.offers:
-        for row in simulated(setup, offer, seed):
+        others = {
+            share: {row.method: row.spell for row in simulated(setup, offer, seed, share=share)}
+            for share in (OTHER_SHARES if setup.trains_slower else ())
+        }
+        for equal in simulated(setup, offer, seed):
+            spells = {
+                share: others.get(share, {}).get(equal.method, equal.spell)
+                for share in OTHER_SHARES
+            }
+            row = replace(equal, other_spells=spells)
             if row.method.startswith("dtfm ") and any(_same_work(row, other) for other in found):
                 continue  # as fast with all devices
             same = next((i for i, other in enumerate(found) if _alike(row, other)), None)
@@ -92,7 +119,12 @@ def _alike(row: Row, other: Row) -> bool:
 
 
 def simulated(
-    setup: Setup, offer: Offer, seed: int, speed: float = 1.0, names: Sequence[str] = METHODS
+    setup: Setup,
+    offer: Offer,
+    seed: int,
+    speed: float = 1.0,
+    names: Sequence[str] = METHODS,
+    share: float = EQUAL_SHARE,
 ) -> Iterator[Row]:
     """Methods with one amount of memory, under the names that the simulator has for them.
 
@@ -103,25 +135,33 @@ def simulated(
     Args:
         speed: what the devices' multiplication is multiplied by.
         names: of methods.
+        share: of that, what training whole layers reaches, where `Setup.trains_slower`.
     """
-    rates = setup.rates(offer, speed)
-    conditions = Conditions(find_model(setup.model), setup.batch, setup.seq, rates, seed=seed)
+
+    def at(speed: float) -> Conditions:
+        rates, spec = setup.rates(offer, speed), find_model(setup.model)
+        return Conditions(spec, setup.batch, setup.seq, rates, seed=seed)
+
+    whole = speed * share if setup.trains_slower else speed
+    of_tiles, of_layers = at(speed), at(whole)
     if setup.devices == 1:
-        machine = Gpu(setup.title, rates[0].flops_per_s, offer.memory_bytes, 1.0, 1.0)
-        alone = Cloud(machine, 1, 1.0).outcomes(conditions)[0]
-        yield _row(setup, offer, replace(alone, method="alone"), speed)
+        machine = Gpu(setup.title, setup.flops_per_s * whole, offer.memory_bytes, 1.0, 1.0)
+        alone = Cloud(machine, 1, 1.0).outcomes(of_layers)[0]
+        yield _row(setup, offer, replace(alone, method="alone"), whole)
         return
     known = methods()
     for name in names:
+        reached, conditions = (speed, of_tiles) if name in _PLAIN else (whole, of_layers)
         for outcome in known[name].outcomes(conditions):
             if math.isfinite(outcome.step_s) and "closed form" not in outcome.method:
-                yield _row(setup, offer, outcome, speed)
+                yield _row(setup, offer, outcome, reached)
 
 
 def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
     used, steps = outcome.devices_used, setup.steps
     down, up = (each * used * steps for each in (outcome.download_bytes, outcome.upload_bytes))
     flops = outcome.flops * steps
+    through_ps = outcome.method.startswith("cleave")
     spell = Spell(
         setup.profile.name,
         used,
@@ -130,6 +170,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
         (down + up) / LINK_BYTES_PER_S,
         down,
         up,
+        network_bytes=None if through_ps else up,
     )
     return Row(
         setup,
@@ -138,7 +179,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
         outcome.memory_offered_bytes,
         outcome.memory_needed_bytes,
         outcome.misfit,
-        outcome.method.startswith("cleave"),
+        through_ps,
         outcome.step_s,
         flops,
         spell,
@@ -151,7 +192,7 @@ class GpuRun:
 
     Attributes:
         needed_bytes, misfit: of its memory, as of a `Row`'s devices.
-        cloud: the run, with the GPU at half of what it reaches in multiplication.
+        cloud: the run, with the GPU at `EQUAL_SHARE` of what it reaches in multiplication.
     """
 
     needed_bytes: float
@@ -171,7 +212,7 @@ class GpuRun:
 
     def at(self, share: float) -> CloudSpell:
         """The run with the GPU at another share of what it reaches in multiplication."""
-        return replace(self.cloud, time_s=self.cloud.time_s * 0.5 / share)
+        return replace(self.cloud, time_s=self.cloud.time_s * EQUAL_SHARE / share)
 
 
 def gpu_run(setup: Setup) -> GpuRun:
@@ -181,6 +222,6 @@ def gpu_run(setup: Setup) -> GpuRun:
     memory = profile.memory.installed_bytes or profile.memory.bytes
     conditions = Conditions(find_model(setup.model), setup.batch, setup.seq, ())
     card = Gpu(GPU, model.flops_per_s, memory, 1.0, 1.0)
-    outcome = Cloud(card, 1, 0.5).outcomes(conditions)[0]
+    outcome = Cloud(card, 1, EQUAL_SHARE).outcomes(conditions)[0]
     cloud = CloudSpell(profile, outcome.step_s * setup.steps)
     return GpuRun(outcome.memory_needed_bytes, outcome.misfit, cloud)

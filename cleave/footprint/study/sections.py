@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cleave.footprint.study.cells import conditions_text, quantity, ratio, table
+from cleave.footprint.study.cells import only_if_text, quantity, ratio, table
 from cleave.footprint.study.conditions import ENERGY_CLAIM
 from cleave.footprint.study.study import Judged, SetupStudy, needed_flops_per_s
 from cleave.footprint.study.verdicts import Found
@@ -61,8 +61,7 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def _gigabytes(judged: Judged) -> float:
-    spell = judged.row.spell
-    return (spell.down_bytes + spell.up_bytes) / judged.row.setup.steps / 1e9
+    return judged.row.spell.crossing_bytes / judged.row.setup.steps / 1e9
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
@@ -135,7 +134,9 @@ def carbon(found: Sequence[SetupStudy]) -> list[str]:
         ),
         "",
         "Reading: a device that waits long is used long, so a slow method carries more of its "
-        "making. Where making outweighs electricity, the view decides.",
+        "making. Where making outweighs electricity, the view decides. The parameter server of "
+        "Cleave is in no line, neither its electricity nor its making: which machine it is, is not "
+        "known.",
         "",
         "![Carbon against utilisation](in-use.png)",
         "",
@@ -167,7 +168,9 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
         "## 5. How fast a device must be",
         "",
         "The same power, another speed: from which speed on do the devices take 1.5 times less "
-        "energy than the GPU, in the central case? The largest memory of section 2.",
+        "energy than the GPU, in the central case? Speeds of laptops are in multiplication alone, "
+        "of which training reaches half and tiles all; those of phones are end to end. The largest "
+        "memory of section 2.",
         "",
         *table(
             (
@@ -269,7 +272,7 @@ def _held(judged: Judged, held: Found) -> tuple[str, ...]:
     if held.verdict is Verdict.SOMETIMES and judged.row.fits:
         verdict += f" ({held.held} of {held.tried})"
     ends = f"{ratio(held.least)} to {ratio(held.most)}"
-    only_if = conditions_text(held.only_if) if judged.row.fits else "-"
+    only_if = only_if_text(held.verdict, held.only_if) if judged.row.fits else "-"
     return ratio(held.central), ends, verdict, only_if
 
 

@@ -17,6 +17,9 @@ from profiles.performance import Layout
 LINK_BYTES_PER_S: Final = 10e6
 DTYPE: Final = "bf16"
 GPU: Final = "a5000"
+EQUAL_SHARE: Final = 0.5
+"""Of what a machine reaches in multiplication alone, in training: of GPU and devices alike."""
+OTHER_SHARES: Final = (0.25, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Setup:
         title: the devices, for people.
         profile: that stands for each of them.
         offers: of memory, the larger one first.
+        trains_slower: its speed is that of multiplication alone, of which training whole layers
+            reaches a share, as the GPU does of its own; otherwise it was measured end to end.
         measured_flops_per_s: the slowest and the fastest figure of such devices in the library, or
             a maker's peak: what sensitivity goes through.
     """
@@ -48,6 +53,7 @@ class Setup:
     profile: DeviceProfile
     devices: int
     offers: tuple[Offer, ...]
+    trains_slower: bool
     measured_flops_per_s: tuple[float, float]
     batch: int = 16
     seq: int = 512
@@ -55,7 +61,7 @@ class Setup:
 
     @property
     def flops_per_s(self) -> float:
-        """Of one device, at the speed it settles at when it is hot."""
+        """Of one device, multiplying, at the speed it settles at when it is hot."""
         model = self.profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
         sustained = self.profile.sustained
         hot = sustained.thermal.sustained_speed if sustained and sustained.thermal else 1.0
@@ -101,10 +107,10 @@ def published() -> Scope:
     laptop_speeds, phone_speeds = (2.0e12, 6.8e12), (0.5 * 3.47e10, 1.112e12)
     return Scope(
         (
-            Setup("1 laptop", "opt-125m", laptop, 1, laptops, laptop_speeds),
-            Setup("1 phone", "opt-125m", phone, 1, phones, phone_speeds),
-            Setup("4 laptops", "opt-1.3b", laptop, 4, laptops, laptop_speeds),
-            Setup("15 phones", "opt-1.3b", phone, 15, phones, phone_speeds),
+            Setup("1 laptop", "opt-125m", laptop, 1, laptops, True, laptop_speeds),
+            Setup("1 phone", "opt-125m", phone, 1, phones, False, phone_speeds),
+            Setup("4 laptops", "opt-1.3b", laptop, 4, laptops, True, laptop_speeds),
+            Setup("15 phones", "opt-1.3b", phone, 15, phones, False, phone_speeds),
         ),
         tuple(2.0**power for power in range(-1, 8)),
     )

@@ -60,8 +60,8 @@ class SetupStudy:
     """All of a set-up.
 
     Attributes:
-        speeds: FLOP/s of a device and the ratio of energy in the central case, by method, at the
-            power that it draws and as far as memory goes.
+        speeds: FLOP/s of a device in multiplication and the ratio of energy in the central case, by
+            method, at the power that it draws and as far as memory goes.
         best: the row that fits and has the best ratio of energy.
         changed: conditions of that row, one by one.
         dependences: of that row.
@@ -105,12 +105,13 @@ def _setup_study(
     seed: int,
     further: Callable[[str], object],
 ) -> SetupStudy:
-    gpu, judgements = gpu_run(setup), dict[Spell, Judgement]()
+    gpu, judgements = gpu_run(setup), dict[tuple[Spell, ...], Judgement]()
     rows = []
     for row in rows_of(setup, seed):
-        if row.spell not in judgements:
-            judgements[row.spell] = judged(accountant, row, gpu)
-        rows.append(Judged(row, judgements[row.spell]))
+        spells = (row.spell, *row.other_spells.values())
+        if spells not in judgements:
+            judgements[spells] = judged(accountant, row, gpu)
+        rows.append(Judged(row, judgements[spells]))
     further(setup.name)
     middle = accountant.middle
     curves: dict[str, list[tuple[float, float]]] = {}

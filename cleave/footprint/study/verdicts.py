@@ -16,7 +16,7 @@ class Found:
     """A ratio over all combinations.
 
     Attributes:
-        central: with what the published formulae count.
+        central: in the central case of `conditions`.
         least, most: of all.
         held, tried: combinations in which it is at least what is claimed, and all of them.
         only_if: what the combinations in which it holds have in common, and others have not.
