@@ -88,3 +88,10 @@ def test_one_device_is_the_same_for_all_pipelines() -> None:
     for name in ("dtfm", "alpa", "asteroid", "confidant", "data-parallel"):
         for row in FLEET_METHODS[name].outcomes(conditions):
             assert row.step_s == pytest.approx(alone, rel=1e-6), row.method
+
+
+def test_alpa_shards_more_where_memory_is_short() -> None:
+    # By hand: 13e9 parameters x 16 bytes on 1024 devices of 1 GB and more are 0.2 GB each.
+    (row,) = FLEET_METHODS["alpa"].outcomes(paper(1024))
+    assert row.fits
+    assert row.memory_needed_bytes < 3e9
