@@ -95,3 +95,13 @@ def test_alpa_shards_more_where_memory_is_short() -> None:
     (row,) = FLEET_METHODS["alpa"].outcomes(paper(1024))
     assert row.fits
     assert row.memory_needed_bytes < 3e9
+
+
+def test_data_parallel_leaves_out_who_has_no_room() -> None:
+    # The two with the fastest links hold nothing; the others hold the model and are chosen.
+    small = [DeviceRates(i, 1e9, 1e9, 6e12, 0.0, 10**6) for i in range(2)]
+    roomy = [DeviceRates(i, 1e8, 1e7, 6e12, 0.0, 10**12) for i in range(2, 6)]
+    conditions = Conditions(SPEC, 16, 256, small + roomy)
+    (row,) = FLEET_METHODS["data-parallel"].outcomes(conditions)
+    assert row.fits
+    assert row.devices_used <= 4
