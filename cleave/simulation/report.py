@@ -68,7 +68,8 @@ def report(
     ]
     for number, claim in enumerate(claims, 1):
         lines += ["", f"## {number}. {claim.title}", ""]
-        lines += [f"**By tiles: {claim.verdict.value}.** {claim.reading}", ""]
+        verdicts = f"By tiles: {claim.verdict.value}. Resident, not built: {claim.not_built.value}."
+        lines += [f"**{verdicts}** {claim.reading}", ""]
         lines += ["| " + " | ".join(claim.columns) + " |", "| --- " * len(claim.columns) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in claim.rows]
     lines += ["", "## Figures"]

@@ -71,7 +71,7 @@ class Claim:
         return _verdict(self._of(NOT_BUILT))
 
     def only_if(self, methods: Sequence[str]) -> str:
-        """What all trials that hold have in common; empty where all hold or none."""
+        """What trials that hold have in common and others do not; empty where all hold or none."""
         trials = self._of(methods)
         if _verdict(trials) is not Verdict.SOMETIMES:
             return ""
