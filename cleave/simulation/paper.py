@@ -68,7 +68,7 @@ FULL: Final = Scope(
     (32, 256, 1024, 8192),
     256,
 )
-QUICK: Final = Scope("opt-tiny", (8, 16), ("opt-nano",), (8,), (16,), (8, 16), 8, batch=8, seq=128)
+QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, batch=8, seq=128)
 
 
 def write(
