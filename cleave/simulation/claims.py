@@ -295,7 +295,7 @@ def faster_with_memory(evidence: Evidence) -> Claim:
     rows, trials = [], []
     for name, other in found.items():
         ratios = {mine: other.step_s / step_s for mine, step_s in ours.items()}
-        if name not in OURS:
+        if name in _PIPELINES:
             trials += [
                 Trial(mine, count, name, UNLIMITED, evidence.model, ratio >= 4)
                 for mine, ratio in ratios.items()
