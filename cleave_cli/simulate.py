@@ -62,12 +62,13 @@ def simulate(
     utilisation: Annotated[
         float, typer.Option(help="Share of its peak that a cloud GPU reaches.")
     ] = 0.5,
-    seed: Annotated[int, typer.Option(help="Of every search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw time and bytes against devices (PNG, SVG or PDF).")
+        Path | None,
+        typer.Option(help="Draw what a step takes against devices (PNG, SVG, PDF)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Rows as CSV on stdout.")] = False,
@@ -120,6 +121,15 @@ def simulate(
         seed=seed,
     )
     churn = _Churn(losses_per_hour / 3600, detection_s)
+    conditions = [
+        f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet{_memory(fleet)}",
+        f"PS card {f'{ps_gbps:g} Gbit/s' if ps_gbps else 'unlimited'}",
+    ]
+    if stragglers:
+        conditions.append(f"{stragglers:.0%} stragglers")
+    if any(row.devices is None for row in rows):
+        conditions.append(f"clouds at {utilisation:.0%} of peak")
+    title = ", ".join(conditions)
     if as_json:
         document = {
             "model": model,
@@ -139,9 +149,9 @@ def simulate(
     elif as_csv:
         _write_csv(rows, churn)
     else:
-        _show(rows, churn, f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet")
+        _show(rows, churn, title)
     if plot is not None:
-        _draw(plot, rows, f"{model}, batch {batch}, {seq} tokens, {fleet} fleet")
+        _draw(plot, rows, title)
 
 
 @app.command("paper")
@@ -149,7 +159,7 @@ def paper(
     out: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path(
         "paper-report"
     ),
-    seed: Annotated[int, typer.Option(help="Of every search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
     ] = False,
@@ -206,6 +216,8 @@ def counts(text: str) -> list[int]:
         for part in text.split(","):
             first, dots, last = part.partition("..")
             count = int(first)
+            if dots and int(last) < count:
+                raise ValueError
             found.append(count)
             while dots and count < int(last):
                 count = min(2 * count, int(last))
@@ -217,6 +229,10 @@ def counts(text: str) -> list[int]:
             f"--devices is {text!r}; give a number, a list as 32,256, or a range as 32..8192"
         ) from None
     return sorted(set(found))
+
+
+def _memory(fleet: str) -> str:
+    return ", 1-3 GB each" if fleet == "paper" else ""
 
 
 @dataclass(frozen=True, slots=True)

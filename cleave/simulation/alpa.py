@@ -12,10 +12,13 @@ layer), data parallel over dp = n / tp of them:
 
 Stages by its dynamic program (`partition`), T = sum t_i + (m - 1) max t_i; m by trying powers of
 two. Its mesh is homogeneous: every device computes and sends at the fleet's mean, and memory is
-that of the real devices. The optimizer is sharded over dp (its ZeRO rewriting): 4 / tp + 12 / n
-bytes a parameter. Meshes are made of at most 32 units of equally many devices. Resharding between
-stages, which its program leaves out, counts as bytes to the neighbours. It has no recovery of its
-own: a lost device means a restart from a checkpoint (`pipeline.restart`).
+that of the real devices. Tensor parallelism divides what a device holds, so where the fastest
+sharding does not fit, the fastest with at least 2, 4, 8 ... devices to a tensor is tried.
+
+The optimizer is sharded over dp (its ZeRO rewriting): 4 / tp + 12 / n bytes a parameter. Meshes are
+made of at most 32 units of equally many devices. Resharding between stages, which its program
+leaves out, counts as bytes to the neighbours. It has no recovery of its own: a lost device means a
+restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -71,18 +74,30 @@ class Alpa:
         """One row: one that fits where there is one, then the least time."""
         job = Job.of(conditions)
         micro_batches = sorted({-(-job.batch >> i) for i in range(job.batch.bit_length())})
-        tried = [self._with(conditions, job, m) for m in micro_batches]
-        return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
+        tensors = [1 << i for i in range(conditions.spec.heads.bit_length())]
+        free = {m: self._with(conditions, job, m, tensors[0]) for m in micro_batches}
+        best = min(free.values(), key=_order)
+        for m in sorted(free, key=lambda m: free[m].step_s):
+            for tensor in tensors:
+                found = self._with(conditions, job, m, tensor) if tensor > 1 else free[m]
+                best = min(best, found, key=_order)
+                # More tensor parallelism only costs more time.
+                if found.fits or (best.fits and found.step_s >= best.step_s):
+                    break
+        return [best]
 
-    def _with(self, conditions: Conditions, job: Job, micro_batches: int) -> Outcome:
+    def _with(
+        self, conditions: Conditions, job: Job, micro_batches: int, least_tensor: int
+    ) -> Outcome:
         rates = conditions.rates
         links = np.minimum(rates.uplink, rates.downlink)
         mesh = _Mesh(float(rates.flops.mean()), float(links.mean()), float(rates.latency_s.mean()))
         units = min(_UNITS, len(rates))
         unit = len(rates) // units
         each = -(-job.batch // micro_batches)
+        heads = conditions.spec.heads
         shardings = [
-            _best_sharding(job, mesh, size * unit, each, micro_batches, conditions.spec.heads)
+            _best_sharding(job, mesh, size * unit, each, micro_batches, heads, least_tensor)
             for size in range(1, units + 1)
         ]
         cost = np.full((job.layers + 1, units + 1, units + 1), np.inf)
@@ -97,12 +112,27 @@ class Alpa:
         return _outcome(conditions, job, cuts, shardings, unit, micro_batches)
 
 
+def _order(outcome: Outcome) -> tuple[bool, float]:
+    return not outcome.fits, outcome.step_s
+
+
 def _best_sharding(
-    job: Job, mesh: _Mesh, devices: int, each: int, micro_batches: int, heads: int
+    job: Job,
+    mesh: _Mesh,
+    devices: int,
+    each: int,
+    micro_batches: int,
+    heads: int,
+    least_tensor: int,
 ) -> _Sharding:
-    """The least time for a layer; so much tensor parallelism and the rest data parallel."""
+    """The least time for a layer; so much tensor parallelism and the rest data parallel.
+
+    Args:
+        each: samples of a micro-batch.
+        least_tensor: devices of tensor parallelism, a power of two; all where there are fewer.
+    """
     found = []
-    tensor = 1
+    tensor = min(least_tensor, 1 << (devices.bit_length() - 1))
     while tensor <= min(devices, heads):
         data = min(devices // tensor, each)
         samples = -(-each // data)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from cleave.planner.shape import RateArrays
+from cleave.planner.shape import Floats, RateArrays
 from cleave.workload.registry import ModelSpec
 
 
@@ -49,14 +50,7 @@ def tasks_s(task: Task, count: int, rates: RateArrays) -> float:
     A device's n-th task is back after ``latency + download + compute + upload + (n - 1) period``,
     where the period is the largest of the three.
     """
-    stages = np.stack(
-        (
-            task.download_bytes / rates.downlink,
-            task.flops / rates.flops,
-            task.upload_bytes / rates.uplink,
-        )
-    )
-    period, first = stages.max(axis=0), stages.sum(axis=0) + rates.latency_s
+    period, first = _period_and_first_s(task, rates)
     roomy = 2 * task.memory_bytes <= rates.memory
     period, first = period[roomy], first[roomy]
     if not len(first):
@@ -69,3 +63,22 @@ def tasks_s(task: Task, count: int, rates: RateArrays) -> float:
         if high - low <= 1e-9 * high:
             break
     return high
+
+
+def takers(task: Task, seconds: float, rates: RateArrays) -> npt.NDArray[np.bool_]:
+    """Which devices have a task back within the seconds that `tasks_s` found."""
+    roomy = 2 * task.memory_bytes <= rates.memory
+    back: npt.NDArray[np.bool_] = roomy & (_period_and_first_s(task, rates)[1] <= seconds)
+    return back
+
+
+def _period_and_first_s(task: Task, rates: RateArrays) -> tuple[Floats, Floats]:
+    """Of each device: from task to task, and until the first is back."""
+    stages = np.stack(
+        (
+            task.download_bytes / rates.downlink,
+            task.flops / rates.flops,
+            task.upload_bytes / rates.uplink,
+        )
+    )
+    return stages.max(axis=0), stages.sum(axis=0) + rates.latency_s

@@ -1,6 +1,7 @@
 """`cloud`: one or eight data-centre GPUs in one machine.
 
-compute   train_flops / (GPUs x utilisation x peak); 4/3 of it where activations are recomputed
+compute   train_flops / (GPUs x utilisation x peak); 4/3 of it where activations are recomputed;
+          peak of bf16 and fp16, for fp32 of TF32, which is half of it
 between   fully sharded: weights gathered twice, gradients scattered once, under the compute;
           3 (G - 1)/G 2P bytes for each GPU over its NVLink (Rajbhandari et al., ZeRO, section 7)
 offload   where 16 bytes a parameter do not fit: optimizer and its states on the host (Ren et
@@ -83,9 +84,9 @@ class Cloud:
         recomputed = layers * layer.boundary_bytes + layer.kept_bytes
         recompute = state + recomputed <= memory < state + kept
         needed = state + (kept if state + kept <= memory else min(recomputed, kept))
-        compute_s = train_flops(spec, conditions.batch, conditions.seq) / (
-            gpus * self.utilisation * self.gpu.flops_per_s
-        )
+        peak = self.gpu.flops_per_s * min(1.0, 2 / conditions.element.sent)
+        flops = train_flops(spec, conditions.batch, conditions.seq)
+        compute_s = flops / (gpus * self.utilisation * peak)
         recompute_s = compute_s / 3 if recompute else 0.0
         crossing_s = 3 * (gpus - 1) / gpus * weights / self.gpu.nvlink_bytes_per_s
         crossings = 3 if streamed else 1  # gradients; and weights twice
@@ -102,6 +103,7 @@ class Cloud:
             parts.append(Part("host's Adam", _ADAM_BYTES * parameters / self.host_bytes_per_s))
             if host > self.host_memory_bytes:
                 misfit = _too_big("the host", host, self.host_memory_bytes)
+                needed, memory = host, self.host_memory_bytes
         return Outcome(
             method=f"{self.name} (offload)" if offload else self.name,
             setting=f"{self.utilisation:.0%} of peak{', recompute' if recompute else ''}",
@@ -112,7 +114,7 @@ class Cloud:
             memory_offered_bytes=memory,
             memory_needed_bytes=needed,
             misfit=misfit,
-            flops=train_flops(spec, conditions.batch, conditions.seq) * (4 / 3 if recompute else 1),
+            flops=flops * (4 / 3 if recompute else 1),
         )
 
 

@@ -6,7 +6,8 @@
                 one's downlink, so the slowest link is the slowest uplink or downlink of all.
 
 At most one device for each sample. Of the numbers tried (powers of two from two on, and the most)
-the fastest counts. The others do the samples of a lost device again, divided among them.
+the fastest counts, of all devices and of those alone whose memory holds the model; one that fits
+comes before one that does not. The others divide the samples of a lost device and do them again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from cleave.simulation.method import Conditions, Outcome, Part
 from cleave.simulation.peers import RECOMPUTE, all_reduce_s, dealt, misfit, stage_need, tightest
-from cleave.simulation.work import edge_parameters, layer_work, train_flops
+from cleave.simulation.work import LayerWork, edge_parameters, layer_work, train_flops
 
 
 class DataParallel:
@@ -28,16 +29,21 @@ class DataParallel:
         """One row."""
         rates = conditions.rates
         fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
-        most = min(conditions.batch, len(fastest))
-        sizes = sorted({most, *(1 << i for i in range(1, most.bit_length()))})
-        tried = [self._on(conditions, fastest[:size]) for size in sizes if size <= most]
-        return [min(tried, key=lambda outcome: outcome.step_s)]
+        layer, layers = _held(conditions)
+        memory = rates.memory[fastest]
+        roomy = [
+            stage_need(layer, layers, 1, offered).memory_bytes <= offered for offered in memory
+        ]
+        tried = [
+            self._on(conditions, members[:size])
+            for members in (fastest, fastest[np.array(roomy)])
+            for size in _sizes(min(conditions.batch, len(members)))
+        ]
+        return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
 
     def _on(self, conditions: Conditions, members: npt.NDArray[np.intp]) -> Outcome:
         spec, rates, n = conditions.spec, conditions.rates.take(members), len(members)
-        layer = layer_work(spec, conditions.seq, conditions.element.sent)
-        # Embedding and head are held too: as so many layers more.
-        layers = spec.layers + edge_parameters(spec) / layer.parameters
+        layer, layers = _held(conditions)
         needs = [stage_need(layer, layers, 1, offered) for offered in rates.memory]
         samples = dealt(conditions.batch, rates.flops)
         each = train_flops(spec, conditions.batch, conditions.seq) / conditions.batch
@@ -63,3 +69,15 @@ class DataParallel:
             misfit=misfit(needed, rates.memory),
             recovery=(Part("samples again", compute_s / max(1, n - 1)),),
         )
+
+
+def _held(conditions: Conditions) -> tuple[LayerWork, float]:
+    """A layer, and how many a device holds: embedding and head as so many layers more."""
+    spec = conditions.spec
+    layer = layer_work(spec, conditions.seq, conditions.element.sent)
+    return layer, spec.layers + edge_parameters(spec) / layer.parameters
+
+
+def _sizes(most: int) -> list[int]:
+    """Numbers of devices to try; none where there are none."""
+    return sorted({*(1 << i for i in range(1, most.bit_length())), *([most] if most else [])})

@@ -14,20 +14,24 @@ from typing import Final
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.simulation.catalogue import methods
 from cleave.simulation.claims import (
-    Claim,
     Evidence,
     bytes_fall,
     comparable_to_cloud,
     faster_than_dtfm,
+    faster_with_memory,
     fits_small_memory,
     recovers_faster,
     uses_more_devices,
 )
+from cleave.simulation.cloud import Cloud
 from cleave.simulation.method import Conditions
+from cleave.simulation.report import report, sweep_reading
 from cleave.simulation.sweep import Row, fleet_rates, sweep
+from cleave.simulation.verdict import Claim
 from cleave.workload.registry import find_model
 
 BF16: Final = ElementBytes(2, 2)
+CARDS_GBPS: Final = (10, 100)
 Save = Callable[[Path, Sequence[Row], str], None]
 
 
@@ -39,6 +43,9 @@ class Scope:
         model: swept over all `counts`.
         others: simulated with `few` devices only.
         small_memory: numbers of devices of 512 MB each.
+        carded: numbers of devices behind each of `CARDS_GBPS`, by tiles and (but for the last one,
+            for which searching takes longest) by mixes.
+        roomy: devices of 32 GB.
     """
 
     model: str
@@ -46,6 +53,8 @@ class Scope:
     others: tuple[str, ...]
     few: tuple[int, ...]
     small_memory: tuple[int, ...]
+    carded: tuple[int, ...]
+    roomy: int
     batch: int = 128
     seq: int = 1024
 
@@ -56,8 +65,10 @@ FULL: Final = Scope(
     ("opt-1.3b", "opt-6.7b", "opt-30b", "opt-66b", "llama2-7b", "llama2-13b", "llama2-70b"),
     (256, 1024),
     (256, 1024, 8192),
+    (32, 256, 1024, 8192),
+    256,
 )
-QUICK: Final = Scope("opt-tiny", (8, 16), ("opt-nano",), (8,), (16,), batch=8, seq=128)
+QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, batch=8, seq=128)
 
 
 def write(
@@ -86,70 +97,85 @@ def write(
             find_model(model), scope.batch, scope.seq, "paper", counts, every,
             element=BF16, ps=PsRates(), seed=seed,
         )  # fmt: skip
-    say("devices of 512 MB")
+    known = methods()
+    carded = {}
+    for gbps in CARDS_GBPS:
+        say(f"{scope.model} behind {gbps} Gbit/s")
+        card = gbps * 1e9 / 8
+        carded[f"{gbps} Gbit/s"] = [
+            row
+            for name, counts in (("cleave", scope.carded), ("cleave-mixed", scope.carded[:-1]))
+            for row in sweep(
+                find_model(scope.model), scope.batch, scope.seq, "paper", counts, [known[name]],
+                element=BF16, ps=PsRates(card, card), seed=seed,
+            )
+        ]  # fmt: skip
+    say("devices of 512 MB, devices of 32 GB")
     small = [
         Row(count, outcome)
         for count in scope.small_memory
-        for outcome in methods()["cleave"].outcomes(_small(scope, count, seed))
+        for outcome in known["cleave"].outcomes(_with_memory(scope, count, 512_000_000, seed))
     ]
-    evidence = Evidence(scope.model, found, small)
+    much = _with_memory(scope, scope.roomy, 32_000_000_000, seed)
+    roomy = [
+        Row(scope.roomy, outcome)
+        for method in every
+        if not isinstance(method, Cloud)
+        for outcome in method.outcomes(much)
+    ]
+    layers = {model: find_model(model).layers for model in found}
+    evidence = Evidence(scope.model, found, small, carded, roomy, layers)
     claims = [
         faster_than_dtfm(evidence),
-        uses_more_devices(evidence, find_model(scope.model).layers * scope.batch),
+        uses_more_devices(evidence, layers[scope.model] * scope.batch),
         comparable_to_cloud(evidence),
         recovers_faster(evidence),
         bytes_fall(evidence),
         fits_small_memory(evidence),
+        faster_with_memory(evidence),
     ]
     rows = found[scope.model]
     last = scope.few[-1]
-    title = f"{scope.model}, batch {scope.batch}, {scope.seq} tokens, bf16, paper fleet"
+    title = (
+        f"{scope.model}, batch {scope.batch}, {scope.seq} tokens, bf16, paper fleet, 1-3 GB each, "
+        "PS card unlimited"
+    )
     save_sweep(folder / "sweep.png", rows, title)
     save_recovery(
         folder / "recovery.png", [row for row in rows if row.devices == last],
         f"{title}, {last} devices",
     )  # fmt: skip
-    (folder / "report.md").write_text(_report(scope, claims, last), encoding="utf-8")
+    figures = [
+        (
+            f"{scope.model}: time, bytes and PS bandwidth against devices", "sweep.png",
+            f"{sweep_reading(rows)} Seconds, bytes of a device and the PS's bandwidth for one "
+            "step, against the number of devices. Hollow points do not fit the devices' memory.",
+        ),
+        (
+            f"{scope.model}: recovery", "recovery.png",
+            f"Seconds that losing one of {last} devices adds to a step, from when that is "
+            "noticed; hollow bars do not fit the devices' memory.",
+        ),
+    ]  # fmt: skip
+    text = report("Published claims, simulated", _conditions(scope), claims, figures)
+    (folder / "report.md").write_text(text, encoding="utf-8")
     return claims
 
 
-def _small(scope: Scope, count: int, seed: int) -> Conditions:
+def _with_memory(scope: Scope, count: int, memory_bytes: int, seed: int) -> Conditions:
     rates = fleet_rates("paper", count, dtype="bf16")
-    devices = [replace(device, memory_bytes=512_000_000) for device in rates]
+    devices = [replace(device, memory_bytes=memory_bytes) for device in rates]
     return Conditions(find_model(scope.model), scope.batch, scope.seq, devices, BF16, seed=seed)
 
 
-def _report(scope: Scope, claims: Sequence[Claim], last: int) -> str:
-    lines = [
-        "# Published claims, simulated",
-        "",
+def _conditions(scope: Scope) -> str:
+    return (
         f"One training step of {scope.batch} sequences of {scope.seq} tokens in bf16. Devices are "
         "those of the paper's fleet: 5-7 TFLOP/s, 10-100 MB/s down, 5-10 MB/s up, 1-3 GB of "
-        "memory, no latency; the parameter server's network card is unlimited. Cloud GPUs reach "
-        "50 % of their bf16 peak. A method *fits* when every device holds what it must; times of "
-        "methods that do not fit are what they would take with memory enough.",
-        "",
-        "| claim | verdict |",
-        "| --- | --- |",
-        *(f"| {claim.title} | {claim.verdict.value} |" for claim in claims),
-    ]
-    for number, claim in enumerate(claims, 1):
-        lines += ["", f"## {number}. {claim.title}", "", f"**{claim.verdict.value}.** "]
-        lines[-1] += claim.reading
-        lines += ["", "| " + " | ".join(claim.columns) + " |", "| --- " * len(claim.columns) + "|"]
-        lines += ["| " + " | ".join(row) + " |" for row in claim.rows]
-    lines += [
-        "",
-        "## Figures",
-        "",
-        f"![{scope.model}: time, bytes and PS bandwidth against devices](sweep.png)",
-        "",
-        "Seconds, bytes of a device and the PS's bandwidth for one step, against the number of "
-        "devices. Hollow points do not fit the devices' memory.",
-        "",
-        f"![{scope.model}: recovery](recovery.png)",
-        "",
-        f"Seconds that losing one of {last} devices adds to a step, from when that is noticed.",
-        "",
-    ]
-    return "\n".join(lines)
+        "memory, no latency. The network card of the parameter server (PS) is unlimited, which no "
+        f"card is, where no other is named; {scope.model} is also simulated behind "
+        f"{' and '.join(str(gbps) for gbps in CARDS_GBPS)} Gbit/s each way. Cloud GPUs reach 50 % "
+        "of their bf16 peak. A method *fits* when every device holds what it must; the table says "
+        "what the device with least for its part needs of the memory it has. Times of methods that "
+        "do not fit are what they would take with memory enough."
+    )

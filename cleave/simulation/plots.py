@@ -21,25 +21,30 @@ _PANELS: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
     ("GB down, per device and step", lambda o: o.download_bytes * 1e-9),
     ("GB up, per device and step", lambda o: o.upload_bytes * 1e-9),
     ("PS out, Gbit/s, busiest part", lambda o: o.ps_egress_bytes_per_s * 8e-9),
+    ("PS in, Gbit/s, busiest part", lambda o: o.ps_ingress_bytes_per_s * 8e-9),
+    ("seconds that losing one device adds", lambda o: o.recovery_s or 0.0),
 )
+_DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}  # by how names begin; others dash and dot
 
 
 def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Time, bytes and PS bandwidth against the number of devices, each with its slope.
+    """Time, bytes, PS bandwidth and recovery against the number of devices, each with its slope.
 
-    Hollow points do not fit the memory of their devices; clouds are horizontal lines.
+    Hollow points do not fit the memory of their devices; clouds that fit are horizontal lines.
+    Closed forms of what is simulated event by event are left out.
 
     Raises:
         OSError, ValueError: when the file cannot be written.
     """
     curves: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        curves[row.outcome.method].append(row)
+        if (row.devices or row.outcome.fits) and "closed form" not in row.outcome.method:
+            curves[row.outcome.method].append(row)
     counts = sorted({row.devices for row in rows if row.devices is not None})
-    figure = Figure(figsize=(15, 8), layout="constrained")
-    for axes, (label, value) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
+    figure = Figure(figsize=(22, 9), layout="constrained")
+    for axes, (label, value) in zip(figure.subplots(2, 3).flat, _PANELS, strict=True):
         for number, (method, points) in enumerate(curves.items()):
-            _curve(axes, method, points, value, colormaps["tab20"](number % 20))
+            _curve(axes, method, points, value, colormaps["tab10"](number % 10))
         axes.set(xscale="log", yscale="log", xlabel="devices", ylabel=label)
         if counts:
             axes.set_xticks(counts, [str(count) for count in counts], rotation=45)
@@ -57,7 +62,7 @@ def _curve(
     if rows[0].devices is None:
         level = value(rows[0].outcome)
         if level > 0 and math.isfinite(level):
-            axes.axhline(level, color=colour, linewidth=1, linestyle=":", label=method)
+            axes.axhline(level, color=colour, linewidth=1, linestyle=_dash(method), label=method)
         return
     points = [(r.devices or 0, value(r.outcome), r.outcome.fits) for r in rows]
     points = [p for p in points if p[1] > 0 and math.isfinite(p[1])]
@@ -67,9 +72,13 @@ def _curve(
     label = method
     if len(x) > 1:
         label += f" (slope {np.polyfit(np.log(x), np.log(y), 1)[0]:.2f})"
-    axes.plot(x, y, color=colour, linewidth=1, label=label)
+    axes.plot(x, y, color=colour, linewidth=1, linestyle=_dash(method), label=label)
     axes.scatter(x[fits], y[fits], color=colour, s=16, zorder=3)
     axes.scatter(x[~fits], y[~fits], facecolors="none", edgecolors=colour, s=16, zorder=3)
+
+
+def _dash(method: str) -> str:
+    return next((dash for name, dash in _DASHES.items() if method.startswith(name)), "-.")
 
 
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from cleave.errors import PlanError
 from cleave.gemm import Gemm
 from cleave.planner.planner import Method as TileShape
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
-from cleave.simulation.attention import Task, backward_task, forward_task, tasks_s
+from cleave.simulation.attention import Task, backward_task, forward_task, takers, tasks_s
 from cleave.simulation.method import Conditions, Outcome, Part, impossible
 from cleave.simulation.sublayers import Kind, kinds
 from cleave.workload.step import StepGemm, step_gemms
@@ -160,6 +162,17 @@ class TiledStep:
         again_s = math.fsum(part.seconds for part in self.recovery)
         return TileLosses(tuple(times), len(self.conditions.devices), again_s)
 
+    @cached_property
+    def devices_used(self) -> int:
+        """Devices with a tile of some Linear or a task of attention."""
+        conditions, ps = self.conditions, self.conditions.ps
+        used = {tile.device for of in self.report.reports for tile in of.plan.tiles}
+        behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+        for task, share in zip(_tasks(conditions), self.attention, strict=True):
+            places = np.flatnonzero(takers(task, share.seconds, behind))
+            used |= {conditions.devices[int(place)].device for place in places}
+        return len(used)
+
     @property
     def flops(self) -> float:
         """Of all devices, the scores that attention computes anew included."""
@@ -232,7 +245,7 @@ def _tasks(conditions: Conditions) -> tuple[Task, Task]:
 
 def tiled_outcome(name: str, step: TiledStep) -> Outcome:
     """The row of a step all of which is done by tiles and tasks."""
-    layers, fleet = step.conditions.spec.layers, len(step.conditions.devices)
+    layers, used = step.conditions.spec.layers, step.devices_used
     head = step.linears(lambda gemm: gemm.name == "lm_head")
     attention = [share.times(layers) for share in step.attention]
     attention_s = math.fsum(share.seconds for share in attention)
@@ -244,14 +257,14 @@ def tiled_outcome(name: str, step: TiledStep) -> Outcome:
     return Outcome(
         method=name,
         setting="" if possible else "no device has memory for attention",
-        devices_used=max(of.devices_used for of in step.report.reports),
+        devices_used=used,
         parts=(
             Part("layers' Linears", step.report.predicted_s - head.seconds),
             Part("LM head", head.seconds),
             Part("attention", attention_s),
         ),
-        download_bytes=down / fleet,
-        upload_bytes=up / fleet,
+        download_bytes=down / used,
+        upload_bytes=up / used,
         memory_offered_bytes=offered,
         memory_needed_bytes=max(needed, tasks),
         misfit="" if possible else f"attention needs {tasks:.3g} bytes",

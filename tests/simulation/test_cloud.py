@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from cleave.planner.plan import ElementBytes
 from cleave.simulation.cloud import A100, H100, Cloud
 from cleave.simulation.method import Outcome
 from cleave.simulation.work import train_flops
@@ -42,6 +45,15 @@ def test_weights_beyond_the_gpu_are_streamed() -> None:
     # The host would need 14 bytes x 175e9 = 2.45 TB and has 2.
     assert not offloaded.fits
     assert "host" in offloaded.misfit
+    assert offloaded.memory_offered_bytes == 2e12
+    assert offloaded.memory_needed_bytes == pytest.approx(14 * 175e9, rel=0.01)
+
+
+def test_four_bytes_an_element_have_half_the_peak() -> None:
+    two = paper(1, "opt-125m")
+    four = dataclasses.replace(two, element=ElementBytes(4, 4))
+    fast, slow = (Cloud(A100, 1).outcomes(c)[0] for c in (two, four))
+    assert parts(slow)["compute"] == pytest.approx(2 * parts(fast)["compute"])
 
 
 def test_a_small_model_needs_no_offload() -> None:

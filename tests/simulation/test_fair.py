@@ -88,3 +88,20 @@ def test_one_device_is_the_same_for_all_pipelines() -> None:
     for name in ("dtfm", "alpa", "asteroid", "confidant", "data-parallel"):
         for row in FLEET_METHODS[name].outcomes(conditions):
             assert row.step_s == pytest.approx(alone, rel=1e-6), row.method
+
+
+def test_alpa_shards_more_where_memory_is_short() -> None:
+    # By hand: 13e9 parameters x 16 bytes on 1024 devices of 1 GB and more are 0.2 GB each.
+    (row,) = FLEET_METHODS["alpa"].outcomes(paper(1024))
+    assert row.fits
+    assert row.memory_needed_bytes < 3e9
+
+
+def test_data_parallel_leaves_out_who_has_no_room() -> None:
+    # The two with the fastest links hold nothing; the others hold the model and are chosen.
+    small = [DeviceRates(i, 1e9, 1e9, 6e12, 0.0, 10**6) for i in range(2)]
+    roomy = [DeviceRates(i, 1e8, 1e7, 6e12, 0.0, 10**12) for i in range(2, 6)]
+    conditions = Conditions(SPEC, 16, 256, small + roomy)
+    (row,) = FLEET_METHODS["data-parallel"].outcomes(conditions)
+    assert row.fits
+    assert row.devices_used <= 4

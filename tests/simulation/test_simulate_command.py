@@ -28,7 +28,7 @@ def test_ranges_double() -> None:
     assert counts("256,32") == [32, 256]
 
 
-@pytest.mark.parametrize("text", ["", "0", "many", "8..x"])
+@pytest.mark.parametrize("text", ["", "0", "many", "8..x", "8..4"])
 def test_no_devices_are_an_error(text: str) -> None:
     with pytest.raises(UsageError, match="--devices"):
         counts(text)
@@ -56,9 +56,24 @@ def test_csv_has_a_line_for_each_row() -> None:
 
 
 def test_the_table_tells_what_fits() -> None:
-    shown = run("--methods", "cleave,data-parallel")
+    shown = run("--methods", "cleave,data-parallel", "--model", "opt-350m")
     assert "NO" in shown
     assert "Does not fit:" in shown
+
+
+def test_the_title_names_the_conditions() -> None:
+    options = ("--methods", "cleave,cloud", "--ps-gbps", "10", "--stragglers", "0.25")
+    shown = " ".join(run(*options, "--dtype", "fp16", "--utilisation", "0.4").split())
+    for condition in ("fp16", "1-3 GB each", "PS card 10 Gbit/s", "25% stragglers", "40% of peak"):
+        assert condition in shown
+    assert "PS card unlimited" in run("--methods", "confidant")
+
+
+@pytest.mark.parametrize("command", [[], ["paper"]])
+def test_a_seed_is_not_negative(command: list[str]) -> None:
+    done = CliRunner().invoke(app, ["simulate", *command, "--seed", "-1"])
+    assert done.exit_code == 2
+    assert "--seed" in done.output
 
 
 def test_an_unknown_method_names_near_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_card_slows_down() -> None:
     assert slow.step_s > fast.step_s
     assert fast.ps_egress_bytes_per_s > 1e9
     assert slow.ps_egress_bytes_per_s <= 1e9 * 1.01
+
+
+def test_bytes_are_on_average_over_the_devices_used() -> None:
+    # Of these devices most are too slow for any tile or task; nothing passes them.
+    fast, slow = alike(2), alike(6, down=1e3, up=1e3, flops=1e6)
+    devices = [dataclasses.replace(d, device=i) for i, d in enumerate(fast + slow)]
+    spec = find_model("opt-tiny")
+    (outcome,) = KNOWN["cleave"].outcomes(Conditions(spec, 2, 128, devices))
+    (alone,) = KNOWN["cleave"].outcomes(Conditions(spec, 2, 128, devices[:2]))
+    assert outcome.devices_used == 2
+    assert outcome.download_bytes == pytest.approx(alone.download_bytes)
 
 
 def test_devices_too_small_for_attention_do_not_fit() -> None:
