@@ -23,3 +23,11 @@ class PlanError(CleaveError):
 
 class FleetError(CleaveError):
     """The fleet cannot finish the work it was given."""
+
+
+def not_installed(what: str, library: str, extra: str) -> UsageError:
+    """For something that needs a library which only an extra brings."""
+    return UsageError(
+        f"{what} needs {library}, which is not installed here; "
+        f"install it with: pip install 'cleave[{extra}]'"
+    )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
 
 
 def study(
@@ -55,10 +55,7 @@ def study(
     try:
         from cleave.footprint.study.figures import save_all, tornado_files
     except ImportError:
-        raise UsageError(
-            "the report's figures need matplotlib, which is not installed here; "
-            "install it with: pip install 'cleave[train]'"
-        ) from None
+        raise not_installed("a report with figures", "matplotlib", "train") from None
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "report.md").touch()  # said before a minute's work, not after it

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
 from cleave_cli.options import human_bytes
 
 if TYPE_CHECKING:
@@ -372,10 +372,7 @@ def _draw(path: Path | None, plan: Plan) -> None:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
     except ImportError:
-        raise UsageError(
-            "--plot needs matplotlib, which is not installed here; "
-            "install it with: pip install 'cleave[train]'"
-        ) from None
+        raise not_installed("--plot", "matplotlib", "train") from None
     figure = Figure(figsize=(8, 8))
     axes = figure.add_subplot()
     depths = {t.tile.k for t in plan.tiles}

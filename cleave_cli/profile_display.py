@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
 from cleave_cli.options import human_bytes
 
 if TYPE_CHECKING:
@@ -285,10 +285,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise UsageError(
-            "--plot needs matplotlib, which is not installed here; "
-            "install it with: pip install 'cleave[profile]'"
-        ) from None
+        raise not_installed("--plot", "matplotlib", "profile") from None
 
 
 def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:

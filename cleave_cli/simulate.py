@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
 from cleave_cli.options import human_bytes
 
 if TYPE_CHECKING:
@@ -181,10 +181,7 @@ def paper(
     try:
         from cleave.simulation.plots import save_recovery, save_sweep
     except ImportError:
-        raise UsageError(
-            "the report's figures need matplotlib, which is not installed here; "
-            "install it with: pip install 'cleave[train]'"
-        ) from None
+        raise not_installed("a report with figures", "matplotlib", "train") from None
     console = Console(stderr=True)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -367,10 +364,7 @@ def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
     try:
         from cleave.simulation.plots import save_sweep
     except ImportError:
-        raise UsageError(
-            "--plot needs matplotlib, which is not installed here; "
-            "install it with: pip install 'cleave[train]'"
-        ) from None
+        raise not_installed("--plot", "matplotlib", "train") from None
     try:
         save_sweep(path, rows, title)
     except (OSError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
 from cleave.footprint.sensitivity import Bar
 
 
@@ -36,10 +36,7 @@ def draw_tornado(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError(
-            "--plot needs matplotlib, which is not installed here; "
-            "install it with: pip install 'cleave[train]'"
-        ) from None
+        raise not_installed("--plot", "matplotlib", "train") from None
     figure = Figure(figsize=(9, 1.6 + 0.5 * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
