@@ -22,28 +22,20 @@ Array = npt.NDArray[Any]
 
 
 class DType(Enum):
-    """Element types that travel. Values are the names used in messages."""
+    """Element types that travel. Values are the names used in messages.
+
+    Attributes:
+        itemsize: bytes per element.
+        storage: the numpy dtype that holds it; bf16 lives in uint16.
+    """
 
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return 4 if self is DType.FP32 else 2
-
-    @property
-    def storage(self) -> np.dtype[Any]:
-        """The numpy dtype that holds it: bf16 lives in uint16."""
-        return _STORAGE[self.value]
-
-
-_STORAGE: dict[str, np.dtype[Any]] = {
-    "fp32": np.dtype("<f4"),
-    "bf16": np.dtype("<u2"),
-    "fp16": np.dtype("<f2"),
-}
+    def __init__(self, name: str) -> None:
+        self.storage: np.dtype[Any] = np.dtype({"fp32": "<f4", "bf16": "<u2", "fp16": "<f2"}[name])
+        self.itemsize: int = self.storage.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
     Inner boundaries lie on multiples of `align` from the start where the span is long enough;
     an empty span is returned as it is, once.
     """
-    if span.size == 0:
+    if span.size == 0 or pieces <= 1:
         return (span,)
     units = -(-span.size // align)
     pieces = max(1, min(pieces, units))

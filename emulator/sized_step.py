@@ -16,6 +16,7 @@ import numpy as np
 from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import RESIDENCY_DEVICES
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, Operand, Side
+from cleave.planner.collector import collector_paused
 from cleave.workload.registry import ModelSpec
 from cleave.workload.step import LinearShape, siblings_in_order
 from emulator.timeline import Timelines
@@ -100,12 +101,13 @@ class SizedStepper:
         begin_s, wall_s = shell.now_s, time.perf_counter()
         events, counters = shell.events, shell.counters()
         reused = timelines.reused_events if timelines else 0
-        for done, (index, forward) in enumerate(order):
-            self._group(index, forward=forward)
-            if progress is not None:
-                progress(done + 1, len(order))
-        self._kept.clear()
-        shell.settle()
+        with collector_paused():  # all along: events make no cycles, and many objects that live on
+            for done, (index, forward) in enumerate(order):
+                self._group(index, forward=forward)
+                if progress is not None:
+                    progress(done + 1, len(order))
+            self._kept.clear()
+            shell.settle()
         return SizedStep(
             shell.now_s - begin_s,
             time.perf_counter() - wall_s,

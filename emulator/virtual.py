@@ -440,13 +440,12 @@ class VirtualShell:
         nbytes: int,
         deliver: Callable[[_VirtualDevice, Message, int], None],
     ) -> None:
-        depart = partial(
-            self._depart, device, link, direction, message, nbytes, deliver, self.now_s
-        )
         if not link.shared:
-            depart()
+            self._depart(device, link, direction, message, nbytes, deliver, self.now_s)
             return
-        link.queue.append(depart)
+        link.queue.append(
+            partial(self._depart, device, link, direction, message, nbytes, deliver, self.now_s)
+        )
         if len(link.queue) == 1:
             self._depart_next(link)
 

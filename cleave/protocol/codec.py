@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import msgpack
@@ -78,9 +79,8 @@ def encode(message: Message) -> list[Buffer]:
 
 def wire_size(message: Message) -> int:
     """Bytes of the encoded message, without encoding its payload."""
-    size = len(_header(message))
-    payload = getattr(message, "payload", None)
-    return size if payload is None else size + payload_bytes(payload)
+    cls: Any = type(message)
+    return _sizer(cls)(message)
 
 
 def decode(data: bytes) -> Message:
@@ -176,26 +176,55 @@ def _bin_header(length: int) -> bytes:
 
 @cache
 def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
-    names = [f.name for f in fields(cls) if f.name != "payload"]
-    has_payload = len(names) < len(fields(cls))
-    pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+    names, has_payload = _fields(cls)
+    pack = _packer()
     # msgpack concatenates: an array is its header followed by its items.
     prefix = bytes([0x93 if has_payload else 0x92]) + pack(cls.TYPE)
 
-    hints = typing.get_type_hints(cls)
-    enums = [n for n in names if isinstance(hints[n], type) and issubclass(hints[n], Enum)]
-
     def write(message: Any) -> bytes:
-        values = {name: getattr(message, name) for name in names}
-        for name in enums:
-            values[name] = values[name].value
-        head: bytes = prefix + pack(values)
+        head: bytes = prefix + pack({name: getattr(message, name) for name in names})
         if has_payload:
             payload = message.payload
             head += _bin_header(0 if payload is None else payload_bytes(payload))
         return head
 
     return write
+
+
+@cache
+def _sizer(cls: type[Any]) -> Callable[[Any], int]:
+    """The size of what `_writer` makes, and of the payload: emulators ask for it all the time."""
+    names, has_payload = _fields(cls)
+    pack = _packer()
+    # A map has the header of an array of as many items, and its keys are always the same.
+    fixed_bytes = 1 + len(pack(cls.TYPE)) + sum(len(pack(name)) for name in names)
+    values = attrgetter(*names) if len(names) > 1 else lambda m: [getattr(m, n) for n in names]
+
+    def size(message: Any) -> int:
+        nbytes = fixed_bytes + len(pack(values(message)))
+        if has_payload:
+            payload = 0 if message.payload is None else payload_bytes(message.payload)
+            nbytes += payload + (2 if payload < 2**8 else 3 if payload < 2**16 else 5)
+        return nbytes
+
+    return size
+
+
+def _fields(cls: type[Any]) -> tuple[list[str], bool]:
+    """The names of a message's fields, and whether a payload follows them."""
+    names = [f.name for f in fields(cls) if f.name != "payload"]
+    return names, len(names) < len(fields(cls))
+
+
+def _packer() -> Callable[[Any], bytes]:
+    pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, default=_enum_value).pack
+    return pack
+
+
+def _enum_value(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"a message cannot carry {type(value).__name__}")
 
 
 @cache
