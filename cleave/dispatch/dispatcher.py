@@ -9,7 +9,6 @@ valid answer counts.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,32 +17,18 @@ from typing import Any, Final
 
 from cleave.dispatch import events
 from cleave.dispatch.events import Command, Event
+from cleave.dispatch.holdings import FleetHoldings, Names
+from cleave.dispatch.lateness import late_devices
 from cleave.dispatch.load import DeviceLoad
 from cleave.dispatch.recovery import help_late, take_over
-from cleave.dispatch.work import Stored, Unit, Work
+from cleave.dispatch.work import Unit, Work
 from cleave.errors import PlanError
-from cleave.gemm import Span
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits
 
 MAX_FAILURES: Final = 4
 """How often a unit may fail, and on every device that is there, before its work fails."""
 
-OVERDUE_S: Final = 1.0
-"""Work is overdue when it took so much longer than nothing, and `OVERDUE_SHARE` times as long as
-predicted; so is a device of it that did not answer anything for that long."""
-
-OVERDUE_SHARE: Final = 2.0
-
-SILENT_SHARE: Final = 0.25
-"""Where at most this share of the devices are silent for longer than their blocks should take, they
-get help before they are overdue; where it is more, the server or the prediction is slow."""
-
-RETRY_S: Final = 2.0
-"""A device that was overdue, and says that it is there, is asked again: at once the first time, for
-an answer may be lost, after so long the second time in a row, then after twice as long."""
-
-_MOST_DOUBLED: Final = 5
 _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
 
@@ -79,14 +64,6 @@ class FinishedWork:
     took_s: float
 
 
-@dataclass(slots=True)
-class Names:
-    """The last names given to arrays and runs; they are never used again."""
-
-    arrays: int = 0
-    runs: int = 0
-
-
 class Dispatcher:
     """Runs work on a fleet. See `handle`."""
 
@@ -101,9 +78,8 @@ class Dispatcher:
         self._begun_s: dict[int, float] = {}  # by work
         self._finished_s = 0.0
         self._now_s = 0.0
-        self._arrays: dict[int, dict[tuple[Span, Span], Stored]] = {}  # by operand
-        self._holders: dict[int, set[int]] = {}  # by array: devices that hold or will hold it
         self.names = Names()
+        self.holdings = FleetHoldings(self.names, lambda: self.rates)
         self._commands: list[Command] = []
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             events.DeviceReady: self._ready,
@@ -167,29 +143,6 @@ class Dispatcher:
         state = self._devices.get(device)
         return state is not None and state.overdue
 
-    # --- the names of arrays (the `Holdings` that work sees) ---
-
-    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> Stored:
-        """See `Holdings.stored`."""
-        of_operand = self._arrays.setdefault(operand, {})
-        array = of_operand.get((rows, columns))
-        if array is None:
-            nbytes = rows.size * columns.size * itemsize
-            self.names.arrays += 1
-            array = Stored(self.names.arrays, operand, rows, columns, nbytes)
-            of_operand[rows, columns] = array
-        return array
-
-    def holders(self, operand: int) -> Mapping[int, Sequence[Stored]]:
-        """See `Holdings.holders`."""
-        found: dict[int, list[Stored]] = {}
-        asked = {rates.device for rates in self.rates}
-        for array in self._arrays.get(operand, {}).values():
-            for device in self._holders.get(array.id, ()):
-                if device in asked:
-                    found.setdefault(device, []).append(array)
-        return found
-
     # --- devices come and go ---
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
@@ -211,14 +164,14 @@ class Dispatcher:
         unsent = list(device.queue)
         device.queue.clear()
         for unit in unsent:
-            self._release_needs(event.device, device, unit)
+            self.holdings.unwant(device, unit)
         self._reassign(u for u in unsent if not self._copied(event.device, u))
-        self._finish_draining(event.device, device)
+        self._finish_draining(device)
 
-    def _finish_draining(self, device_id: int, device: DeviceLoad) -> None:
-        if device_id in self._devices and device.draining and not device.running:
-            self._forget_device(device_id)
-            self._commands.append(events.Drained(device_id))
+    def _finish_draining(self, device: DeviceLoad) -> None:
+        if device.id in self._devices and device.draining and not device.running:
+            self._forget_device(device.id)
+            self._commands.append(events.Drained(device.id))
 
     def _lost(self, event: events.DeviceLost, now_s: float) -> None:
         device = self._forget_device(event.device)
@@ -228,16 +181,8 @@ class Dispatcher:
     def _forget_device(self, device_id: int) -> DeviceLoad | None:
         device = self._devices.pop(device_id, None)
         if device is not None:
-            for array in {*device.held, *device.needed}:
-                self._unhold(array, device_id)
+            self.holdings.leave(device)
         return device
-
-    def _unhold(self, array: int, device_id: int) -> None:
-        holders = self._holders.get(array)
-        if holders is not None:
-            holders.discard(device_id)
-            if not holders:
-                del self._holders[array]
 
     # --- work ---
 
@@ -253,23 +198,21 @@ class Dispatcher:
             return
         touched = {}
         try:
-            for device_id, unit in work.assign(rates, self):
+            for device_id, unit in work.assign(rates, self.holdings):
                 device = touched[device_id] = self._devices[device_id]
-                self._enqueue(device_id, device, unit)
+                self._enqueue(device, unit)
         except PlanError as error:
             self._fail(work.id, str(error))
             return
         if work.complete:
             self._complete(work.id)
-        for device_id, device in touched.items():
-            self._pump(device_id, device)
+        for device in touched.values():
+            self._pump(device)
 
-    def _enqueue(self, device_id: int, device: DeviceLoad, unit: Unit) -> None:
+    def _enqueue(self, device: DeviceLoad, unit: Unit) -> None:
         self.counters.units += 1
         device.queue.append(unit)
-        for array in unit.inputs:
-            device.needed[array.id] += 1
-            self._holders.setdefault(array.id, set()).add(device_id)
+        self.holdings.want(device, unit)
 
     def _reassign(self, units: Iterable[Unit], *, recut: bool = True) -> None:
         """Give units to the devices that are predicted to finish them first.
@@ -302,7 +245,7 @@ class Dispatcher:
             found.assigned += again.assigned
         assigned = found.assigned
         if recut and len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S:
-            anew = work.recut(units, [devices[i].rates for i in able], able, self)
+            anew = work.recut(units, [devices[i].rates for i in able], able, self.holdings)
             if (
                 anew is not None
                 and anew.finish_s < found.finish_s
@@ -312,10 +255,10 @@ class Dispatcher:
                 assigned = anew.assigned
         for device_id, unit in assigned:
             self.counters.reissued += 1
-            self._enqueue(device_id, devices[device_id], unit)
+            self._enqueue(devices[device_id], unit)
         for device_id in sorted({device_id for device_id, _ in assigned}):
             if device_id in devices:
-                self._pump(device_id, devices[device_id])
+                self._pump(devices[device_id])
 
     def _able(self, work: Work) -> list[DeviceRates]:
         """The devices that may do some of a work; overdue ones only where no others are."""
@@ -366,16 +309,16 @@ class Dispatcher:
             device = self._devices[device_id]
             if unit in device.queue:  # it was not sent yet
                 device.queue.remove(unit)
-                self._release_needs(device_id, device, unit)
+                self.holdings.unwant(device, unit)
                 self.counters.reissued += 1
             else:
                 self._copies[unit] = {device_id, helper}
                 self.counters.hedged += 1
-            self._enqueue(helper, self._devices[helper], unit)
+            self._enqueue(self._devices[helper], unit)
             touched.add(helper)
         for helper in sorted(touched):
             if helper in self._devices:
-                self._pump(helper, self._devices[helper])
+                self._pump(self._devices[helper])
 
     def _help_with_newcomer(self, newcomer: int, now_s: float) -> None:
         """A device that comes while others are at work takes some of it."""
@@ -393,43 +336,22 @@ class Dispatcher:
             other = self._devices[other_id]
             runs = tuple(run for run, asked in other.running.items() if asked is unit)
             for run in runs:
-                del other.running[run]
-                other.occupied_bytes -= unit.output_bytes
+                other.ended(run)
             if runs:
                 self._commands.append(events.SendCancel(other_id, runs))
             else:
                 other.queue.remove(unit)
-            self._release_needs(other_id, other, unit)
-            self._pump(other_id, other)
-            self._finish_draining(other_id, other)
+            self.holdings.unwant(other, unit)
+            self._pump(other)
+            self._finish_draining(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
         """Time passed: where work is overdue, others get what is missing, before anyone is lost."""
-        limits_s = {
-            work.id: max(OVERDUE_S, OVERDUE_SHARE * work.expected_s)
-            for work in self._works.values()
-            if work.expected_s is not None
-        }
-        overdue = {
-            work: limit_s
-            for work, limit_s in limits_s.items()
-            if now_s - max(self._begun_s[work], self._finished_s) > limit_s
-        }
-        late = dict.fromkeys(self._silent(now_s), math.inf)
-        for device_id, device in self._devices.items() if overdue else ():
-            waited_for = {u.work for u in device.unanswered()} & overdue.keys()
-            if not waited_for:
-                continue
-            late[device_id] = max(late.get(device_id, 0.0), device.pace_s(now_s))
-            limit_s = max(overdue[work] for work in waited_for)
-            if now_s - device.heard_s > limit_s:
-                late[device_id] = math.inf
-                if not device.overdue and device.running:
-                    device.overdue = True
-                    device.missed += 1  # ever longer, for what waits for it waits in vain
-                    doubled = 2 ** min(device.missed - 1, _MOST_DOUBLED)
-                    device.retry_s = now_s + RETRY_S * (doubled - 1)
-                    self._commands.append(events.Overdue(device_id, True))
+        found = late_devices(self._devices, self._works, self._expected_since(), now_s)
+        for device_id in found.overdue:
+            self._devices[device_id].miss(now_s)
+            self._commands.append(events.Overdue(device_id, True))
+        late = found.remaining_s
         if not late:
             return
         helpers = {
@@ -440,19 +362,9 @@ class Dispatcher:
         if helpers:
             self._help(late, helpers)
 
-    def _silent(self, now_s: float) -> list[int]:
-        """Devices that answered nothing for longer than any of their blocks should take, where they
-        are few; see `SILENT_SHARE`."""
-        silent = []
-        for device_id, device in self._devices.items():
-            for_s = now_s - device.heard_s
-            if for_s <= OVERDUE_S or not device.running:
-                continue
-            works = (self._works.get(unit.work) for unit in device.running.values())
-            expected_s = max((w.expected_s or math.inf for w in works if w is not None), default=0)
-            if for_s > max(OVERDUE_S, OVERDUE_SHARE * device.longest_silence_s(expected_s)):
-                silent.append(device_id)
-        return silent if len(silent) <= SILENT_SHARE * len(self._devices) else []
+    def _expected_since(self) -> dict[int, float]:
+        """By work, since when something of it should have come: works follow one another."""
+        return {work: max(begun, self._finished_s) for work, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
         """A device whose units others took over may be asked again: an answer was lost, not it."""
@@ -465,13 +377,13 @@ class Dispatcher:
 
     # --- sending ---
 
-    def _pump(self, device_id: int, device: DeviceLoad) -> None:
+    def _pump(self, device: DeviceLoad) -> None:
         """Send as many queued units, with the arrays they need, as the device has room for."""
         while device.queue and len(device.running) < limits.MAX_RUNS_IN_FLIGHT:
             unit = device.queue[0]
             if unit.work not in self._works:  # it failed meanwhile
                 device.queue.popleft()
-                self._release_needs(device_id, device, unit)
+                self.holdings.unwant(device, unit)
                 continue
             missing = []
             for array in unit.inputs:
@@ -480,68 +392,40 @@ class Dispatcher:
                 elif array not in missing:
                     missing.append(array)
             room = sum(a.nbytes for a in missing) + unit.output_bytes
-            if not self._make_room(device_id, device, unit, room):
-                return
+            if not self.holdings.make_room(device, unit, room):
+                if device.running:  # these must finish first
+                    return
+                device.queue.popleft()
+                self.holdings.unwant(device, unit)
+                self._fail(
+                    unit.work,
+                    f"device {device.id} offers {device.rates.memory_bytes} bytes of memory and "
+                    f"one unit of this work needs {device.occupied_bytes + room}; "
+                    f"give devices more memory",
+                )
+                continue
             device.queue.popleft()
-            self._tell_forgotten(device_id, device)
+            self._tell_forgotten(device)
             for array in missing:
                 device.held[array.id] = array
                 device.occupied_bytes += array.nbytes
-                self._commands.append(events.SendArray(device_id, array))
+                self._commands.append(events.SendArray(device.id, array))
             self.names.runs += 1
             run = self.names.runs
             device.asked(run, unit, room - unit.output_bytes, self._now_s)
-            self._commands.append(events.SendRun(device_id, run, unit))
-        self._tell_if_much(device_id, device)
+            self._commands.append(events.SendRun(device.id, run, unit))
+        self._tell_if_much(device)
 
-    def _make_room(self, device_id: int, device: DeviceLoad, unit: Unit, room: int) -> bool:
-        """Evict until `room` bytes fit; False when running units must finish first."""
-        limit = device.rates.memory_bytes
-        if device.occupied_bytes + room <= limit:
-            return True
-        wanted = {array.id for array in unit.inputs}
-        busy = {array.id for u in device.running.values() for array in u.inputs}
-        # First what nobody queued needs, then, with nothing running, what is needed only later.
-        rounds: list[Callable[[int], bool]] = [lambda i: not device.needed[i]]
-        if not device.running:
-            rounds.append(lambda i: i not in busy)
-        for evictable in rounds:
-            for array in list(device.held.values()):
-                if device.occupied_bytes + room <= limit:
-                    return True
-                if array.id not in wanted and evictable(array.id):
-                    self._drop(device_id, device, array)
-        if device.occupied_bytes + room <= limit:
-            return True
-        if not device.running:  # the unit alone is too large for this device
-            device.queue.popleft()
-            self._release_needs(device_id, device, unit)
-            self._fail(
-                unit.work,
-                f"device {device_id} offers {limit} bytes of memory and one unit of this work "
-                f"needs {device.occupied_bytes + room}; give devices more memory",
-            )
-            self._pump(device_id, device)
-        return False
-
-    def _drop(self, device_id: int, device: DeviceLoad, array: Stored) -> None:
-        del device.held[array.id]
-        device.occupied_bytes -= array.nbytes
-        device.forget.append(array.id)
-        device.forget_bytes += array.nbytes
-        if not device.needed[array.id]:
-            self._unhold(array.id, device_id)
-
-    def _tell_if_much(self, device_id: int, device: DeviceLoad) -> None:
+    def _tell_if_much(self, device: DeviceLoad) -> None:
         """Arrays that nobody needs are not left on a device for want of a next message."""
         if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
-            self._tell_forgotten(device_id, device)
+            self._tell_forgotten(device)
 
-    def _tell_forgotten(self, device_id: int, device: DeviceLoad) -> None:
+    def _tell_forgotten(self, device: DeviceLoad) -> None:
         device.forget_bytes = 0
         while device.forget:
             some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
-            self._commands.append(events.SendDrop(device_id, tuple(some)))
+            self._commands.append(events.SendDrop(device.id, tuple(some)))
 
     # --- answers ---
 
@@ -549,12 +433,11 @@ class Dispatcher:
         """The unit of a run, taken off the device; None for an answer nobody waits for."""
         self._heard(device_id)
         device = self._devices.get(device_id)
-        unit = device.running.pop(run, None) if device else None
+        unit = device.ended(run) if device else None
         if device is None or unit is None:
             self.counters.late += 1
             return None
-        device.occupied_bytes -= unit.output_bytes
-        self._release_needs(device_id, device, unit)
+        self.holdings.unwant(device, unit)
         return device, unit
 
     def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
@@ -563,22 +446,8 @@ class Dispatcher:
 
     def _heard(self, device_id: int) -> None:
         device = self._devices.get(device_id)
-        if device is not None:
-            device.heard_s = self._now_s
-            device.missed = 0
-            if device.overdue:
-                device.overdue = False
-                self._commands.append(events.Overdue(device_id, False))
-
-    def _release_needs(self, device_id: int, device: DeviceLoad, unit: Unit) -> None:
-        for array in unit.inputs:
-            device.needed[array.id] -= 1
-            if not device.needed[array.id]:
-                del device.needed[array.id]
-                if array.id not in device.held:
-                    self._unhold(array.id, device_id)
-                elif array.operand not in self._arrays:
-                    self._drop(device_id, device, array)
+        if device is not None and device.heard(self._now_s):
+            self._commands.append(events.Overdue(device_id, False))
 
     def _result(self, event: events.ResultArrived, now_s: float) -> None:
         taken = self._take(event.device, event.run)
@@ -592,8 +461,8 @@ class Dispatcher:
             self.counters.results += 1
             self.counters.flops += unit.flops
             self._assemble(work.arrived(unit, event.payload))
-        self._pump(event.device, device)
-        self._finish_draining(event.device, device)
+        self._pump(device)
+        self._finish_draining(device)
 
     def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
         taken = self._take(event.device, event.run)
@@ -601,9 +470,7 @@ class Dispatcher:
             return
         device, unit = taken
         if event.spoiled:
-            for array in dict.fromkeys(unit.inputs):
-                if array.id in device.held:
-                    self._drop(event.device, device, array)
+            self.holdings.spoil(device, unit)
         if unit.work in self._works and not self._copied(event.device, unit):
             unit.failed_on.add(event.device)
             unit.failures += 1
@@ -616,8 +483,8 @@ class Dispatcher:
                 )
             else:
                 self._reassign([unit], recut=False)
-        self._pump(event.device, device)
-        self._finish_draining(event.device, device)
+        self._pump(device)
+        self._finish_draining(device)
 
     def _assemble(self, ready: Iterable[tuple[Unit, Any]]) -> None:
         for unit, payload in ready:
@@ -646,35 +513,30 @@ class Dispatcher:
         self._finished_s = self._now_s
         self._copies = {u: d for u, d in self._copies.items() if u.work != work}
         freed = []
-        for device_id, device in self._devices.items():
-            runs = tuple(run for run, unit in device.running.items() if unit.work == work)
-            for run in runs:
-                unit = device.running.pop(run)
-                device.occupied_bytes -= unit.output_bytes
-                self._release_needs(device_id, device, unit)
+        for device in self._devices.values():
+            runs = {run: unit for run, unit in device.running.items() if unit.work == work}
+            for run, unit in runs.items():
+                device.ended(run)
+                self.holdings.unwant(device, unit)
             if runs:
-                self._commands.append(events.SendCancel(device_id, runs))
-                freed.append((device_id, device))
+                self._commands.append(events.SendCancel(device.id, tuple(runs)))
+                freed.append(device)
         self._commands.append(events.Failed(work, reason))
-        for device_id, device in freed:  # what waited for room may go now
-            if device_id in self._devices:
-                self._pump(device_id, device)
-                self._finish_draining(device_id, device)
+        for device in freed:  # what waited for room may go now
+            if device.id in self._devices:
+                self._pump(device)
+                self._finish_draining(device)
 
     # --- operands ---
 
     def _operand_released(self, event: events.OperandReleased, now_s: float) -> None:
-        for array in self._arrays.pop(event.operand, {}).values():
-            for device_id in sorted(self._holders.get(array.id, ())):
-                device = self._devices[device_id]
-                if array.id in device.held and not device.needed[array.id]:
-                    self._drop(device_id, device, array)
-        for device_id, device in self._devices.items():
-            self._tell_if_much(device_id, device)
+        self.holdings.forget(event.operand, self._devices)
+        for device in self._devices.values():
+            self._tell_if_much(device)
 
     def _paused(self, event: events.Paused, now_s: float) -> None:
-        for device_id, device in self._devices.items():
-            self._tell_forgotten(device_id, device)
+        for device in self._devices.values():
+            self._tell_forgotten(device)
 
     # --- second thoughts ---
 

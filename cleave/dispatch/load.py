@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from cleave.dispatch.work import Stored, Unit
 from cleave.planner.cost import streamed_s, tile_s
 from cleave.planner.plan import DeviceRates
+
+RETRY_S: Final = 2.0
+"""A device that was overdue, and says that it is there, is asked again: at once the first time, for
+an answer may be lost, after so long the second time in a row, then after twice as long."""
+
+_MOST_DOUBLED: Final = 5
 
 
 @dataclass(slots=True)
@@ -51,6 +58,30 @@ class DeviceLoad:
     sent_flops: int = 0
     asked_bytes: int = 0
 
+    @property
+    def id(self) -> int:
+        """Of the device."""
+        return self.rates.device
+
+    def drop(self, array: Stored) -> None:
+        """It is to forget an array, and will be told with the next message."""
+        del self.held[array.id]
+        self.occupied_bytes -= array.nbytes
+        self.forget.append(array.id)
+        self.forget_bytes += array.nbytes
+
+    def miss(self, now_s: float) -> None:
+        """It is overdue, and asked again ever later, for what waits for it waits in vain."""
+        self.overdue = True
+        self.missed += 1
+        self.retry_s = now_s + RETRY_S * (2 ** min(self.missed - 1, _MOST_DOUBLED) - 1)
+
+    def heard(self, now_s: float) -> bool:
+        """It answered; returns whether it was overdue until now."""
+        self.heard_s, self.missed = now_s, 0
+        was_overdue, self.overdue = self.overdue, False
+        return was_overdue
+
     def asked(self, run: int, unit: Unit, array_bytes: int, now_s: float) -> None:
         """It is sent a unit, and so many bytes of arrays for it."""
         if not self.running:
@@ -62,6 +93,13 @@ class DeviceLoad:
         self.asked_bytes += unit.output_bytes
         self.running[run] = unit
         self.occupied_bytes += unit.output_bytes
+
+    def ended(self, run: int) -> Unit | None:
+        """It answered a run, or need not any more; None for a run that it does not have."""
+        unit = self.running.pop(run, None)
+        if unit is not None:
+            self.occupied_bytes -= unit.output_bytes
+        return unit
 
     def sent_s(self) -> float:
         """What it needs for all that it was sent since it was idle, predicted."""

@@ -31,7 +31,8 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
-from cleave.dispatch import dispatcher
+from cleave.dispatch import dispatcher as dispatcher_module
+from cleave.dispatch import lateness
 from cleave.dispatch.dispatcher import MAX_FAILURES
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.dispatch.load import DeviceLoad
@@ -76,8 +77,8 @@ def _no_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _often_recut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work is cut anew after losses, and found overdue, in GEMMs of a few elements too."""
-    monkeypatch.setattr(dispatcher, "_RECUT_FROM_S", -1.0)
-    monkeypatch.setattr(dispatcher, "OVERDUE_S", 0.01)
+    monkeypatch.setattr(dispatcher_module, "_RECUT_FROM_S", -1.0)
+    monkeypatch.setattr(lateness, "OVERDUE_S", 0.01)
 
 
 class BoxPlanner:
@@ -410,8 +411,7 @@ class Shell:
         """Nothing is submitted, nothing named: nothing may be kept."""
         dispatcher = self.coordinator.dispatcher
         assert dispatcher.idle
-        assert not dispatcher._arrays
-        assert not dispatcher._holders
+        assert dispatcher.holdings.empty
         assert not dispatcher._waiting
         assert not dispatcher._orphans
         assert not dispatcher._copies
@@ -890,7 +890,7 @@ def test_what_is_overdue_is_given_to_others_before_a_device_is_lost() -> None:
     job = _submit(shell, 4, (first, 0, 2), (second, 2, 4))
     _settled(shell, but=[first])
     assert not job.done
-    shell.pass_time(2 * dispatcher.OVERDUE_S)  # the plan said one second
+    shell.pass_time(2 * lateness.OVERDUE_S)  # the plan said one second
     shell.pass_time(0.1)
     _settled(shell, but=[first])
     assert job.done
@@ -913,7 +913,7 @@ def test_who_is_silent_for_long_for_so_many_blocks_gets_help_before_it_is_overdu
     parts = [(silent, row, row + 1) for row in range(9)]
     job = _submit(shell, 12, *parts, *((d, 9 + i, 10 + i) for i, d in enumerate(others)))
     _settled(shell, but=[silent])
-    shell.pass_time(dispatcher.OVERDUE_S + 0.1)  # the plan said one second for nine blocks
+    shell.pass_time(lateness.OVERDUE_S + 0.1)  # the plan said one second for nine blocks
     session = shell.coordinator.sessions[silent]
     assert shell.coordinator.state(session) is not DeviceState.OVERDUE
     _settled(shell, but=[silent])
@@ -935,7 +935,7 @@ def test_where_all_are_slower_than_predicted_nobody_is_helped_early() -> None:
     job = _submit(
         shell, 12, *((d, 3 * i + j, 3 * i + j + 1) for i, d in enumerate(devices) for j in range(3))
     )
-    shell.pass_time(dispatcher.OVERDUE_S + 0.5)
+    shell.pass_time(lateness.OVERDUE_S + 0.5)
     assert shell.coordinator.dispatcher.counters.hedged == 0
     _settled(shell)
     assert job.done

@@ -510,7 +510,7 @@ def test_any_order_of_events(
     machine: type[AnyOrder], drop_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`drop_bytes`: also with devices that are told at once what they may forget."""
-    monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", drop_bytes, raising=False)
+    monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", drop_bytes)
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -575,7 +575,7 @@ _DEAL = (
 
 @pytest.mark.parametrize("machine", [AnyOrder, CrowdedDevices, RoomyDevices])
 def test_many_long_histories(machine: type[AnyOrder], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", 200, raising=False)
+    monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", 200)
     for seed in range(2 * EXAMPLES):
         try:
             _random_history(machine(), Random(seed), 60)

@@ -51,7 +51,7 @@ def _work(
 
 
 def _units(work: GemmWork, devices: int = 3) -> list[tuple[int, Unit]]:
-    return list(work.assign(_fleet(devices), Dispatcher()))
+    return list(work.assign(_fleet(devices), Dispatcher().holdings))
 
 
 def _stored(operand: int, rows: Span, columns: Span) -> tuple[int, Span, Span]:
@@ -215,7 +215,7 @@ def test_finished_blocks_wait_for_nothing() -> None:
 
 def test_no_devices_is_a_plan_error() -> None:
     with pytest.raises(PlanError):
-        _work(Gemm(2, 2, 2), TilePlanner()).assign([], Dispatcher())
+        _work(Gemm(2, 2, 2), TilePlanner()).assign([], Dispatcher().holdings)
 
 
 def test_many_partial_sums_are_put_in_order_in_reasonable_time() -> None:
@@ -306,11 +306,11 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
     else:
         second = Gemm(other_side, columns, rows)
         work = _work(second, spy, a=new, b=known)
-    units = list(work.assign(_fleet(devices), dispatcher))
+    units = list(work.assign(_fleet(devices), dispatcher.holdings))
     assert sum(unit.flops for _, unit in units) == second.flops
     for residency in spy.offered:
         _check_residency(residency, second)
-        held = dispatcher.holders(held_operand)
+        held = dispatcher.holdings.holders(held_operand)
         for device, cut in residency.tiles.items():
             names = {(x.rows, x.columns) for x in held[device]}
             if as_left:
@@ -328,10 +328,10 @@ def test_a_row_partition_is_offered_again() -> None:
     dispatcher = _holding(first, 1)
     spy = _Spy(TilePlanner())
     work = _work(Gemm(4, 6, 4), spy, b=MatrixRef(103, False))
-    units = list(work.assign(_fleet(1), dispatcher))
+    units = list(work.assign(_fleet(1), dispatcher.holdings))
     (residency,) = spy.offered
     assert residency.held_bytes == {1: 4 * 4 * 4}
-    known = {x.id for x in dispatcher.holders(A)[1]}
+    known = {x.id for x in dispatcher.holdings.holders(A)[1]}
     used = {x.id for _, unit in units for x in unit.inputs if x.operand == A}
     assert used <= known
 

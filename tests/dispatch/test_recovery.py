@@ -111,7 +111,7 @@ def test_undone_blocks_cut_anew_give_the_same_product(
         1, Gemm(m, n, k), MatrixRef(1, False), MatrixRef(2, False), ElementBytes(4, out.itemsize),
         "fp32", out.value, BoxPlanner(seed),
     )  # fmt: skip
-    holdings = Dispatcher()
+    holdings = Dispatcher().holdings
     undone = [unit for _, unit in work.assign(RATES, holdings)]
     ready: list[Unit] = []
     while undone or ready:
@@ -147,7 +147,7 @@ def test_partial_sums_are_added_in_the_order_of_k_after_a_loss_too() -> None:
             1, Gemm(4, 4, 8), MatrixRef(1, False), MatrixRef(2, False), ElementBytes(4, 4),
             "fp32", "fp32", BoxPlanner(seed),
         )  # fmt: skip
-        holdings = Dispatcher()
+        holdings = Dispatcher().holdings
         undone = [unit for _, unit in work.assign(RATES, holdings)]
         lost = random.sample(undone, (len(undone) + 1) // 2)
         anew = work.recut(lost, RATES, dict.fromkeys(range(4), 0.0), holdings)

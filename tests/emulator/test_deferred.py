@@ -93,7 +93,7 @@ def test_any_plan_in_any_order(
         out_dtype.value,
         BoxPlanner(seed),
     )
-    units = [unit for _, unit in work.assign(FLEET, Dispatcher())]
+    units = [unit for _, unit in work.assign(FLEET, Dispatcher().holdings)]
     random.shuffle(units)
     out = arrays.empty(gemm.m, gemm.n, out_dtype)
     out.array.view(np.uint8)[...] = 0x7F
@@ -118,7 +118,7 @@ def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bo
     element = ElementBytes(dtype.itemsize, dtype.itemsize)
     slow = [DeviceRates(i, 1e2, 1e2, 1e3) for i in (1, 2, 3)]
     work = GemmWork(1, Gemm(40, 50, 7), *refs, element, dtype.value, dtype.value, TilePlanner())
-    units = [unit for _, unit in work.assign(slow, Dispatcher())]
+    units = [unit for _, unit in work.assign(slow, Dispatcher().holdings)]
     assert work.plan is not None
     assert len(units) > len(work.plan.tiles)
     executor = Counting()

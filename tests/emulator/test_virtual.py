@@ -232,8 +232,7 @@ def test_released_operands_are_forgotten_everywhere() -> None:
     _submit(fleet, 1, 1, 1).result()
     shell._forget_released()
     dispatcher = shell.coordinator.dispatcher
-    assert not dispatcher._arrays
-    assert not dispatcher._holders
+    assert dispatcher.holdings.empty
     assert not shell.coordinator._buffers
     assert not shell._outputs
     assert not shell._futures

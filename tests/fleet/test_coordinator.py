@@ -534,10 +534,10 @@ def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
     orders = coordinator.received(2, answer, now_s)
     assert any(isinstance(m, messages.Cancel) for m in _sent(orders, 1))
     assert coordinator.state(first) is DeviceState.OVERDUE  # it may be frozen
-    assert set(coordinator.dispatcher.holders(10)) == {2}  # it is not planned with
+    assert set(coordinator.dispatcher.holdings.holders(10)) == {2}  # it is not planned with
     coordinator.received(1, messages.Heartbeat(), now_s)
     assert coordinator.state(first) is DeviceState.READY
-    assert set(coordinator.dispatcher.holders(10)) == {1, 2}
+    assert set(coordinator.dispatcher.holdings.holders(10)) == {1, 2}
 
 
 @pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
