@@ -47,8 +47,8 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import Compute
 from cleave.device.executors import NumpyExecutor, TorchExecutor, execute
-from cleave.fleet.coordinator import Close, Order, Place
 from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.orders import Close, Order, Place
 from cleave.fleet.probe import FIRST_ID
 from cleave.fleet.reputation import Reputation, Wrong
 from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront

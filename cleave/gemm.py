@@ -50,6 +50,17 @@ class Gemm:
         return 2 * self.volume
 
 
+def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
+    """The GEMM of two shapes.
+
+    Raises:
+        ValueError: when they do not fit.
+    """
+    if a[1] != b[0]:
+        raise ValueError(f"a {a[0]}x{a[1]} matrix cannot be multiplied by a {b[0]}x{b[1]} one")
+    return Gemm(a[0], b[1], a[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """A box of a GEMM's index space. Of full depth it yields finished blocks, else partial sums."""

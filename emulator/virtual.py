@@ -26,21 +26,11 @@ from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import Executor
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.checks import Checks
-from cleave.fleet.coordinator import (
-    ASSUMED_FLOPS_PER_S,
-    Check,
-    Close,
-    Coordinator,
-    DeviceState,
-    Done,
-    Failure,
-    Joined,
-    Order,
-    Place,
-    Send,
-)
+from cleave.fleet.coordinator import ASSUMED_FLOPS_PER_S, Coordinator
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
+from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Order, Place, Send
 from cleave.fleet.output import Output
+from cleave.fleet.session import DeviceState
 from cleave.fleet.verification import Verification
 from cleave.planner.collector import collector_paused
 from cleave.planner.plan import DeviceRates, PsRates

@@ -27,19 +27,10 @@ from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
 from cleave.dispatch.gemm_work import GemmUnit, GemmWork, MatrixRef
 from cleave.errors import ProtocolError
-from cleave.fleet.coordinator import (
-    Check,
-    Close,
-    Coordinator,
-    DeviceState,
-    Done,
-    Failure,
-    Joined,
-    Order,
-    Place,
-    Send,
-)
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Order, Place, Send
 from cleave.fleet.output import Output
+from cleave.fleet.session import DeviceState
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes, Planner
 from cleave.planner.planner import TilePlanner

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Any, Final, TypeAlias
+from dataclasses import replace
+from typing import Final
 
 from cleave.arrays import Buffer, DType
 from cleave.dispatch import events
@@ -20,139 +19,22 @@ from cleave.dispatch.work import Unit
 from cleave.errors import ProtocolError
 from cleave.fleet.admission import (
     Admission,
-    Contribution,
     Doorkeeper,
     OneKey,
     Refusal,
     clean_name,
 )
+from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Late, Note, Order, Place, Send
 from cleave.fleet.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.fleet.regulars import Regulars
-from cleave.fleet.reputation import Reputation, Suspects, Wrong
+from cleave.fleet.reputation import Reputation, Wrong
+from cleave.fleet.session import DeviceState, Session
 from cleave.fleet.verification import Verification
-from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode, Message, Op
 from cleave.verify import Fault
-
-
-class DeviceState(Enum):
-    """What a device session is doing; the values are what users read."""
-
-    JOINING = "joining"
-    PROBING = "probing"
-    READY = "ready"
-    BUSY = "busy"
-    OVERDUE = "overdue"
-    DRAINING = "draining"
-    LOST = "lost"
-
-
-# --- orders to the shell ---
-
-
-@dataclass(slots=True)
-class Send:
-    """Send this message on this session, after those sent before."""
-
-    session: int
-    message: Message
-
-
-@dataclass(slots=True)
-class Close:
-    """End this session."""
-
-    session: int
-
-
-@dataclass(slots=True)
-class Joined:
-    """For information: this device may be given work from now on."""
-
-    session: int
-
-
-@dataclass(slots=True)
-class Check:
-    """Check this result of a device, then call `checked`."""
-
-    session: int
-    run: int
-    unit: Unit
-    payload: Any
-
-
-@dataclass(slots=True)
-class Place:
-    """Put this result in its place in the output of its work, then call `placed`."""
-
-    unit: Unit
-    payload: Any
-
-
-@dataclass(slots=True)
-class Done:
-    """This work is complete."""
-
-    work: int
-
-
-@dataclass(slots=True)
-class Failure:
-    """This work cannot be completed."""
-
-    work: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Late:
-    """For information: this device does not answer what it should have long ago, or does again."""
-
-    session: int
-    late: bool
-
-
-@dataclass(slots=True)
-class Note:
-    """For information: something that an operator should know."""
-
-    text: str
-
-
-Order: TypeAlias = Send | Close | Joined | Late | Note | Check | Place | Done | Failure
-
-
-@dataclass(slots=True)
-class Session:
-    """One device session, as the PS sees it."""
-
-    id: int
-    opened_s: float
-    address: str = ""
-    identity: int | None = None  # which device it is, see `Admission`
-    state: DeviceState = DeviceState.JOINING
-    reason: str = ""
-    name: str = ""
-    profile: str = ""
-    heard_s: float = 0.0
-    blocks: int = 0
-    flops: float = 0.0
-    compute_s: float = 0.0
-    downlink_bytes: int = 0  # counted by the shell
-    uplink_bytes: int = 0
-    credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
-    reputation: Reputation = field(default_factory=Reputation)
-    suspects: Suspects = field(default_factory=Suspects)
-    rates: DeviceRates | None = None
-    measure: bool = False  # it came to have its link measured, not to work
-    telemetry: dict[str, float] = field(default_factory=dict)
-    expected: dict[int, Unit] = field(default_factory=dict)
-    probe: Probe | None = None
-
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
@@ -571,14 +453,3 @@ def _run_message(run: int, unit: Unit) -> messages.Run:
         transpose_b=detail.transpose_b,
         out=detail.out,
     )
-
-
-def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
-    """The GEMM of two shapes.
-
-    Raises:
-        ValueError: when they do not fit.
-    """
-    if a[1] != b[0]:
-        raise ValueError(f"a {a[0]}x{a[1]} matrix cannot be multiplied by a {b[0]}x{b[1]} one")
-    return Gemm(a[0], b[1], a[1])

@@ -14,9 +14,8 @@ from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.errors import FleetError
 from cleave.fleet.absence import Absence
-from cleave.fleet.coordinator import gemm_of
 from cleave.fleet.selection import Decision, Kept, Selector, summarise
-from cleave.gemm import Gemm
+from cleave.gemm import Gemm, gemm_of
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
 

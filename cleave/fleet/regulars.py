@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cleave.fleet.admission import Contribution, Doorkeeper
+from cleave.fleet.session import Session
 from cleave.planner.plan import DeviceRates
 from profiles.power_limits import believable_j
-
-if TYPE_CHECKING:
-    from cleave.fleet.coordinator import Session
 
 CREDIT_S: Final = 15.0
 """How often the doorkeeper is told what devices did."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cleave.fleet.coordinator import Session
+from cleave.fleet.session import Session
 from cleave.footprint.account import Ps
 from cleave.footprint.grid import Grid
 from cleave.footprint.meter import Activity, Basis, Gap, used_by

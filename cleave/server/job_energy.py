@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from cleave.fleet.coordinator import DeviceState, Session
+from cleave.fleet.session import DeviceState, Session
 from cleave.footprint.account import Spell
 from cleave.footprint.run_energy import RunEnergy
 from cleave.server.energy import EnergyMeter, measured_j

@@ -15,9 +15,10 @@ from typing import Any, Final, Protocol
 from cleave.dispatch.dispatcher import Dispatcher
 from cleave.dispatch.gemm_work import GemmWork
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.coordinator import Coordinator, DeviceState, Session
+from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import FleetCounters
 from cleave.fleet.happenings import EventKind
+from cleave.fleet.session import DeviceState, Session
 from cleave.footprint.account import Ps
 from cleave.server.access import Clocks
 from cleave.server.energy import EnergyMeter, SessionEnergy

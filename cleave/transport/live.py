@@ -22,23 +22,12 @@ import numpy as np
 from cleave.errors import FleetError, ProtocolError
 from cleave.fleet.admission import clean_text
 from cleave.fleet.checks import Checks
-from cleave.fleet.coordinator import (
-    Check,
-    Close,
-    Coordinator,
-    Done,
-    Failure,
-    Joined,
-    Late,
-    Note,
-    Order,
-    Place,
-    Send,
-    Session,
-)
+from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.happenings import EventKind, Witness
+from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Late, Note, Order, Place, Send
 from cleave.fleet.output import Output
+from cleave.fleet.session import Session
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode

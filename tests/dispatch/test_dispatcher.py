@@ -37,17 +37,10 @@ from cleave.dispatch.dispatcher import MAX_FAILURES
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.dispatch.load import DeviceLoad
 from cleave.dispatch.work import Unit
-from cleave.fleet.coordinator import (
-    Close,
-    Coordinator,
-    DeviceState,
-    Done,
-    Failure,
-    Order,
-    Place,
-    Send,
-)
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.orders import Close, Done, Failure, Order, Place, Send
 from cleave.fleet.output import Output
+from cleave.fleet.session import DeviceState
 from cleave.gemm import Gemm, Span, Tile, TileCut
 from cleave.planner.plan import (
     DeviceRates,

@@ -18,18 +18,11 @@ from cleave.fleet.admission import (
     Refusal,
     Verdict,
 )
-from cleave.fleet.coordinator import (
-    Check,
-    Close,
-    Coordinator,
-    DeviceState,
-    Joined,
-    Note,
-    Order,
-    Send,
-)
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.orders import Check, Close, Joined, Note, Order, Send
 from cleave.fleet.regulars import CREDIT_S, GRACE_S, MAX_CREDIT
 from cleave.fleet.reputation import QUARANTINE
+from cleave.fleet.session import DeviceState
 from cleave.fleet.verification import Verification
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes

@@ -13,21 +13,12 @@ from cleave.arrays import Buffer, DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
-from cleave.fleet.coordinator import (
-    Check,
-    Close,
-    Coordinator,
-    DeviceState,
-    Done,
-    Joined,
-    Order,
-    Place,
-    Send,
-    gemm_of,
-)
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.orders import Check, Close, Done, Joined, Order, Place, Send
 from cleave.fleet.reputation import QUARANTINE
+from cleave.fleet.session import DeviceState
 from cleave.fleet.verification import Verification
-from cleave.gemm import Gemm
+from cleave.gemm import Gemm, gemm_of
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages

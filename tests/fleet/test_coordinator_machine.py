@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cleave.fleet.coordinator import DeviceState
+from cleave.fleet.session import DeviceState
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode
 from tests.fuzzing import HELLOS, HONEST, TYPES, Arena

@@ -13,7 +13,8 @@ import pytest
 from cleave.arrays import Array, Buffer, DType, narrow
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, as_buffer, execute
-from cleave.fleet.coordinator import Coordinator, Send
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.orders import Send
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
 

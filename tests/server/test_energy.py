@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cleave.device.machine import PowerMeter, Sensors
-from cleave.fleet.coordinator import Coordinator, DeviceState, Session
+from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.session import DeviceState, Session
 from cleave.footprint.account import Ps
 from cleave.footprint.grid import load_grid
 from cleave.footprint.meter import Basis, Gap

@@ -11,9 +11,10 @@ import pytest
 from cleave.arrays import DType, empty
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.coordinator import Coordinator, Order, Place, Send
+from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import FleetCounters
 from cleave.fleet.happenings import EventKind
+from cleave.fleet.orders import Order, Place, Send
 from cleave.footprint.grid import load_grid
 from cleave.footprint.typical import load_typical
 from cleave.gemm import Gemm
