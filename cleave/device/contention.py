@@ -116,9 +116,9 @@ def work(arguments: Sequence[str]) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})
     from cleave.arrays import DType
+    from cleave.device.bench import Bench
     from cleave.device.executors import NumpyExecutor, TorchExecutor
     from cleave.device.memory import hold_strips_well
-    from cleave.device.profiling import Bench
     from profiles.performance import Layout
 
     hold_strips_well()

@@ -11,22 +11,19 @@ import pytest
 
 from cleave.arrays import Buffer, DType
 from cleave.device import contention
+from cleave.device.bench import Bench
 from cleave.device.executors import NumpyExecutor, execute
 from cleave.device.machine import Sensors, usable_cores
-from cleave.device.profiling import (
+from cleave.device.profiling import Settings, measure_device, refit, valid_name
+from cleave.device.samples import (
     ALL_VARIANTS,
     QUICK_VARIANTS,
-    Bench,
     Grid,
-    Settings,
     Variant,
     fitted,
-    measure_device,
     measure_samples,
-    measure_sustained,
-    refit,
-    valid_name,
 )
+from cleave.device.sustained import measure_sustained
 from profiles.device_profile import DeviceProfile
 from profiles.performance import Layout, PerformanceModel, Sample
 from profiles.profile_file import read_profile, write_profile
