@@ -146,8 +146,11 @@ def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
             session_s, gap_s = float(numbers[1]), float(numbers[2] or 0)
         except ValueError:
             session_s = gap_s = 0.0
-        if session_s <= 0:
-            raise ValueError(f"a churn of {churn!r} makes no sense; give seconds, as 600:120")
+        # Shorter sessions than a hello takes would be a heap of events and no device.
+        if not (0.1 <= session_s <= 1e9 and (gap_s == 0 or 0.1 <= gap_s <= 1e9)):
+            raise ValueError(
+                f"a churn of {churn!r} makes no sense; give seconds of 0.1 or more, as 600:120"
+            )
         gap = Durations(gap_s) if gap_s else None
         availability = Availability(Durations(session_s), gap)
     else:

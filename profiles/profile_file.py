@@ -6,6 +6,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -44,19 +45,21 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
 
 
 def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
-    """A TOML file as plain values, all of them finite.
+    """A TOML file as plain values, all numbers finite and none too large for 64 bits.
 
     Raises:
         ValueError: when it cannot be read.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # tomllib leaves some to Python
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"{where} cannot be read: {reason}") from None
     for path, value in _leaves(table, ""):
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{path} of {where} is {value}; give a finite number")
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ValueError(f"{path} of {where} has {len(str(value))} digits; give fewer")
     return table
 
 
@@ -138,7 +141,7 @@ def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def write_profile(profile: DeviceProfile, path: Path) -> None:
-    """Write one profile.
+    """Write one profile, whole or not at all.
 
     Raises:
         ValueError: when tomli-w is missing, or the file cannot be written.
@@ -152,9 +155,14 @@ def write_profile(profile: DeviceProfile, path: Path) -> None:
         ) from None
     values = _without_none(msgspec.to_builtins(profile))
     text = tomli_w.dumps({"schema": SCHEMA, **values})
+    whole = path.resolve()  # a link stays one
+    draft = whole.with_name(f".{whole.name}.new")
     try:
-        path.write_text(_compact(text), encoding="utf-8")
+        draft.write_text(_compact(text), encoding="utf-8")
+        draft.replace(whole)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
         raise ValueError(f"profile {path} cannot be written: {error.strerror}") from None
 
 

@@ -155,6 +155,7 @@ ENTRY = "flops_per_s = 2e12"
         ("2e12", "inf", r"compute\.fp32\.flops_per_s of .* is inf; give a finite number"),
         ("p90 = 0.1", "p90 = -inf", r"link\.round_trip_s\.p90 of .* is -inf"),
         ("0.5, 0.5", "0.5, nan", r"sustained\.thermal\.points\[1\]\[1\] of .* is nan"),
+        ("1_000_000_000", "1" + 40 * "0", r"memory\.bytes of .* has 41 digits; give fewer"),
         ("1_000_000_000", "1000", r"memory\.bytes of .* is 1000; expected int >="),
         ("30.0", "-1.0", r"power\.compute_w of .* is -1\.0; expected float >= 0"),
         ("60.0", "0", r"sustained\.thermal\.time_constant_s of .* is 0; expected float > 0"),
@@ -232,3 +233,22 @@ def test_errors_call_a_file_what_the_caller_calls_it(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"profile .*box\.toml cannot be written: No such file"):
         write_profile(FULL, tmp_path / "nowhere" / "box.toml")
+
+
+def test_what_cannot_be_written_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile holds minutes of measuring, which a full disk must not cost."""
+    path = tmp_path / "box.toml"
+    write_profile(FULL, path)
+    before = path.read_bytes()
+
+    def full(draft: Path, *_: object, **__: object) -> None:
+        draft.write_bytes(b"half of")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ValueError, match="cannot be written: No space left on device"):
+        write_profile(FULL, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["box.toml"]
