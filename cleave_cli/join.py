@@ -23,6 +23,8 @@ Examples:
   cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
 """
 
+_MOST_THREADS = 1024
+
 Url = Annotated[
     str, typer.Argument(help="The join URL that `cleave serve` prints, or @FILE that holds it.")
 ]
@@ -79,8 +81,7 @@ def join(
     from cleave.device import owner
     from cleave.errors import UsageError
 
-    if threads < 0:
-        raise UsageError(f"--threads {threads} is below zero; give 0 for all cores, or a count")
+    known_threads(threads)
     policy = parse_policy(when, hours, max_temp, idle_after)
     if once and policy is not None:
         raise UsageError(
@@ -213,6 +214,21 @@ def join(
         await guest.run()
 
     asyncio.run(run())
+
+
+def known_threads(threads: int) -> None:
+    """Refuse a number of threads that is none.
+
+    Raises:
+        UsageError: for less than 0, or far more than any machine has cores.
+    """
+    from cleave.errors import UsageError
+
+    if not 0 <= threads <= _MOST_THREADS:
+        raise UsageError(
+            f"--threads {threads} is no number of threads; give 0 for all cores, or a count up to "
+            f"{_MOST_THREADS}"
+        )
 
 
 def known_profile(name: str) -> None:
