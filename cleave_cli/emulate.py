@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cleave.errors import UsageError
-from cleave_cli.options import human_bytes
+from cleave_cli.options import human_bytes, was_given
 
 if TYPE_CHECKING:
     from emulator.realtime import RealTimeCounters
@@ -22,6 +22,8 @@ _LOOK_S = 1.0
 MAX_REAL_TIME = 20_000
 MAX_VIRTUAL = 100_000
 _DTYPES = ("fp32", "bf16", "fp16")
+_REAL_TIME = ("duration", "speed")
+_VIRTUAL = ("batch", "seq", "steps", "ps_gbit", "reuse")
 
 
 def emulate(
@@ -69,6 +71,7 @@ def emulate(
         typer.Option("--reuse/--no-reuse", help="With --model: reuse timelines of equal GEMMs."),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Emulate a fleet: device sessions that pace themselves by measured profiles.
 
@@ -92,12 +95,16 @@ def emulate(
     for name, value in (("--duration", duration), ("--ps-gbit", ps_gbit)):
         if not value >= 0:
             raise UsageError(f"{name} is {value}; give 0 or more")
+    for name, count in (("--steps", steps), ("--batch", batch), ("--seq", seq)):
+        if count < 1:
+            raise UsageError(f"{name} is {count}; give 1 or more")
     if not 1e-3 <= speed <= 1e3:
         raise UsageError(f"--speed is {speed:g}; give 0.001 to 1000")
     if not 0 <= start_hour < 24:
         raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
     if model and server:
         raise UsageError("--model emulates without a server; leave out --server")
+    _need_meaning(context, virtual=bool(model))
     members = choose_fleet(
         fleet, devices, default=1000, dtype=dtype, churn=churn, stragglers=stragglers, seed=seed
     )
@@ -118,6 +125,20 @@ def emulate(
         )
 
 
+def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
+    """Refuse options of the other kind of time: they would be ignored without a word."""
+    for name in _REAL_TIME if virtual else _VIRTUAL:
+        if was_given(context, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} is for real time and --model emulates in virtual time, until its "
+                f"--steps are done; leave one of them out"
+                if virtual
+                else f"{option} is for steps of a model in virtual time; give a --model, or leave "
+                f"it out"
+            )
+
+
 def choose_fleet(
     fleet: str,
     devices: int | None,
@@ -135,6 +156,8 @@ def choose_fleet(
     """
     from profiles.fleets import find_fleet, fleet_names, with_churn
 
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; give 0 or more")
     size = default if devices is None and fleet in fleet_names() else devices
     _need_few(size or 0)
     try:
@@ -163,17 +186,15 @@ class _Watch:
         self._trace_path = trace
         self.observers: list[Any] = []
         self._trace = TraceWriter()
-        self._file = None
+        self._file: IO[str] | None = None
         for path in (trace, log):
             if path is not None and not path.absolute().parent.is_dir():
                 raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
         if trace is not None:
+            _opened(trace, "a").close()  # known now, and not when all is done
             self.observers.append(self._trace)
         if log is not None:
-            try:
-                self._file = log.open("w", encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"{log} cannot be written: {error.strerror}") from None
+            self._file = _opened(log, "w")
             self.observers.append(EventLog(self._file.write))
 
     def finish(self) -> None:
@@ -183,6 +204,13 @@ class _Watch:
                 typer.echo(f"the trace leaves out {self._trace.left_out:,} later events", err=True)
         if self._file is not None:
             self._file.close()
+
+
+def _opened(path: Path, mode: str) -> IO[str]:
+    try:
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 # --- virtual time ---
@@ -213,8 +241,6 @@ def _virtual(
     from emulator.sized_step import SizedStepper
     from emulator.virtual import emulated
 
-    if steps < 1 or tokens < 1:
-        raise UsageError("--steps, --batch and --seq must be 1 or more")
     card = ps_gbit * 1e9 / 8 or float("inf")
     with emulated(
         members, compute=False, ps=PsRates(card, card), seed=seed, start_hour=start_hour
