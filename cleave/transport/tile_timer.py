@@ -8,7 +8,7 @@ its own products but those of a device that joined it, as any device would.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,6 +59,7 @@ class SessionTimer:
         fleet: a device has joined it, or is about to.
         rng: of the numbers that are multiplied.
         patience_s: how long the device may take to join.
+        ended: whether the device is gone, and need not be waited for.
 
     Raises:
         FleetError: when no device joins in time.
@@ -67,13 +68,19 @@ class SessionTimer:
     strips = (1, 3)
 
     def __init__(
-        self, fleet: ServedFleet, rng: np.random.Generator, patience_s: float = 60.0
+        self,
+        fleet: ServedFleet,
+        rng: np.random.Generator,
+        patience_s: float = 60.0,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._fleet = fleet
         self._numbers = rng.standard_normal(_POOL_ELEMENTS, np.float32)
         self._pools: dict[DType, Buffer] = {}
         until_s = time.monotonic() + patience_s
         while not fleet.device_count:
+            if ended():
+                raise FleetError("the device to be measured ended before it had joined")
             if time.monotonic() > until_s:
                 raise FleetError(f"the device to be measured did not join in {patience_s:g} s")
             time.sleep(0.01)
