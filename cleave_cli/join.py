@@ -90,6 +90,7 @@ def join(
         )
     memory_bytes = parse_memory(memory, owner.total_memory_bytes())
     known_profile(profile)
+    known_length(name)
     if cores:
         owner.keep_to_cores(cores)
     if threads or cores:  # read by the math libraries when they are imported, so before they are
@@ -229,6 +230,19 @@ def known_threads(threads: int) -> None:
             f"--threads {threads} is no number of threads; give 0 for all cores, or a count up to "
             f"{_MOST_THREADS}"
         )
+
+
+def known_length(name: str) -> None:
+    """Refuse a name that no message may carry.
+
+    Raises:
+        UsageError: when it is too long.
+    """
+    from cleave.errors import UsageError
+    from cleave.protocol import limits
+
+    if len(name) > limits.MAX_TEXT:
+        raise UsageError(f"--name has {len(name):,} characters; give at most {limits.MAX_TEXT:,}")
 
 
 def known_profile(name: str) -> None:

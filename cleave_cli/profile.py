@@ -79,14 +79,16 @@ def device(
       cleave profile device --sustained 600
     """
     from cleave.device.machine import this_machine, usable_cores
+    from cleave.device.owner import total_memory_bytes
+    from cleave.device.policy import parse_memory
 
     cores = len(usable_cores())
     if not 0 <= threads <= cores:
         raise UsageError(f"--threads is {threads}; give 0 for all cores, or 1 to {cores}")
     if threads:  # read by the math libraries when they are imported, so before they are
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
-    if memory and memory < 17:
-        raise UsageError(f"--memory {memory} offers too little; give 17 (MB) or more")
+    if memory:
+        parse_memory(str(memory), total_memory_bytes())
     if sustained is not None and not 0 <= sustained <= _LONGEST_S:
         raise UsageError(f"--sustained is {sustained:g}; give 0 for none, or seconds up to a day")
     if budget is not None and not 0 < budget <= _LONGEST_S:
@@ -406,5 +408,6 @@ def _progress() -> Iterator[Progress]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal  # else an empty line would come before what is said
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         yield bar

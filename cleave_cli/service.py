@@ -77,6 +77,7 @@ def install(
     if cores:
         owner.cores_to_lend(cores)
     join.known_profile(profile)
+    join.known_length(name)
     policy = parse_policy(when or "always", hours, max_temp, idle_after)
     memory_bytes = parse_memory(memory, owner.total_memory_bytes())
     if system and not account:

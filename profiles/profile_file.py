@@ -7,12 +7,15 @@ import re
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from profiles.device_profile import SCHEMA, DeviceProfile
+from profiles.availability import Family
+from profiles.device_profile import SCHEMA, DeviceKind, DeviceProfile, Origin
+from profiles.performance import Layout
 
 _T = TypeVar("_T")
 
@@ -37,6 +40,8 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
     where = where or f"profile {file}"
     table = read_toml(file, where)
     version = table.get("schema")
+    if version is None:
+        raise ValueError(f"{where} lacks schema; a profile begins with: schema = {SCHEMA}")
     if version != SCHEMA:
         raise ValueError(
             f"{where} has schema {version!r}; this version of cleave reads schema {SCHEMA}"
@@ -87,12 +92,23 @@ def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str
     unknown = re.fullmatch(r"Object contains unknown field `(.+)`", text)
     if unknown:
         return f"{place} has the unknown field {unknown[1]!r}; check its spelling"
+    wrong_word = re.fullmatch(r"Invalid enum value (.+)", text)
+    if wrong_word:
+        known = ", ".join(member.value for member in _words(path))
+        return f"{place} has {wrong_word[1]}; use one of {known}"
     text = text.replace("Expected `", "expected `").replace("`", "")
     value = _value_at(table, path)
     if text.startswith("expected"):
         shown = "" if value is _NOTHING else f" is {value!r};"
         return f"{place}{shown} {text}"
     return f"{place}: {text}"
+
+
+def _words(path: str) -> type[Enum]:
+    """What a field may be whose values are words."""
+    return {"kind": DeviceKind, "origin": Origin, "family": Family}.get(
+        path.rpartition(".")[2], Layout
+    )
 
 
 def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:

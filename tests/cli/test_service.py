@@ -300,6 +300,7 @@ def test_the_printed_options_are_those_of_join(home: Path) -> None:
         ([URL, "--executor", "abacus"], "unknown executor"),
         ([URL, "--threads", "-5"], "--threads -5"),
         ([URL, "--cores", "4000"], "--cores 4000 is not there"),
+        ([URL, "--name", 5000 * "x"], "--name has 5,000 characters"),
         ([URL, "--system"], "--account"),
     ],
 )

@@ -131,6 +131,8 @@ def test_a_profile_is_not_overwritten_unasked(measured: Path) -> None:
 BAD_DEVICES: dict[str, tuple[tuple[str, ...], str]] = {
     "threads": (("--threads", "-1"), "--threads is -1"),
     "memory": (("--memory", "3"), "--memory 3"),
+    "negative memory": (("--memory", "-3"), "--memory '-3'"),
+    "more memory than there is": (("--memory", "99999999"), "is more than the"),
     "budget": (("--budget", "-2"), "--budget is -2"),
     "no budget": (("--budget", "0"), "--budget is 0"),
     "no number": (("--budget", "nan"), "--budget is nan"),

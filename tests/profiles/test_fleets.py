@@ -359,7 +359,10 @@ def test_churn_in_seconds_and_by_name() -> None:
         ("0.0001:1", "a churn of '0.0001:1'"),
         ("1:0.0001", "a churn of '1:0.0001'"),
         ("1" * 400, "a churn of '111"),
-        ("weekly", "no availability 'wee"),
+        ("-5:1", "a churn of '-5:1' makes no sense; give mean seconds"),
+        ("nan", "a churn of 'nan'"),
+        ("weekly", "a churn of 'weekly' .* one of always, .*volunteer"),
+        ("nowhere.toml", r"nowhere\.toml cannot be read"),
     ],
 )
 def test_impossible_churn(churn: str, said: str) -> None:

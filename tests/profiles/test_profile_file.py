@@ -169,9 +169,15 @@ ENTRY = "flops_per_s = 2e12"
         # unknown
         ('title = "A box"', 'titel = "A box"', "has the unknown field 'titel'; check its spelling"),
         (ENTRY, "flops = 2e12", r"compute\.fp32 of .* has the unknown field 'flops'"),
-        ('"laptop"', '"toaster"', "kind of .*'toaster'"),
+        ('"laptop"', '"toaster"', "kind of .*'toaster'; use one of phone, tablet, laptop, "),
+        ('"published"', '"heard"', "provenance.origin of .*'heard'; use one of measured, publ"),
+        (
+            "hours = [22.0, 7.0]",
+            'gap = { mean_s = 3600.0, family = "normal" }',
+            "availability.gap.family of .*'normal'; use one of exponential, weibull, lognormal",
+        ),
         ("compute.fp32", "compute.fp64", "compute has the dtype 'fp64'; use fp32, bf16"),
-        (ENTRY, ENTRY + "\nmodels.xx = {}", r"compute\.fp32\.models of .*'xx'"),
+        (ENTRY, ENTRY + "\nmodels.xx = {}", r"compute\.fp32\.models of .*'xx'; use .* nn, nt"),
         # wrong types
         ("2e12", '"fast"', r"compute\.fp32\.flops_per_s of .* is 'fast'; expected float, got str"),
         ("4e12", "true", r"compute\.bf16\.flops_per_s of .* is True; expected float, got bool"),
@@ -194,7 +200,7 @@ ENTRY = "flops_per_s = 2e12"
         # other versions
         ("schema = 1", "schema = 2", r"box\.toml has schema 2; this version .* reads schema 1"),
         ("schema = 1", 'schema = "1"', "has schema '1'"),
-        ("schema = 1\n", "", "has schema None"),
+        ("schema = 1\n", "", r"box\.toml lacks schema; a profile begins with: schema = 1"),
         # not TOML
         ("[memory]", "[memory", r"profile .*box\.toml cannot be read: .*at line"),
         ("[memory]", "[link]", r"profile .*box\.toml cannot be read: "),
@@ -226,7 +232,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_errors_call_a_file_what_the_caller_calls_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^the profile that came along has schema None"):
+    with pytest.raises(ValueError, match=r"^the profile that came along lacks schema"):
         read_profile(write(tmp_path, ""), "the profile that came along")
 
 
