@@ -426,8 +426,9 @@ def _summary(
     text = (
         f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {end.blocks:,} blocks, "
         f"{end.flops / 1e9:,.1f} GFLOP, {human_bytes(end.received_bytes)} down, "
-        f"{human_bytes(end.sent_bytes)} up; {share:.1%} of the answers were late"
+        f"{human_bytes(end.sent_bytes)} up"
     )
+    text += f"; {share:.1%} of the answers were late" if late.answers else "; there was no work"
     if share > 0.01:
         text += (
             f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "

@@ -124,8 +124,8 @@ def test_emulated_devices_serve_a_real_server(served: ServedFleet) -> None:
             check(submit(served, size))
         counted = running.fleet.counters()
         assert counted.connected == counted.joined == 8
-        assert counted.blocks >= served.counters().blocks > 0  # and the answers to probes
-        assert counted.lateness.answers == counted.blocks
+        # Of all blocks, the answers to probes are none of the work.
+        assert counted.blocks > counted.lateness.answers >= served.counters().blocks > 0
     until(lambda: served.device_count == 0)
     assert not running.left
 
@@ -297,7 +297,7 @@ def test_the_command_emulates_until_it_is_interrupted(served: ServedFleet, tmp_p
         assert process.wait(PATIENCE_S) == 0
     assert summary["joined"] == 6
     assert summary["blocks"] > 0
-    assert summary["answers"] == summary["blocks"]
+    assert 0 < summary["answers"] < summary["blocks"]  # without those of the tests at joining
     events = json.loads(trace.read_text())["traceEvents"]
     assert {"receive", "compute", "send"} <= {e.get("cat") for e in events}
     kinds = {json.loads(line)[0] for line in log.read_text().splitlines()}
