@@ -28,6 +28,9 @@ _PAUSE_S: Final = 0.004
 
 _LEAST_S: Final = 1e-9
 
+_LOOK_S: Final = 1.0
+"""How often it is seen whether the device is there, while a tile takes its time."""
+
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
@@ -75,6 +78,7 @@ class SessionTimer:
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._fleet = fleet
+        self._ended = ended
         self._numbers = rng.standard_normal(_POOL_ELEMENTS, np.float32)
         self._pools: dict[DType, Buffer] = {}
         until_s = time.monotonic() + patience_s
@@ -93,7 +97,11 @@ class SessionTimer:
         dtype: DType,
         out: DType,
     ) -> float:
-        """See `TileTimer.block_s`."""
+        """See `TileTimer.block_s`.
+
+        Raises:
+            FleetError: when the device is gone.
+        """
         self._fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)
@@ -106,7 +114,11 @@ class SessionTimer:
         # Operands anew: what the device holds already it would not be sent.
         a_side = Side(self._fleet.operand(left), turn_a)
         b_side = Side(self._fleet.operand(right), turn_b)
-        self._fleet.submit(a_side, b_side, product).result()
+        future = self._fleet.submit(a_side, b_side, product)
+        while not self._fleet.shell.wait(future, _LOOK_S):
+            if self._ended():
+                raise FleetError("the device ended while it was measured; measure it again")
+        future.result()
         return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 
     def _compute_s(self) -> float:

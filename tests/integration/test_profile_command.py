@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cleave
+from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
 from cleave.transport.serve import ServedFleet
 from cleave.transport.tile_timer import SessionTimer
@@ -167,8 +168,15 @@ def test_wrong_requests_are_told_at_once(
 
 
 def test_a_device_that_ends_is_not_waited_for(served: ServedFleet) -> None:
+    rng = np.random.default_rng(0)
     with pytest.raises(FleetError, match="ended before it had joined"):
-        SessionTimer(served, np.random.default_rng(0), ended=lambda: True)
+        SessionTimer(served, rng, ended=lambda: True)
+    with started("join", served.url, "--executor", "numpy") as (process, _):
+        timer = SessionTimer(served, rng, ended=lambda: process.poll() is not None)
+        process.kill()
+        process.wait()
+        with pytest.raises(FleetError, match="ended while it was measured"):
+            timer.block_s((8, 8, 8), 1, Layout.NN, DType.FP32, DType.FP32)
 
 
 @pytest.mark.parametrize(("module", "option"), [("scipy.optimize", ""), ("matplotlib.figure", "x")])
