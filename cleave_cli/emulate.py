@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
 from cleave_cli.options import human_bytes, was_given
 
 if TYPE_CHECKING:
@@ -350,12 +350,16 @@ def _real_time(
         )
         fleet.observers.extend(watch.observers)
         try:
-            asyncio.run(_watched(fleet, len(members), duration, as_json=as_json))
+            gone = (lambda: own.process.poll() is not None) if own else (lambda: False)
+            asyncio.run(_watched(fleet, len(members), duration, gone, as_json=as_json))
         finally:
             watch.finish()
 
 
-async def _watched(fleet: Any, devices: int, duration: float, *, as_json: bool) -> None:
+async def _watched(
+    fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
+) -> None:
+    """Run a fleet and show it; until Ctrl-C, its duration, or its own server is gone."""
     import asyncio
     import signal
     import time
@@ -378,7 +382,7 @@ async def _watched(fleet: Any, devices: int, duration: float, *, as_json: bool) 
     with live if shown else Live(console=Console(quiet=True), auto_refresh=False):
         while not running.done():
             left_s = duration - (time.monotonic() - began_s) if duration else _LOOK_S
-            if left_s <= 0:
+            if left_s <= 0 or gone():
                 running.cancel()
             await asyncio.wait([running], timeout=max(0.01, min(_LOOK_S, left_s)))
             now, now_s = fleet.counters(), time.monotonic()
@@ -392,6 +396,8 @@ async def _watched(fleet: Any, devices: int, duration: float, *, as_json: bool) 
     with suppress(asyncio.CancelledError):
         running.result()
     _summary(end, fleet.notes, devices, time.monotonic() - began_s, as_json=as_json)
+    if gone():
+        raise CleaveError("the server that was started for it is gone; start it again")
 
 
 def _rates(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -35,8 +35,9 @@ from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, train
 from cleave.transport.join import parse_join_url
 from cleave.transport.serve import ServedFleet
+from cleave_cli.emulate import _watched
 from cleave_cli.main import app
-from emulator.realtime import RealTimeFleet
+from emulator.realtime import RealTimeCounters, RealTimeFleet
 from profiles.availability import Availability, Durations
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
@@ -323,6 +324,23 @@ def test_its_own_server_can_be_trained_on_and_ends_with_it(
     late = Emulation(serving["url"], [DEVICE])
     late.wait()
     assert "no server answers" in str(late.error)
+
+
+class NobodyThere:
+    """A fleet that waits for ever."""
+
+    notes: ClassVar[dict[str, int]] = {}
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def counters(self) -> RealTimeCounters:
+        return RealTimeCounters()
+
+
+def test_it_ends_with_its_own_server() -> None:
+    with pytest.raises(CleaveError, match="server that was started for it is gone"):
+        asyncio.run(_watched(NobodyThere(), 1, 0.0, lambda: True, as_json=True))
 
 
 def test_it_ends_after_its_duration(served: ServedFleet) -> None:
