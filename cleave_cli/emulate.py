@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import UsageError
+from cleave_cli.emulate_real_time import real_time
 from cleave_cli.options import human_bytes, was_given
 
 if TYPE_CHECKING:
-    from emulator.realtime import RealTimeCounters
     from emulator.sized_step import SizedStep
     from profiles.fleet_device import FleetDevice
 
-_LOOK_S = 1.0
 MAX_REAL_TIME = 20_000
 MAX_VIRTUAL = 100_000
 _DTYPES = ("fp32", "bf16", "fp16")
@@ -108,7 +106,7 @@ def emulate(
     members = choose_fleet(
         fleet, devices, default=1000, dtype=dtype, churn=churn, stragglers=stragglers, seed=seed
     )
-    watch = _Watch(trace, log)
+    watch = Watch(trace, log)
     if model:
         _virtual(
             members, model, batch * seq, dtype, steps, ps_gbit, seed, start_hour, reuse, watch,
@@ -120,7 +118,7 @@ def emulate(
                 f"{len(members):,} devices in real time are too many for one machine; ask for "
                 f"{MAX_REAL_TIME:,} at most, or emulate in virtual time with --model"
             )
-        _real_time(
+        real_time(
             members, server, compute, speed, duration, seed, start_hour, watch, as_json=as_json
         )
 
@@ -177,7 +175,7 @@ def _need_few(devices: int) -> None:
         )
 
 
-class _Watch:
+class Watch:
     """The observers that options ask for, and what they write in the end."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
@@ -226,7 +224,7 @@ def _virtual(
     seed: int,
     start_hour: float,
     reuse: bool,
-    watch: _Watch,
+    watch: Watch,
     *,
     as_json: bool,
 ) -> None:
@@ -307,161 +305,3 @@ def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> 
         f"  emulated in {step.wall_s:.3g} s: {step.events:,} events, and {step.reused_events:,} "
         f"of recorded timelines"
     )
-
-
-# --- real time ---
-
-
-def _real_time(
-    members: list[FleetDevice],
-    server: str,
-    compute: bool,
-    speed: float,
-    duration: float,
-    seed: int,
-    start_hour: float,
-    watch: _Watch,
-    *,
-    as_json: bool,
-) -> None:
-    import os
-
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
-    import asyncio
-
-    from cleave.transport.guest import read_url
-    from cleave.transport.join import parse_join_url
-    from cleave_cli.own_server import own_server
-    from emulator.deferred import default_executor
-    from emulator.realtime import RealTimeFleet, need_descriptors
-
-    need_descriptors(len(members))
-    target = parse_join_url(read_url(server)) if server else None
-    executor = default_executor() if compute else None
-    unchecked = () if compute else ("--verify", "off")  # zeros are wrong results
-    with nullcontext(None) if target else own_server(*unchecked) as own:
-        if own is not None:
-            target = parse_join_url(own.url)
-            text = f"a server of its own; train on it with\n\n  {own.train_command}\n"
-            _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
-        assert target is not None
-        fleet = RealTimeFleet(
-            members, target, executor, speed=speed, seed=seed, start_hour=start_hour
-        )
-        fleet.observers.extend(watch.observers)
-        try:
-            gone = (lambda: own.process.poll() is not None) if own else (lambda: False)
-            asyncio.run(_watched(fleet, len(members), duration, gone, as_json=as_json))
-        finally:
-            watch.finish()
-
-
-async def _watched(
-    fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
-) -> None:
-    """Run a fleet and show it; until Ctrl-C, its duration, or its own server is gone."""
-    import asyncio
-    import signal
-    import time
-
-    from rich.console import Console
-    from rich.live import Live
-
-    running = asyncio.ensure_future(fleet.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, running.cancel)
-        except NotImplementedError:  # a system whose loop takes no signals
-            break
-    console = Console(stderr=True)
-    live = Live(console=console, auto_refresh=False, transient=True)
-    began_s = seen_s = time.monotonic()
-    before = fleet.counters()
-    shown = not as_json and console.is_terminal
-    with live if shown else Live(console=Console(quiet=True), auto_refresh=False):
-        while not running.done():
-            left_s = duration - (time.monotonic() - began_s) if duration else _LOOK_S
-            if left_s <= 0 or gone():
-                running.cancel()
-            await asyncio.wait([running], timeout=max(0.01, min(_LOOK_S, left_s)))
-            now, now_s = fleet.counters(), time.monotonic()
-            values = _rates(before, now, now_s - seen_s, devices)
-            before, seen_s = now, now_s
-            if as_json:
-                typer.echo(json.dumps({"event": "rates", **values}))
-            elif shown:
-                live.update(_line(values), refresh=True)
-    end = fleet.counters()
-    with suppress(asyncio.CancelledError):
-        running.result()
-    _summary(end, fleet.notes, devices, time.monotonic() - began_s, as_json=as_json)
-    if gone():
-        raise CleaveError("the server that was started for it is gone; start it again")
-
-
-def _rates(
-    before: RealTimeCounters, now: RealTimeCounters, seconds: float, devices: int
-) -> dict[str, Any]:
-    return {
-        "devices": devices,
-        "connected": now.connected,
-        "blocks_per_s": (now.blocks - before.blocks) / seconds,
-        "flops_per_s": (now.flops - before.flops) / seconds,
-        "downlink_bytes_per_s": (now.received_bytes - before.received_bytes) / seconds,
-        "uplink_bytes_per_s": (now.sent_bytes - before.sent_bytes) / seconds,
-        "answers": now.lateness.answers,
-        "late": now.lateness.late,
-        "worst_s": now.lateness.worst_s,
-    }
-
-
-def _line(v: dict[str, Any]) -> str:
-    return (
-        f"{v['connected']} of {v['devices']} devices | {v['blocks_per_s']:,.0f} blocks/s, "
-        f"{v['flops_per_s'] / 1e9:,.1f} GFLOP/s | down {human_bytes(v['downlink_bytes_per_s'])}/s, "
-        f"up {human_bytes(v['uplink_bytes_per_s'])}/s | {v['late']:,} of {v['answers']:,} late"
-    )
-
-
-def _summary(
-    end: RealTimeCounters, notes: dict[str, int], devices: int, seconds: float, *, as_json: bool
-) -> None:
-    late = end.lateness
-    share = late.late / late.answers if late.answers else 0.0
-    text = (
-        f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {end.blocks:,} blocks, "
-        f"{end.flops / 1e9:,.1f} GFLOP, {human_bytes(end.received_bytes)} down, "
-        f"{human_bytes(end.sent_bytes)} up"
-    )
-    text += f"; {share:.1%} of the answers were late" if late.answers else "; there was no work"
-    if share > 0.01:
-        text += (
-            f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
-            f"the times; emulate fewer devices, use --no-compute, or a --speed below 1"
-        )
-    for reason, times in sorted(notes.items(), key=lambda item: -item[1])[:5]:
-        text += f"\n  {times} times: {reason}"
-    _say(
-        as_json,
-        "summary",
-        text,
-        devices=devices,
-        seconds=seconds,
-        joined=end.joined,
-        blocks=end.blocks,
-        flops=end.flops,
-        downlink_bytes=end.received_bytes,
-        uplink_bytes=end.sent_bytes,
-        answers=late.answers,
-        late=late.late,
-        worst_s=late.worst_s,
-        notes=notes,
-    )
-
-
-def _say(as_json: bool, event: str, text: str, **values: Any) -> None:
-    if as_json:
-        typer.echo(json.dumps({"event": event, **values}))
-    else:
-        typer.echo(text, err=True)

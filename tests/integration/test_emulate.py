@@ -35,7 +35,7 @@ from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, train
 from cleave.transport.join import parse_join_url
 from cleave.transport.serve import ServedFleet
-from cleave_cli.emulate import _watched
+from cleave_cli.emulate_real_time import watched
 from cleave_cli.main import app
 from emulator.realtime import RealTimeCounters, RealTimeFleet
 from profiles.availability import Availability, Durations
@@ -340,7 +340,7 @@ class NobodyThere:
 
 def test_it_ends_with_its_own_server() -> None:
     with pytest.raises(CleaveError, match="server that was started for it is gone"):
-        asyncio.run(_watched(NobodyThere(), 1, 0.0, lambda: True, as_json=True))
+        asyncio.run(watched(NobodyThere(), 1, 0.0, lambda: True, as_json=True))
 
 
 def test_it_ends_after_its_duration(served: ServedFleet) -> None:
