@@ -426,6 +426,7 @@ def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
         (("--trace", "/no/such/folder/trace.json"), "no folder"),
         (("--log", "/"), "cannot be written"),
         (("--trace", "/"), "cannot be written"),
+        (("--trace", "/dev/null", "--log", "/dev/null"), "are both /dev/null; give two files"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -434,6 +435,14 @@ def test_bad_input_is_one_clear_sentence(arguments: tuple[str, ...], words: str)
         CliRunner().invoke(app, ["emulate", *arguments], catch_exceptions=False)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full disk at hand")
+@pytest.mark.parametrize("option", ["--trace", "--log"])
+def test_a_full_disk_is_told_in_the_end(option: str) -> None:
+    small = ("--model", "opt-nano", "--fleet", "paper-2", "--batch", "1", "--seq", "8")
+    with pytest.raises(CleaveError, match="/dev/full.*: No space left on device"):
+        CliRunner().invoke(app, ["emulate", *small, option, "/dev/full"], catch_exceptions=False)
 
 
 def test_an_unknown_profile_is_named(tmp_path: Path) -> None:
