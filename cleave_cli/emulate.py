@@ -152,12 +152,12 @@ def choose_fleet(
     Raises:
         UsageError: when there is no such fleet.
     """
-    from profiles.fleets import find_fleet, fleet_names, with_churn
+    from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 
     if seed < 0:
         raise UsageError(f"--seed is {seed}; give 0 or more")
     size = default if devices is None and fleet in fleet_names() else devices
-    _need_few(size or 0)
+    _need_few(size or size_in(fleet) or 0)  # before they are made
     try:
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found

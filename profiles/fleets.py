@@ -73,6 +73,12 @@ def fleet_names() -> list[str]:
     return ["paper", *sorted(n.removesuffix(".toml") for n in found if n.endswith(".toml"))]
 
 
+def size_in(name: str) -> int | None:
+    """How many devices a name asks for: 256 of `paper-256`; None where it does not say."""
+    sized = _SIZED.fullmatch(name)
+    return int(sized[2]) if sized and sized[1] in fleet_names() else None
+
+
 def find_fleet(
     name_or_file: str,
     stragglers: float = 0.0,
@@ -106,9 +112,9 @@ def find_fleet(
         return _with_stragglers(fleet, stragglers, np.random.default_rng(seed))
     known = fleet_names()
     name, size = name_or_file, devices
-    sized = _SIZED.fullmatch(name_or_file)
-    if name not in known and sized and sized[1] in known:
-        name, size = sized[1], int(sized[2])
+    stated = size_in(name)
+    if name not in known and stated is not None:
+        name, size = name.rpartition("-")[0], stated
         if devices is not None and devices != size:
             raise ValueError(
                 f"fleet {name_or_file!r} has {size} devices and {devices} were asked for; "

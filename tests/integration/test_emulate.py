@@ -441,7 +441,7 @@ def test_bad_input_is_one_clear_sentence(arguments: tuple[str, ...], words: str)
 @pytest.mark.parametrize("option", ["--trace", "--log"])
 def test_a_full_disk_is_told_in_the_end(option: str) -> None:
     small = ("--model", "opt-nano", "--fleet", "paper-2", "--batch", "1", "--seq", "8")
-    with pytest.raises(CleaveError, match="/dev/full.*: No space left on device"):
+    with pytest.raises(CleaveError, match=r"/dev/full.*: No space left on device"):
         CliRunner().invoke(app, ["emulate", *small, option, "/dev/full"], catch_exceptions=False)
 
 
