@@ -16,7 +16,7 @@ from profiles.fleet_device import FleetDevice
 from profiles.fleet_file import MAX_DEVICES, read_fleet, slowed
 from profiles.library import availability_names, load_availability
 
-_SIZED = re.compile(r"(.+)-(\d+)")
+_SIZED = re.compile(r"(.+)-(\d{1,18})")
 _DEFAULT_DEVICES = 256
 _LEAST_S, _MOST_S = 0.1, 1e9  # what `Durations` takes from a file
 
