@@ -58,6 +58,7 @@ _BELIEVABLE: Final = {
 }
 """In which unit, and what is surely another one. What may not be negative, `FleetDevice` says."""
 _FILE_KEYS = {"group", "title", "notes"}
+_LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
 _WIDEST_Z = 2.3263  # draws stay between the first and the last percent
 
@@ -219,7 +220,12 @@ class _Group:
         if available is not None and not available.always:
             values["availability"] = available
         fallback = profile.name if profile else f"group{number + 1}"
-        self._name = str(group.get("name", fallback))
+        self._name = group.get("name", fallback)
+        if not isinstance(self._name, str) or not 0 < len(self._name) <= _LONGEST_NAME:
+            raise ValueError(
+                f"name of {place} is {self._name!r:.100}; give a text of 1 to {_LONGEST_NAME} "
+                f"characters"
+            )
         self._values = values
 
     def _loaded(self, group: Mapping[str, Any], key: str, load: Any) -> DeviceProfile | None:

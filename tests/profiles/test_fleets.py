@@ -164,6 +164,13 @@ def test_a_group_of_none_adds_nothing(tmp_path: Path) -> None:
         ("count = 2", "latency_s = -0.1", "latency_s of device 'laptop-0' is -0.1"),
         ("count = 2", "active_power_w = -4", "active_power_w of device 'laptop-0' is -4"),
         ("count = 2", "colour = 'red'", "unknown key 'colour'"),
+        (
+            '"laptop"',
+            '"' + 101 * "x" + '"',
+            "name of group 1 of .* is 'xxx.*; give a text of 1 to 100",
+        ),
+        ('"laptop"', '""', "name of group 1 of .* is ''"),
+        ('"laptop"', "3", "name of group 1 of .* is 3"),
         ("flops_per_s = 5e12\n", "", "lacks flops_per_s"),
         ("memory_bytes = 2_000_000_000", "", "lacks memory_bytes"),
         ("= 5e12", "= '5e12'", "flops_per_s of group 1 of .*fleet.toml is '5e12'"),
