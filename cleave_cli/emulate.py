@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import UsageError
-from cleave_cli.options import human_bytes
+from cleave.errors import CleaveError, UsageError
+from cleave_cli.emulate_real_time import real_time
+from cleave_cli.options import human_bytes, was_given
 
 if TYPE_CHECKING:
-    from emulator.realtime import RealTimeCounters
     from emulator.sized_step import SizedStep
     from profiles.fleet_device import FleetDevice
 
-_LOOK_S = 1.0
 MAX_REAL_TIME = 20_000
 MAX_VIRTUAL = 100_000
 _DTYPES = ("fp32", "bf16", "fp16")
+_REAL_TIME = ("duration", "speed")
+_VIRTUAL = ("batch", "seq", "steps", "ps_gbit", "reuse")
 
 
 def emulate(
@@ -69,6 +69,7 @@ def emulate(
         typer.Option("--reuse/--no-reuse", help="With --model: reuse timelines of equal GEMMs."),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Emulate a fleet: device sessions that pace themselves by measured profiles.
 
@@ -92,16 +93,20 @@ def emulate(
     for name, value in (("--duration", duration), ("--ps-gbit", ps_gbit)):
         if not value >= 0:
             raise UsageError(f"{name} is {value}; give 0 or more")
+    for name, count in (("--steps", steps), ("--batch", batch), ("--seq", seq)):
+        if count < 1:
+            raise UsageError(f"{name} is {count}; give 1 or more")
     if not 1e-3 <= speed <= 1e3:
         raise UsageError(f"--speed is {speed:g}; give 0.001 to 1000")
     if not 0 <= start_hour < 24:
         raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
     if model and server:
         raise UsageError("--model emulates without a server; leave out --server")
+    _need_meaning(context, virtual=bool(model))
     members = choose_fleet(
         fleet, devices, default=1000, dtype=dtype, churn=churn, stragglers=stragglers, seed=seed
     )
-    watch = _Watch(trace, log)
+    watch = Watch(trace, log)
     if model:
         _virtual(
             members, model, batch * seq, dtype, steps, ps_gbit, seed, start_hour, reuse, watch,
@@ -113,9 +118,23 @@ def emulate(
                 f"{len(members):,} devices in real time are too many for one machine; ask for "
                 f"{MAX_REAL_TIME:,} at most, or emulate in virtual time with --model"
             )
-        _real_time(
+        real_time(
             members, server, compute, speed, duration, seed, start_hour, watch, as_json=as_json
         )
+
+
+def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
+    """Refuse options of the other kind of time: they would be ignored without a word."""
+    for name in _REAL_TIME if virtual else _VIRTUAL:
+        if was_given(context, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} is for real time and --model emulates in virtual time, until its "
+                f"--steps are done; leave one of them out"
+                if virtual
+                else f"{option} is for steps of a model in virtual time; give a --model, or leave "
+                f"it out"
+            )
 
 
 def choose_fleet(
@@ -133,10 +152,12 @@ def choose_fleet(
     Raises:
         UsageError: when there is no such fleet.
     """
-    from profiles.fleets import find_fleet, fleet_names, with_churn
+    from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; give 0 or more")
     size = default if devices is None and fleet in fleet_names() else devices
-    _need_few(size or 0)
+    _need_few(size or size_in(fleet) or 0)  # before they are made
     try:
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found
@@ -154,35 +175,61 @@ def _need_few(devices: int) -> None:
         )
 
 
-class _Watch:
+class Watch:
     """The observers that options ask for, and what they write in the end."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
         from emulator.trace import EventLog, TraceWriter
 
+        if trace is not None and log is not None and trace.absolute() == log.absolute():
+            raise UsageError(f"--trace and --log are both {trace}; give two files")
         self._trace_path = trace
+        self._log_path = log
         self.observers: list[Any] = []
         self._trace = TraceWriter()
-        self._file = None
-        for path in (trace, log):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+        self._file: IO[str] | None = None
+        self._fault: OSError | None = None
         if trace is not None:
+            _opened(trace, "a").close()  # known now, and not when all is done
             self.observers.append(self._trace)
         if log is not None:
-            try:
-                self._file = log.open("w", encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"{log} cannot be written: {error.strerror}") from None
-            self.observers.append(EventLog(self._file.write))
+            self._file = _opened(log, "w")
+            self.observers.append(EventLog(self._log))
+
+    def _log(self, line: str) -> None:
+        """Write a line; what goes wrong is told in the end, the emulation is none the worse."""
+        try:
+            if self._file is not None and self._fault is None:
+                self._file.write(line)
+        except OSError as error:
+            self._fault = error
 
     def finish(self) -> None:
+        """Write what was seen.
+
+        Raises:
+            CleaveError: when that is not possible.
+        """
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._fault = error
         if self._trace_path is not None:
             self._trace.write(self._trace_path)
             if self._trace.left_out:
                 typer.echo(f"the trace leaves out {self._trace.left_out:,} later events", err=True)
-        if self._file is not None:
-            self._file.close()
+        if self._fault is not None:
+            raise CleaveError(f"{self._log_path} is not whole: {self._fault.strerror}")
+
+
+def _opened(path: Path, mode: str) -> IO[str]:
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    try:
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 # --- virtual time ---
@@ -198,7 +245,7 @@ def _virtual(
     seed: int,
     start_hour: float,
     reuse: bool,
-    watch: _Watch,
+    watch: Watch,
     *,
     as_json: bool,
 ) -> None:
@@ -213,8 +260,6 @@ def _virtual(
     from emulator.sized_step import SizedStepper
     from emulator.virtual import emulated
 
-    if steps < 1 or tokens < 1:
-        raise UsageError("--steps, --batch and --seq must be 1 or more")
     card = ps_gbit * 1e9 / 8 or float("inf")
     with emulated(
         members, compute=False, ps=PsRates(card, card), seed=seed, start_hour=start_hour
@@ -281,154 +326,3 @@ def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> 
         f"  emulated in {step.wall_s:.3g} s: {step.events:,} events, and {step.reused_events:,} "
         f"of recorded timelines"
     )
-
-
-# --- real time ---
-
-
-def _real_time(
-    members: list[FleetDevice],
-    server: str,
-    compute: bool,
-    speed: float,
-    duration: float,
-    seed: int,
-    start_hour: float,
-    watch: _Watch,
-    *,
-    as_json: bool,
-) -> None:
-    import os
-
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
-    import asyncio
-
-    from cleave.transport.guest import read_url
-    from cleave.transport.join import parse_join_url
-    from cleave_cli.own_server import own_server
-    from emulator.deferred import default_executor
-    from emulator.realtime import RealTimeFleet, need_descriptors
-
-    need_descriptors(len(members))
-    target = parse_join_url(read_url(server)) if server else None
-    executor = default_executor() if compute else None
-    unchecked = () if compute else ("--verify", "off")  # zeros are wrong results
-    with nullcontext(None) if target else own_server(*unchecked) as own:
-        if own is not None:
-            target = parse_join_url(own.url)
-            text = f"a server of its own; train on it with\n\n  {own.train_command}\n"
-            _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
-        assert target is not None
-        fleet = RealTimeFleet(
-            members, target, executor, speed=speed, seed=seed, start_hour=start_hour
-        )
-        fleet.observers.extend(watch.observers)
-        try:
-            asyncio.run(_watched(fleet, len(members), duration, as_json=as_json))
-        finally:
-            watch.finish()
-
-
-async def _watched(fleet: Any, devices: int, duration: float, *, as_json: bool) -> None:
-    import asyncio
-    import signal
-    import time
-
-    from rich.console import Console
-    from rich.live import Live
-
-    running = asyncio.ensure_future(fleet.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, running.cancel)
-        except NotImplementedError:  # a system whose loop takes no signals
-            break
-    console = Console(stderr=True)
-    live = Live(console=console, auto_refresh=False, transient=True)
-    began_s = seen_s = time.monotonic()
-    before = fleet.counters()
-    shown = not as_json and console.is_terminal
-    with live if shown else Live(console=Console(quiet=True), auto_refresh=False):
-        while not running.done():
-            left_s = duration - (time.monotonic() - began_s) if duration else _LOOK_S
-            if left_s <= 0:
-                running.cancel()
-            await asyncio.wait([running], timeout=max(0.01, min(_LOOK_S, left_s)))
-            now, now_s = fleet.counters(), time.monotonic()
-            values = _rates(before, now, now_s - seen_s, devices)
-            before, seen_s = now, now_s
-            if as_json:
-                typer.echo(json.dumps({"event": "rates", **values}))
-            elif shown:
-                live.update(_line(values), refresh=True)
-    end = fleet.counters()
-    with suppress(asyncio.CancelledError):
-        running.result()
-    _summary(end, fleet.notes, devices, time.monotonic() - began_s, as_json=as_json)
-
-
-def _rates(
-    before: RealTimeCounters, now: RealTimeCounters, seconds: float, devices: int
-) -> dict[str, Any]:
-    return {
-        "devices": devices,
-        "connected": now.connected,
-        "blocks_per_s": (now.blocks - before.blocks) / seconds,
-        "flops_per_s": (now.flops - before.flops) / seconds,
-        "downlink_bytes_per_s": (now.received_bytes - before.received_bytes) / seconds,
-        "uplink_bytes_per_s": (now.sent_bytes - before.sent_bytes) / seconds,
-        "answers": now.lateness.answers,
-        "late": now.lateness.late,
-        "worst_s": now.lateness.worst_s,
-    }
-
-
-def _line(v: dict[str, Any]) -> str:
-    return (
-        f"{v['connected']} of {v['devices']} devices | {v['blocks_per_s']:,.0f} blocks/s, "
-        f"{v['flops_per_s'] / 1e9:,.1f} GFLOP/s | down {human_bytes(v['downlink_bytes_per_s'])}/s, "
-        f"up {human_bytes(v['uplink_bytes_per_s'])}/s | {v['late']:,} of {v['answers']:,} late"
-    )
-
-
-def _summary(
-    end: RealTimeCounters, notes: dict[str, int], devices: int, seconds: float, *, as_json: bool
-) -> None:
-    late = end.lateness
-    share = late.late / late.answers if late.answers else 0.0
-    text = (
-        f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {end.blocks:,} blocks, "
-        f"{end.flops / 1e9:,.1f} GFLOP, {human_bytes(end.received_bytes)} down, "
-        f"{human_bytes(end.sent_bytes)} up; {share:.1%} of the answers were late"
-    )
-    if share > 0.01:
-        text += (
-            f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
-            f"the times; emulate fewer devices, use --no-compute, or a --speed below 1"
-        )
-    for reason, times in sorted(notes.items(), key=lambda item: -item[1])[:5]:
-        text += f"\n  {times} times: {reason}"
-    _say(
-        as_json,
-        "summary",
-        text,
-        devices=devices,
-        seconds=seconds,
-        joined=end.joined,
-        blocks=end.blocks,
-        flops=end.flops,
-        downlink_bytes=end.received_bytes,
-        uplink_bytes=end.sent_bytes,
-        answers=late.answers,
-        late=late.late,
-        worst_s=late.worst_s,
-        notes=notes,
-    )
-
-
-def _say(as_json: bool, event: str, text: str, **values: Any) -> None:
-    if as_json:
-        typer.echo(json.dumps({"event": event, **values}))
-    else:
-        typer.echo(text, err=True)

@@ -23,6 +23,8 @@ Examples:
   cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
 """
 
+_MOST_THREADS = 1024
+
 Url = Annotated[
     str, typer.Argument(help="The join URL that `cleave serve` prints, or @FILE that holds it.")
 ]
@@ -79,8 +81,7 @@ def join(
     from cleave.device import owner
     from cleave.errors import UsageError
 
-    if threads < 0:
-        raise UsageError(f"--threads {threads} is below zero; give 0 for all cores, or a count")
+    known_threads(threads)
     policy = parse_policy(when, hours, max_temp, idle_after)
     if once and policy is not None:
         raise UsageError(
@@ -89,6 +90,7 @@ def join(
         )
     memory_bytes = parse_memory(memory, owner.total_memory_bytes())
     known_profile(profile)
+    known_length(name)
     if cores:
         owner.keep_to_cores(cores)
     if threads or cores:  # read by the math libraries when they are imported, so before they are
@@ -213,6 +215,34 @@ def join(
         await guest.run()
 
     asyncio.run(run())
+
+
+def known_threads(threads: int) -> None:
+    """Refuse a number of threads that is none.
+
+    Raises:
+        UsageError: for less than 0, or far more than any machine has cores.
+    """
+    from cleave.errors import UsageError
+
+    if not 0 <= threads <= _MOST_THREADS:
+        raise UsageError(
+            f"--threads {threads} is no number of threads; give 0 for all cores, or a count up to "
+            f"{_MOST_THREADS}"
+        )
+
+
+def known_length(name: str) -> None:
+    """Refuse a name that no message may carry.
+
+    Raises:
+        UsageError: when it is too long.
+    """
+    from cleave.errors import UsageError
+    from cleave.protocol import limits
+
+    if len(name) > limits.MAX_TEXT:
+        raise UsageError(f"--name has {len(name):,} characters; give at most {limits.MAX_TEXT:,}")
 
 
 def known_profile(name: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
+import typer
+
 from cleave.errors import UsageError
 
 
@@ -23,6 +25,12 @@ def need_train_extra(command: str, *more: str) -> None:
             f"{command} needs {', '.join(missing)}, which is not installed here; "
             f"install it with: pip install 'cleave[train]'"
         )
+
+
+def was_given(context: typer.Context, parameter: str) -> bool:
+    """Whether an option is on the command line, be it with its default value."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def human_bytes(count: float) -> str:

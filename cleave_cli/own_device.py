@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cleave.transport.tile_timer import SessionTimer
 
+_MOST_BYTES = 4 * 10**9  # more than any tile that is timed needs
+
 
 @contextmanager
 def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
@@ -22,18 +24,24 @@ def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
     """
     import numpy as np
 
+    from cleave.device import owner
     from cleave.transport.guest import url_file
     from cleave.transport.serve import serve
     from cleave.transport.tile_timer import SessionTimer
 
+    total_bytes = owner.total_memory_bytes() or 2 * _MOST_BYTES
+    offered = min(_MOST_BYTES, total_bytes // 2)
     with serve() as fleet, url_file(fleet.url) as source:  # command lines are no secrets
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]
-        command += ["--executor", executor, "--memory", "4GB"]
+        command += ["--executor", executor, "--memory", str(offered // 10**6)]
+        command += ["--once"]  # with its server it ends
         if threads:
             command += ["--cores", str(threads)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
-            yield SessionTimer(fleet, np.random.default_rng(0))
+            yield SessionTimer(
+                fleet, np.random.default_rng(0), ended=lambda: process.poll() is not None
+            )
         finally:
             process.terminate()
             process.wait()

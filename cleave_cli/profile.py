@@ -78,12 +78,17 @@ def device(
 
       cleave profile device --sustained 600
     """
-    if threads < 0:
-        raise UsageError(f"--threads {threads} is below zero; give 0 for all cores, or a count")
+    from cleave.device.machine import this_machine, usable_cores
+    from cleave.device.owner import total_memory_bytes
+    from cleave.device.policy import parse_memory
+
+    cores = len(usable_cores())
+    if not 0 <= threads <= cores:
+        raise UsageError(f"--threads is {threads}; give 0 for all cores, or 1 to {cores}")
     if threads:  # read by the math libraries when they are imported, so before they are
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
-    if memory and memory < 17:
-        raise UsageError(f"--memory {memory} offers too little; give 17 (MB) or more")
+    if memory:
+        parse_memory(str(memory), total_memory_bytes())
     if sustained is not None and not 0 <= sustained <= _LONGEST_S:
         raise UsageError(f"--sustained is {sustained:g}; give 0 for none, or seconds up to a day")
     if budget is not None and not 0 < budget <= _LONGEST_S:
@@ -92,15 +97,15 @@ def device(
         raise UsageError(f"--seed is {seed}; give 0 or more")
     _need("scipy.optimize", "tomli_w")
     from cleave.device import profiling
-    from cleave.device.executors import choose
-    from cleave.device.machine import this_machine
+    from cleave.device.executors import choose, known_name
     from cleave.device.memory import hold_strips_well
     from cleave_cli.own_device import own_device
-    from cleave_cli.profile_display import need_matplotlib
+    from cleave_cli.profile_display import check_plot
     from profiles.profile_file import write_profile
 
+    known_name(executor)
     if plot is not None:
-        need_matplotlib()
+        check_plot(plot)
     if name and profiling.valid_name(name) != name:
         raise UsageError(
             f"--name {name!r} has letters that names of profiles have not; "
@@ -362,10 +367,14 @@ def _writable(path: Path, *, force: bool) -> Path:
     """The path, checked before minutes of measuring are spent."""
     if path.suffix != ".toml":
         raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give another -o")
     if path.exists() and not force:
         raise UsageError(f"{path} exists already; add --force to overwrite it, or give another -o")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: no files may be made in {path.parent}")
     return path
 
 
@@ -399,5 +408,6 @@ def _progress() -> Iterator[Progress]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal  # else an empty line would come before what is said
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         yield bar

@@ -258,9 +258,9 @@ def plot(path: Path, profile: DeviceProfile) -> None:
     """Measured against predicted, throughput over depth, and speed over time, as a picture.
 
     Raises:
-        UsageError: when matplotlib is missing, or the file cannot be written.
+        UsageError: see `check_plot`; and when the file cannot be written.
     """
-    need_matplotlib()
+    check_plot(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.6), layout="constrained")
@@ -276,16 +276,22 @@ def plot(path: Path, profile: DeviceProfile) -> None:
         raise UsageError(f"cannot write {path}: {reason}") from None
 
 
-def need_matplotlib() -> None:
-    """Say how to get what plots need, where it is not installed.
+def check_plot(path: Path) -> None:
+    """Refuse a plot that could not be written, before minutes of measuring are spent.
 
     Raises:
-        UsageError: when matplotlib is missing.
+        UsageError: when matplotlib is missing, there is no such folder, or no such format.
     """
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
+        from matplotlib.figure import Figure  # noqa: F401
     except ImportError:
         raise not_installed("--plot", "matplotlib", "profile") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise UsageError(f"{path} is no name for a plot; give one that ends in .png")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
 def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:

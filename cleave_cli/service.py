@@ -73,7 +73,11 @@ def install(
     secret = read_url(url)
     parse_join_url(secret)
     known_name(executor)
+    join.known_threads(threads)
+    if cores:
+        owner.cores_to_lend(cores)
     join.known_profile(profile)
+    join.known_length(name)
     policy = parse_policy(when or "always", hours, max_temp, idle_after)
     memory_bytes = parse_memory(memory, owner.total_memory_bytes())
     if system and not account:

@@ -10,7 +10,7 @@ import typer
 
 from cleave.errors import UsageError
 from cleave_cli.emulate import choose_fleet
-from cleave_cli.options import need_train_extra
+from cleave_cli.options import need_train_extra, was_given
 from cleave_cli.training_display import Display, make_display
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def train(
     given = {
         key: value
         for key, value in context.params.items()
-        if _was_given(context, key) or key == "model"
+        if was_given(context, key) or key == "model"
     }
     # Options that are settings of the job have its very names.
     settings: dict[str, Any] = {
@@ -139,11 +139,6 @@ def train(
                 fleet, size, default=devices, dtype=dtype, churn=churn, seed=seed
             )
         _here(request, members, seed, runs, grid, display)
-
-
-def _was_given(context: typer.Context, key: str) -> bool:
-    source = context.get_parameter_source(key)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _here(

@@ -16,6 +16,7 @@ from typing import Final
 
 from cleave.device.executors import Executor
 from cleave.errors import CleaveError, UsageError
+from cleave.transport.guest import DRAIN_S
 from cleave.transport.join import DeviceSession, JoinUrl, RefusedError, open_connection
 from emulator.activity import Activity, Presence
 from emulator.compute import EmulatedProcessor
@@ -29,7 +30,6 @@ _SPARE_DESCRIPTORS: Final = 64
 _JOINING_AT_ONCE: Final = 32
 _FIRST_PAUSE_S: Final = 1.0  # before a lost device comes back
 _LONGEST_PAUSE_S: Final = 60.0
-_FAREWELL_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -251,7 +251,7 @@ class RealTimeFleet:
                 return serving.result()
             if device.availability is not None and device.availability.drains:
                 session.drain()
-                await asyncio.wait([serving], timeout=_FAREWELL_S)
+                await asyncio.wait([serving], timeout=DRAIN_S / self._speed)  # as long as a guest
             return "its stay is over"
         finally:
             if not serving.done():

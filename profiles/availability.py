@@ -44,7 +44,7 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         shape: of a Weibull, k; of a log-normal, sigma; of an exponential not looked at.
     """
 
-    mean_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
     family: Family = Family.EXPONENTIAL
     shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
 

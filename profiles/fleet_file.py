@@ -44,7 +44,21 @@ _NUMBERS = {f.name for f in fields(FleetDevice)} - {
 _NAMED = {"profile", "network", "availability", "line"}
 _GROUP_KEYS = _NUMBERS | _NAMED | {"name", "count", "stragglers"}
 _NEEDED = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
+_BELIEVABLE: Final = {
+    "flops_per_s": ("FLOP/s", 1e6, 1e17),
+    "downlink_bytes_per_s": ("bytes per second", 100, 1e12),
+    "uplink_bytes_per_s": ("bytes per second", 100, 1e12),
+    "memory_bytes": ("bytes", 2**24, 1e14),
+    "latency_s": ("seconds", 0, 60),
+    "jitter_s": ("seconds", 0, 60),
+    "drift_sigma": ("a standard deviation of logarithms", 0, 5),
+    "drift_interval_s": ("seconds", 0.01, 1e6),
+    "active_power_w": ("watts", 0, 1e5),
+    "gco2e_per_kwh": ("grams", 0, 1e4),
+}
+"""In which unit, and what is surely another one. What may not be negative, `FleetDevice` says."""
 _FILE_KEYS = {"group", "title", "notes"}
+_LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
 _WIDEST_Z = 2.3263  # draws stay between the first and the last percent
 
@@ -77,6 +91,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"line {self.name!r} needs either a network, or downlink_bytes_per_s and "
                 f"uplink_bytes_per_s above zero"
             )
+        for key in ("downlink_bytes_per_s", "uplink_bytes_per_s"):
+            _check_believable(f"line.{key}", getattr(self, key), *_BELIEVABLE[key])
 
 
 def read_fleet(
@@ -185,6 +201,8 @@ class _Group:
                 self._link = profile.link
         for key in _NUMBERS & group.keys():
             values[key] = _number(key, group[key], place)
+            if key in _BELIEVABLE:
+                _check_believable(f"{key} of {place}", values[key], *_BELIEVABLE[key])
         if "flops_per_s" in group:
             values["compute"] = None  # a throughput that is stated replaces the profile's model
         self._fixed = _NUMBERS & group.keys()
@@ -202,7 +220,12 @@ class _Group:
         if available is not None and not available.always:
             values["availability"] = available
         fallback = profile.name if profile else f"group{number + 1}"
-        self._name = str(group.get("name", fallback))
+        self._name = group.get("name", fallback)
+        if not isinstance(self._name, str) or not 0 < len(self._name) <= _LONGEST_NAME:
+            raise ValueError(
+                f"name of {place} is {self._name!r:.100}; give a text of 1 to {_LONGEST_NAME} "
+                f"characters"
+            )
         self._values = values
 
     def _loaded(self, group: Mapping[str, Any], key: str, load: Any) -> DeviceProfile | None:
@@ -304,3 +327,8 @@ def _number(key: str, value: Any, place: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{key} of {place} is {value!r}; give a number")
     return value
+
+
+def _check_believable(what: str, value: float, unit: str, least: float, most: float) -> None:
+    if value > 0 and not least <= value <= most:
+        raise ValueError(f"{what} is {value:g}; give {unit}, from {least:g} to {most:g}")

@@ -14,10 +14,11 @@ import numpy as np
 from profiles.availability import Availability, Durations
 from profiles.fleet_device import FleetDevice
 from profiles.fleet_file import MAX_DEVICES, read_fleet, slowed
-from profiles.library import load_availability
+from profiles.library import availability_names, load_availability
 
-_SIZED = re.compile(r"(.+)-(\d+)")
+_SIZED = re.compile(r"(.+)-(\d{1,18})")
 _DEFAULT_DEVICES = 256
+_LEAST_S, _MOST_S = 0.1, 1e9  # what `Durations` takes from a file
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
@@ -72,6 +73,12 @@ def fleet_names() -> list[str]:
     return ["paper", *sorted(n.removesuffix(".toml") for n in found if n.endswith(".toml"))]
 
 
+def size_in(name: str) -> int | None:
+    """How many devices a name asks for: 256 of `paper-256`; None where it does not say."""
+    sized = _SIZED.fullmatch(name)
+    return int(sized[2]) if sized and sized[1] in fleet_names() else None
+
+
 def find_fleet(
     name_or_file: str,
     stragglers: float = 0.0,
@@ -105,9 +112,9 @@ def find_fleet(
         return _with_stragglers(fleet, stragglers, np.random.default_rng(seed))
     known = fleet_names()
     name, size = name_or_file, devices
-    sized = _SIZED.fullmatch(name_or_file)
-    if name not in known and sized and sized[1] in known:
-        name, size = sized[1], int(sized[2])
+    stated = size_in(name)
+    if name not in known and stated is not None:
+        name, size = name.rpartition("-")[0], stated
         if devices is not None and devices != size:
             raise ValueError(
                 f"fleet {name_or_file!r} has {size} devices and {devices} were asked for; "
@@ -140,16 +147,27 @@ def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
     Raises:
         ValueError: when it is none of these.
     """
-    numbers = re.fullmatch(r"([\d.]+)(?::([\d.]+))?", churn)
-    if numbers:
-        try:
-            session_s, gap_s = float(numbers[1]), float(numbers[2] or 0)
-        except ValueError:
-            session_s = gap_s = 0.0
-        if session_s <= 0:
-            raise ValueError(f"a churn of {churn!r} makes no sense; give seconds, as 600:120")
-        gap = Durations(gap_s) if gap_s else None
-        availability = Availability(Durations(session_s), gap)
-    else:
+    if churn.endswith(".toml") or churn in availability_names():
         availability = load_availability(churn).availability
+    else:
+        availability = _sessions_and_gaps(churn)
     return [replace(device, availability=availability) for device in fleet]
+
+
+def _sessions_and_gaps(churn: str) -> Availability:
+    """`600:120`, or sessions alone."""
+    numbers = re.fullmatch(r"([\d.]+)(?::([\d.]+))?", churn)
+    try:
+        if numbers is None:
+            raise ValueError
+        session_s, gap_s = float(numbers[1]), float(numbers[2] or 0)
+        # Shorter sessions than a hello takes would be a heap of events and no device.
+        if not (_LEAST_S <= session_s <= _MOST_S and (not gap_s or _LEAST_S <= gap_s <= _MOST_S)):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"a churn of {churn!r} makes no sense; give mean seconds of sessions and gaps, each "
+            f"{_LEAST_S:g} or more, as 600:120, or one of {', '.join(availability_names())}, or a "
+            f".toml file"
+        ) from None
+    return Availability(Durations(session_s), Durations(gap_s) if gap_s else None)

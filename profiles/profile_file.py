@@ -6,12 +6,16 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from profiles.device_profile import SCHEMA, DeviceProfile
+from profiles.availability import Family
+from profiles.device_profile import SCHEMA, DeviceKind, DeviceProfile, Origin
+from profiles.performance import Layout
 
 _T = TypeVar("_T")
 
@@ -36,6 +40,8 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
     where = where or f"profile {file}"
     table = read_toml(file, where)
     version = table.get("schema")
+    if version is None:
+        raise ValueError(f"{where} lacks schema; a profile begins with: schema = {SCHEMA}")
     if version != SCHEMA:
         raise ValueError(
             f"{where} has schema {version!r}; this version of cleave reads schema {SCHEMA}"
@@ -44,19 +50,21 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
 
 
 def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
-    """A TOML file as plain values, all of them finite.
+    """A TOML file as plain values, all numbers finite and none too large for 64 bits.
 
     Raises:
         ValueError: when it cannot be read.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # tomllib leaves some to Python
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"{where} cannot be read: {reason}") from None
     for path, value in _leaves(table, ""):
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{path} of {where} is {value}; give a finite number")
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ValueError(f"{path} of {where} has {len(str(value))} digits; give fewer")
     return table
 
 
@@ -84,12 +92,23 @@ def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str
     unknown = re.fullmatch(r"Object contains unknown field `(.+)`", text)
     if unknown:
         return f"{place} has the unknown field {unknown[1]!r}; check its spelling"
+    wrong_word = re.fullmatch(r"Invalid enum value (.+)", text)
+    if wrong_word:
+        known = ", ".join(member.value for member in _words(path))
+        return f"{place} has {wrong_word[1]}; use one of {known}"
     text = text.replace("Expected `", "expected `").replace("`", "")
     value = _value_at(table, path)
     if text.startswith("expected"):
         shown = "" if value is _NOTHING else f" is {value!r};"
         return f"{place}{shown} {text}"
     return f"{place}: {text}"
+
+
+def _words(path: str) -> type[Enum]:
+    """What a field may be whose values are words."""
+    return {"kind": DeviceKind, "origin": Origin, "family": Family}.get(
+        path.rpartition(".")[2], Layout
+    )
 
 
 def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
@@ -138,7 +157,7 @@ def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def write_profile(profile: DeviceProfile, path: Path) -> None:
-    """Write one profile.
+    """Write one profile, whole or not at all.
 
     Raises:
         ValueError: when tomli-w is missing, or the file cannot be written.
@@ -152,9 +171,14 @@ def write_profile(profile: DeviceProfile, path: Path) -> None:
         ) from None
     values = _without_none(msgspec.to_builtins(profile))
     text = tomli_w.dumps({"schema": SCHEMA, **values})
+    whole = path.resolve()  # a link stays one
+    draft = whole.with_name(f".{whole.name}.new")
     try:
-        path.write_text(_compact(text), encoding="utf-8")
+        draft.write_text(_compact(text), encoding="utf-8")
+        draft.replace(whole)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
         raise ValueError(f"profile {path} cannot be written: {error.strerror}") from None
 
 

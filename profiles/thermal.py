@@ -43,7 +43,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     rise: Annotated[float, msgspec.Meta(gt=0, le=1000)]
-    time_constant_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    time_constant_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e6)]
     ambient: Annotated[float, msgspec.Meta(ge=-100, le=200)] = 0.0
     points: tuple[ThrottlePoint, ...] = ()
 

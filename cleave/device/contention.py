@@ -42,7 +42,7 @@ def measure_contention(
     Counts between measured ones are interpolated.
 
     Args:
-        executor: `numpy` or `torch`.
+        executor: its name.
         seconds: how long each count is measured.
         progress: called after each count.
 
@@ -81,6 +81,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C is for who measures, and ends these as well
             env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
         )
 
@@ -117,13 +118,12 @@ def work(arguments: Sequence[str]) -> None:
         os.sched_setaffinity(0, {int(core)})
     from cleave.arrays import DType
     from cleave.device.bench import Bench
-    from cleave.device.executors import NumpyExecutor, TorchExecutor
+    from cleave.device.executors import executor_named
     from cleave.device.memory import hold_strips_well
     from profiles.performance import Layout
 
     hold_strips_well()
-    executor = TorchExecutor() if executor_name == "torch" else NumpyExecutor()
-    bench = Bench(executor, 2 * SIDE * SIDE)
+    bench = Bench(executor_named(executor_name), 2 * SIDE * SIDE)
     order = bench.order(SIDE, SIDE, SIDE, Layout.NN, DType.FP32, DType.FP32)
     bench.once(order)  # loads kernels
     sys.stdout.write("0\n")

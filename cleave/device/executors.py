@@ -105,6 +105,16 @@ class TorchExecutor:
                 torch.mm(left, right, out=target)
 
 
+def executor_named(name: str) -> Executor:
+    """The executor that calls itself so.
+
+    Raises:
+        ImportError: when it is one of torch, which is not installed.
+    """
+    library, _, device = name.partition(":")
+    return TorchExecutor(device or "cpu") if library == "torch" else NumpyExecutor()
+
+
 def torch_devices() -> list[str]:
     """The devices that torch can multiply on here; none where it is not installed."""
     try:

@@ -93,13 +93,8 @@ def step_aside(niceness: int = 10) -> None:
         os.nice(max(0, niceness - os.nice(0)))
 
 
-def keep_to_cores(count: int) -> bool:
-    """Keep this process to some cores, the last ones: the first serve the devices of the machine.
-
-    To be called before libraries start their threads, which inherit it.
-
-    Returns:
-        Whether the system does that (Linux does); where not, only the number of threads limits it.
+def cores_to_lend(count: int) -> list[int]:
+    """So many cores by number, the last ones: the first serve the devices of the machine.
 
     Raises:
         UsageError: when there are not that many.
@@ -110,9 +105,24 @@ def keep_to_cores(count: int) -> bool:
         usable = list(range(os.cpu_count() or 1))
     if not 1 <= count <= len(usable):
         raise UsageError(f"--cores {count} is not there; this machine has {len(usable)} to give")
+    return usable[-count:]
+
+
+def keep_to_cores(count: int) -> bool:
+    """Keep this process to some cores, see `cores_to_lend`.
+
+    To be called before libraries start their threads, which inherit it.
+
+    Returns:
+        Whether the system does that (Linux does); where not, only the number of threads limits it.
+
+    Raises:
+        UsageError: when there are not that many.
+    """
+    kept = cores_to_lend(count)
     if sys.platform != "linux":
         return False
-    os.sched_setaffinity(0, usable[-count:])
+    os.sched_setaffinity(0, kept)
     return True
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Final
 
 from cleave.errors import UsageError
+from cleave.protocol import limits
 
 COOL_BY_C: Final = 5.0
 """A machine that was too hot works again when it is this much cooler than the limit."""
@@ -16,6 +17,10 @@ COOL_BY_C: Final = 5.0
 BACK_WITHIN_S: Final = 60.0
 """While the machine works, somebody is back who was active this recently (or half of the time
 after which it counts as idle, if that is shorter)."""
+
+
+DAY_MIN: Final = 1440
+"""The longest `--idle-after`, in minutes."""
 
 
 class Condition(Enum):
@@ -249,7 +254,7 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
         total_bytes: what the machine has; None if unknown.
 
     Raises:
-        UsageError: when it is nothing of these, less than 1 MB, or more than the machine has.
+        UsageError: when it is nothing of these, less than servers take, or more than there is.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
@@ -261,8 +266,8 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
         count = amount / 100 * total_bytes
     else:
         count = amount * (1e9 if unit == "GB" else 1e6)
-    if count < 1e6:
-        raise UsageError(f"--memory {text} offers nothing; give at least 1 (MB)")
+    if count < limits.MIN_DEVICE_MEMORY_BYTES:
+        raise UsageError(f"--memory {text} offers too little; give 17 (MB) or more")
     if total_bytes is not None and count > total_bytes:
         raise UsageError(
             f"--memory {text} is more than the {total_bytes / 1e9:.1f} GB that are here"
@@ -283,8 +288,11 @@ def parse_policy(when: str, hours: str, max_temp: float, idle_after_min: float) 
     """
     if not 0 <= max_temp < 150:
         raise UsageError(f"--max-temp {max_temp:g} is no limit; give degrees Celsius, like 80")
-    if not idle_after_min > 0:
-        raise UsageError(f"--idle-after {idle_after_min:g} is no time; give minutes above 0")
+    if not 0 < idle_after_min <= DAY_MIN:
+        raise UsageError(
+            f"--idle-after {idle_after_min:g} is no time; give minutes above 0, up to a day's "
+            f"{DAY_MIN}"
+        )
     if not (when or hours or max_temp):
         return None
     return Policy(

@@ -8,7 +8,7 @@ its own products but those of a device that joined it, as any device would.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +27,9 @@ _PAUSE_S: Final = 0.004
 """Before each tile: units that rest power down, and devices wait for most of their tiles."""
 
 _LEAST_S: Final = 1e-9
+
+_LOOK_S: Final = 1.0
+"""How often it is seen whether the device is there, while a tile takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class SessionTimer:
         fleet: a device has joined it, or is about to.
         rng: of the numbers that are multiplied.
         patience_s: how long the device may take to join.
+        ended: whether the device is gone, and need not be waited for.
 
     Raises:
         FleetError: when no device joins in time.
@@ -67,13 +71,20 @@ class SessionTimer:
     strips = (1, 3)
 
     def __init__(
-        self, fleet: ServedFleet, rng: np.random.Generator, patience_s: float = 60.0
+        self,
+        fleet: ServedFleet,
+        rng: np.random.Generator,
+        patience_s: float = 60.0,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._fleet = fleet
+        self._ended = ended
         self._numbers = rng.standard_normal(_POOL_ELEMENTS, np.float32)
         self._pools: dict[DType, Buffer] = {}
         until_s = time.monotonic() + patience_s
         while not fleet.device_count:
+            if ended():
+                raise FleetError("the device to be measured ended before it had joined")
             if time.monotonic() > until_s:
                 raise FleetError(f"the device to be measured did not join in {patience_s:g} s")
             time.sleep(0.01)
@@ -86,7 +97,11 @@ class SessionTimer:
         dtype: DType,
         out: DType,
     ) -> float:
-        """See `TileTimer.block_s`."""
+        """See `TileTimer.block_s`.
+
+        Raises:
+            FleetError: when the device is gone.
+        """
         self._fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)
@@ -99,7 +114,11 @@ class SessionTimer:
         # Operands anew: what the device holds already it would not be sent.
         a_side = Side(self._fleet.operand(left), turn_a)
         b_side = Side(self._fleet.operand(right), turn_b)
-        self._fleet.submit(a_side, b_side, product).result()
+        future = self._fleet.submit(a_side, b_side, product)
+        while not self._fleet.shell.wait(future, _LOOK_S):
+            if self._ended():
+                raise FleetError("the device ended while it was measured; measure it again")
+        future.result()
         return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 
     def _compute_s(self) -> float:

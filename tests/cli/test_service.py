@@ -298,6 +298,9 @@ def test_the_printed_options_are_those_of_join(home: Path) -> None:
         ([URL, "--hours", "9"], "22-7"),
         ([URL, "--memory", "x"], "50%"),
         ([URL, "--executor", "abacus"], "unknown executor"),
+        ([URL, "--threads", "-5"], "--threads -5"),
+        ([URL, "--cores", "4000"], "--cores 4000 is not there"),
+        ([URL, "--name", 5000 * "x"], "--name has 5,000 characters"),
         ([URL, "--system"], "--account"),
     ],
 )

@@ -169,6 +169,13 @@ def test_executors_say_their_name_and_speed(name: str) -> None:
     assert speed.flops_per_s > 0
 
 
+def test_executors_by_their_names() -> None:
+    assert type(executors.executor_named("numpy")) is NumpyExecutor
+    pytest.importorskip("torch")
+    for name in ("torch", "torch:cuda"):  # to make one needs no such device
+        assert executors.executor_named(name).name == name
+
+
 # --- the check that an executor must pass ---
 
 

@@ -176,7 +176,8 @@ def test_memory_as_a_share() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0", "offers nothing"),
+        ("0", "offers too little"),
+        ("16", "--memory 16 offers too little; give 17"),
         ("lots", "no amount"),
         ("9GB", "more than the 8.0 GB"),
         ("-1", "no am"),
@@ -191,6 +192,13 @@ def test_options_make_a_policy() -> None:
     assert p.parse_policy("", "", 0, 5) is None
     assert p.parse_policy("always", "", 0, 5) == Policy()
     assert p.parse_policy("idle", "22-7", 80, 10) == Policy(IDLE, (22, 7), 80, 600)
-    for max_temp, idle_after in ((-1, 5), (200, 5), (math.nan, 5), (80, 0), (80, math.nan)):
+    for max_temp, idle_after in (
+        (-1, 5),
+        (200, 5),
+        (math.nan, 5),
+        (80, 0),
+        (80, math.nan),
+        (80, math.inf),
+    ):
         with pytest.raises(UsageError):
             p.parse_policy("", "", max_temp, idle_after)

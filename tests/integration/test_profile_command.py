@@ -11,10 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import cleave
+from cleave.arrays import DType
+from cleave.errors import FleetError, UsageError
 from cleave.transport.serve import ServedFleet
+from cleave.transport.tile_timer import SessionTimer
+from cleave_cli.main import app
 from profiles.device_profile import DeviceKind, Origin
 from profiles.library import profile_names
 from profiles.performance import Layout
@@ -124,8 +130,10 @@ def test_a_profile_is_not_overwritten_unasked(measured: Path) -> None:
 
 
 BAD_DEVICES: dict[str, tuple[tuple[str, ...], str]] = {
-    "threads": (("--threads", "-1"), "--threads -1"),
+    "threads": (("--threads", "-1"), "--threads is -1"),
     "memory": (("--memory", "3"), "--memory 3"),
+    "negative memory": (("--memory", "-3"), "--memory '-3'"),
+    "more memory than there is": (("--memory", "99999999"), "is more than the"),
     "budget": (("--budget", "-2"), "--budget is -2"),
     "no budget": (("--budget", "0"), "--budget is 0"),
     "no number": (("--budget", "nan"), "--budget is nan"),
@@ -136,17 +144,39 @@ BAD_DEVICES: dict[str, tuple[tuple[str, ...], str]] = {
     "suffix": (("-o", "x.json"), ".toml"),
     "folder": (("-o", "nowhere/x.toml"), "nowhere"),
     "seed": (("--seed", "-1"), "--seed"),
+    "too many threads": (("--threads", "4000"), "--threads is 4000"),
+    "a folder": (("-o", "folder.toml", "--force"), "folder.toml is a folder"),
+    "plot's folder": (("--plot", "nowhere/x.png"), "there is no folder nowhere"),
+    "plot's suffix": (("--plot", "x.abc"), "x.abc is no name for a plot"),
+    "plot without suffix": (("--plot", "x"), ".png"),
 }
 
 
 @pytest.mark.parametrize(("arguments", "text"), BAD_DEVICES.values(), ids=BAD_DEVICES)
 def test_wrong_requests_are_told_at_once(
-    arguments: tuple[str, ...], text: str, tmp_path: Path
+    arguments: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = profile("device", "--quick", *arguments, cwd=tmp_path)
-    assert shown.returncode == 2
-    assert text in shown.stderr
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    Path("folder.toml").mkdir()
+    with pytest.raises(UsageError) as refused:  # in this process: a new one takes a second
+        CliRunner().invoke(
+            app, ["profile", "device", "--quick", *arguments], catch_exceptions=False
+        )
+    assert text in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.toml"]
+
+
+def test_a_device_that_ends_is_not_waited_for(served: ServedFleet) -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(FleetError, match="ended before it had joined"):
+        SessionTimer(served, rng, ended=lambda: True)
+    with started("join", served.url, "--executor", "numpy") as (process, _):
+        timer = SessionTimer(served, rng, ended=lambda: process.poll() is not None)
+        process.kill()
+        process.wait()
+        with pytest.raises(FleetError, match="ended while it was measured"):
+            timer.block_s((8, 8, 8), 1, Layout.NN, DType.FP32, DType.FP32)
 
 
 @pytest.mark.parametrize(("module", "option"), [("scipy.optimize", ""), ("matplotlib.figure", "x")])

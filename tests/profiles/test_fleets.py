@@ -151,9 +151,26 @@ def test_a_group_of_none_adds_nothing(tmp_path: Path) -> None:
         ("= 50e6", "= nan", r"group\[0\].downlink_bytes_per_s of .* is nan"),
         ("= 8_000_000", "= inf", r"group\[0\].uplink_bytes_per_s of .* is inf"),
         ("= 2_000_000_000", "= -1", "memory_bytes of device 'laptop-0' is -1"),
+        ("= 5e12", "= 5", "flops_per_s of group 1 of .* is 5; give FLOP/s, from 1e.06 to 1e.17"),
+        ("= 5e12", "= 5e30", r"flops_per_s of group 1 of .* is 5e\+30; give FLOP/s"),
+        ("= 50e6", "= 50", "downlink_bytes_per_s of group 1 .* is 50; give bytes per second"),
+        ("= 8_000_000", "= 8e15", "uplink_bytes_per_s of group 1 .* is 8e.15; give bytes per"),
+        ("= 2_000_000_000", "= 2", "memory_bytes of group 1 .* is 2; give bytes, from 1.6"),
+        ("= 2_000_000_000", "= 2" + 30 * "0", r"group\[0\].memory_bytes of .* has 31 digits"),
+        ("count = 2", "latency_s = 20_000", "latency_s of group 1 .* is 20000; give seconds"),
+        ("count = 2", "drift_sigma = 40", "drift_sigma of group 1 .* is 40; give a standard"),
+        ("count = 2", "drift_interval_s = 1e-9", "drift_interval_s of group 1 .* is 1e-09"),
+        ("count = 2", "active_power_w = 1e9", "active_power_w of group 1 .* is 1e.09; give watts"),
         ("count = 2", "latency_s = -0.1", "latency_s of device 'laptop-0' is -0.1"),
         ("count = 2", "active_power_w = -4", "active_power_w of device 'laptop-0' is -4"),
         ("count = 2", "colour = 'red'", "unknown key 'colour'"),
+        (
+            '"laptop"',
+            '"' + 101 * "x" + '"',
+            "name of group 1 of .* is 'xxx.*; give a text of 1 to 100",
+        ),
+        ('"laptop"', '""', "name of group 1 of .* is ''"),
+        ('"laptop"', "3", "name of group 1 of .* is 3"),
         ("flops_per_s = 5e12\n", "", "lacks flops_per_s"),
         ("memory_bytes = 2_000_000_000", "", "lacks memory_bytes"),
         ("= 5e12", "= '5e12'", "flops_per_s of group 1 of .*fleet.toml is '5e12'"),
@@ -178,6 +195,12 @@ def test_what_a_file_gets_wrong_is_named(
     with pytest.raises(ValueError, match=said) as caught:
         find_fleet(write(tmp_path, GROUP.replace(before, after)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["x = 1" + 5000 * "0", "x = " + 5000 * "[" + 5000 * "]"], ids=len)
+def test_what_is_too_much_for_toml(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"fleet\.toml cannot be read: .*(digits|recursion)"):
+        find_fleet(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n"])
@@ -294,6 +317,14 @@ def test_stragglers_of_a_group_are_slow_in_their_models_too(tmp_path: Path) -> N
         ("drift_hurst = 1.5", "drift_hurst of device 'laptop-0' is 1.5"),
         ('line = { name = "x", devices = 0, network = "home" }', "line.devices is 0"),
         ('line = { name = "x", devices = 2 }', "line 'x' needs either a network, or"),
+        (
+            'line = { name = "x", devices = 2, downlink_bytes_per_s = 5, uplink_bytes_per_s = 5 }',
+            "group 1 .*line.downlink_bytes_per_s is 5; give bytes per second, from 100 to 1e.12",
+        ),
+        (
+            "availability = { session = { mean_s = 1e-9 } }",
+            "session.mean_s of availability of group 1 .* is 1e-09; expected float >= 0.1",
+        ),
     ],
 )
 def test_what_a_group_gets_wrong_is_named(tmp_path: Path, line: str, said: str) -> None:
@@ -329,7 +360,17 @@ def test_churn_in_seconds_and_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("churn", "said"),
-    [("0", "a churn of '0'"), ("1.2.3", "a churn of '1.2.3'"), ("weekly", "no availability 'wee")],
+    [
+        ("0", "a churn of '0'"),
+        ("1.2.3", "a churn of '1.2.3'"),
+        ("0.0001:1", "a churn of '0.0001:1'"),
+        ("1:0.0001", "a churn of '1:0.0001'"),
+        ("1" * 400, "a churn of '111"),
+        ("-5:1", "a churn of '-5:1' makes no sense; give mean seconds"),
+        ("nan", "a churn of 'nan'"),
+        ("weekly", "a churn of 'weekly' .* one of always, .*volunteer"),
+        ("nowhere.toml", r"nowhere\.toml cannot be read"),
+    ],
 )
 def test_impossible_churn(churn: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

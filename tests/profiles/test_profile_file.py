@@ -155,9 +155,10 @@ ENTRY = "flops_per_s = 2e12"
         ("2e12", "inf", r"compute\.fp32\.flops_per_s of .* is inf; give a finite number"),
         ("p90 = 0.1", "p90 = -inf", r"link\.round_trip_s\.p90 of .* is -inf"),
         ("0.5, 0.5", "0.5, nan", r"sustained\.thermal\.points\[1\]\[1\] of .* is nan"),
+        ("1_000_000_000", "1" + 40 * "0", r"memory\.bytes of .* has 41 digits; give fewer"),
         ("1_000_000_000", "1000", r"memory\.bytes of .* is 1000; expected int >="),
         ("30.0", "-1.0", r"power\.compute_w of .* is -1\.0; expected float >= 0"),
-        ("60.0", "0", r"sustained\.thermal\.time_constant_s of .* is 0; expected float > 0"),
+        ("60.0", "0", r"sustained\.thermal\.time_constant_s of .* is 0; expected float >= 0.1"),
         ("p10 = 1e6", "p10 = 5e6", r"link\.downlink_bytes_per_s of .*must rise.*5e\+06, 2e\+06"),
         ("p10 = 1e5", "p10 = 1", r"link of .* uplink_bytes_per_s spans 1 to .*bytes per second"),
         ("p90 = 0.1", "p90 = 100.0", r"round_trip_s\.p90 is 100; give seconds, at most 60"),
@@ -168,9 +169,15 @@ ENTRY = "flops_per_s = 2e12"
         # unknown
         ('title = "A box"', 'titel = "A box"', "has the unknown field 'titel'; check its spelling"),
         (ENTRY, "flops = 2e12", r"compute\.fp32 of .* has the unknown field 'flops'"),
-        ('"laptop"', '"toaster"', "kind of .*'toaster'"),
+        ('"laptop"', '"toaster"', "kind of .*'toaster'; use one of phone, tablet, laptop, "),
+        ('"published"', '"heard"', "provenance.origin of .*'heard'; use one of measured, publ"),
+        (
+            "hours = [22.0, 7.0]",
+            'gap = { mean_s = 3600.0, family = "normal" }',
+            "availability.gap.family of .*'normal'; use one of exponential, weibull, lognormal",
+        ),
         ("compute.fp32", "compute.fp64", "compute has the dtype 'fp64'; use fp32, bf16"),
-        (ENTRY, ENTRY + "\nmodels.xx = {}", r"compute\.fp32\.models of .*'xx'"),
+        (ENTRY, ENTRY + "\nmodels.xx = {}", r"compute\.fp32\.models of .*'xx'; use .* nn, nt"),
         # wrong types
         ("2e12", '"fast"', r"compute\.fp32\.flops_per_s of .* is 'fast'; expected float, got str"),
         ("4e12", "true", r"compute\.bf16\.flops_per_s of .* is True; expected float, got bool"),
@@ -193,7 +200,7 @@ ENTRY = "flops_per_s = 2e12"
         # other versions
         ("schema = 1", "schema = 2", r"box\.toml has schema 2; this version .* reads schema 1"),
         ("schema = 1", 'schema = "1"', "has schema '1'"),
-        ("schema = 1\n", "", "has schema None"),
+        ("schema = 1\n", "", r"box\.toml lacks schema; a profile begins with: schema = 1"),
         # not TOML
         ("[memory]", "[memory", r"profile .*box\.toml cannot be read: .*at line"),
         ("[memory]", "[link]", r"profile .*box\.toml cannot be read: "),
@@ -225,10 +232,29 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_errors_call_a_file_what_the_caller_calls_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^the profile that came along has schema None"):
+    with pytest.raises(ValueError, match=r"^the profile that came along lacks schema"):
         read_profile(write(tmp_path, ""), "the profile that came along")
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"profile .*box\.toml cannot be written: No such file"):
         write_profile(FULL, tmp_path / "nowhere" / "box.toml")
+
+
+def test_what_cannot_be_written_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile holds minutes of measuring, which a full disk must not cost."""
+    path = tmp_path / "box.toml"
+    write_profile(FULL, path)
+    before = path.read_bytes()
+
+    def full(draft: Path, *_: object, **__: object) -> None:
+        draft.write_bytes(b"half of")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ValueError, match="cannot be written: No space left on device"):
+        write_profile(FULL, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["box.toml"]

@@ -1,0 +1,176 @@
+"""`cleave emulate` in real time: sessions on a server, a line that shows them, and a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cleave.errors import CleaveError
+from cleave_cli.options import human_bytes
+
+if TYPE_CHECKING:
+    from cleave_cli.emulate import Watch
+    from emulator.realtime import RealTimeCounters
+    from profiles.fleet_device import FleetDevice
+
+_LOOK_S = 1.0
+
+
+def real_time(
+    members: list[FleetDevice],
+    server: str,
+    compute: bool,
+    speed: float,
+    duration: float,
+    seed: int,
+    start_hour: float,
+    watch: Watch,
+    *,
+    as_json: bool,
+) -> None:
+    """Run a fleet on a server, its own unless one is given; see `cleave emulate`."""
+    import os
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
+    import asyncio
+
+    from cleave.transport.guest import read_url
+    from cleave.transport.join import parse_join_url
+    from cleave_cli.own_server import own_server
+    from emulator.deferred import default_executor
+    from emulator.realtime import RealTimeFleet, need_descriptors
+
+    need_descriptors(len(members))
+    target = parse_join_url(read_url(server)) if server else None
+    executor = default_executor() if compute else None
+    unchecked = () if compute else ("--verify", "off")  # zeros are wrong results
+    with nullcontext(None) if target else own_server(*unchecked) as own:
+        if own is not None:
+            target = parse_join_url(own.url)
+            text = f"a server of its own; train on it with\n\n  {own.train_command}\n"
+            _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
+        assert target is not None
+        fleet = RealTimeFleet(
+            members, target, executor, speed=speed, seed=seed, start_hour=start_hour
+        )
+        fleet.observers.extend(watch.observers)
+        try:
+            gone = (lambda: own.process.poll() is not None) if own else (lambda: False)
+            asyncio.run(watched(fleet, len(members), duration, gone, as_json=as_json))
+        finally:
+            watch.finish()
+
+
+async def watched(
+    fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
+) -> None:
+    """Run a fleet and show it; until Ctrl-C, its duration, or its own server is gone."""
+    import asyncio
+    import signal
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    running = asyncio.ensure_future(fleet.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, running.cancel)
+        except NotImplementedError:  # a system whose loop takes no signals
+            break
+    console = Console(stderr=True)
+    live = Live(console=console, auto_refresh=False, transient=True)
+    began_s = seen_s = time.monotonic()
+    before = fleet.counters()
+    shown = not as_json and console.is_terminal
+    with live if shown else Live(console=Console(quiet=True), auto_refresh=False):
+        while not running.done():
+            left_s = duration - (time.monotonic() - began_s) if duration else _LOOK_S
+            if left_s <= 0 or gone():
+                running.cancel()
+            await asyncio.wait([running], timeout=max(0.01, min(_LOOK_S, left_s)))
+            now, now_s = fleet.counters(), time.monotonic()
+            values = _rates(before, now, now_s - seen_s, devices)
+            before, seen_s = now, now_s
+            if as_json:
+                typer.echo(json.dumps({"event": "rates", **values}))
+            elif shown:
+                live.update(_line(values), refresh=True)
+    end = fleet.counters()
+    with suppress(asyncio.CancelledError):
+        running.result()
+    _summary(end, fleet.notes, devices, time.monotonic() - began_s, as_json=as_json)
+    if gone():
+        raise CleaveError("the server that was started for it is gone; start it again")
+
+
+def _rates(
+    before: RealTimeCounters, now: RealTimeCounters, seconds: float, devices: int
+) -> dict[str, Any]:
+    return {
+        "devices": devices,
+        "connected": now.connected,
+        "blocks_per_s": (now.blocks - before.blocks) / seconds,
+        "flops_per_s": (now.flops - before.flops) / seconds,
+        "downlink_bytes_per_s": (now.received_bytes - before.received_bytes) / seconds,
+        "uplink_bytes_per_s": (now.sent_bytes - before.sent_bytes) / seconds,
+        "answers": now.lateness.answers,
+        "late": now.lateness.late,
+        "worst_s": now.lateness.worst_s,
+    }
+
+
+def _line(v: dict[str, Any]) -> str:
+    return (
+        f"{v['connected']} of {v['devices']} devices | {v['blocks_per_s']:,.0f} blocks/s, "
+        f"{v['flops_per_s'] / 1e9:,.1f} GFLOP/s | down {human_bytes(v['downlink_bytes_per_s'])}/s, "
+        f"up {human_bytes(v['uplink_bytes_per_s'])}/s | {v['late']:,} of {v['answers']:,} late"
+    )
+
+
+def _summary(
+    end: RealTimeCounters, notes: dict[str, int], devices: int, seconds: float, *, as_json: bool
+) -> None:
+    late = end.lateness
+    share = late.late / late.answers if late.answers else 0.0
+    text = (
+        f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {end.blocks:,} blocks, "
+        f"{end.flops / 1e9:,.1f} GFLOP, {human_bytes(end.received_bytes)} down, "
+        f"{human_bytes(end.sent_bytes)} up"
+    )
+    text += f"; {share:.1%} of the answers were late" if late.answers else "; there was no work"
+    if share > 0.01:
+        text += (
+            f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
+            f"the times; emulate fewer devices, use --no-compute, or a --speed below 1"
+        )
+    for reason, times in sorted(notes.items(), key=lambda item: -item[1])[:5]:
+        text += f"\n  {times} times: {reason}"
+    _say(
+        as_json,
+        "summary",
+        text,
+        devices=devices,
+        seconds=seconds,
+        joined=end.joined,
+        blocks=end.blocks,
+        flops=end.flops,
+        downlink_bytes=end.received_bytes,
+        uplink_bytes=end.sent_bytes,
+        answers=late.answers,
+        late=late.late,
+        worst_s=late.worst_s,
+        notes=notes,
+    )
+
+
+def _say(as_json: bool, event: str, text: str, **values: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps({"event": event, **values}))
+    else:
+        typer.echo(text, err=True)
