@@ -128,9 +128,10 @@ def test_a_used_code_and_a_missing_one_are_explained(browser: Browser, tmp_path:
         with visit(browser) as second:
             second.goto(place["page_url"])
             second.get_by_role("button", name="Start helping").click()
-            second.get_by_role("heading", name="This code is of no use any more").wait_for(
+            second.get_by_role("heading", name="does not let this device in").wait_for(
                 timeout=PATIENCE_MS
             )
+            assert "has been used already" in second.get_by_role("status").inner_text()
         with visit(browser) as third:
             third.goto(place["page_url"].partition("#")[0])
             assert third.get_by_role("heading", name="This page needs a join code").is_visible()

@@ -38,7 +38,10 @@ function Page({ saved, kernel }: PageProps) {
   const [heat, setHeat] = useState<Heat>(null);
   const [, setSensed] = useState(0);
   const sensors = useMemo(() => new Sensors(() => setSensed((n) => n + 1)), []);
-  const screen = useMemo(() => new ScreenLock(), []);
+  const screen = useMemo(
+    () => new ScreenLock(document, "wakeLock" in navigator ? navigator.wakeLock : null),
+    [],
+  );
   const link = useRef<DeviceLink | null>(null);
   const around = sensors.now;
   const paused = mayNotWork(conditions, around);
