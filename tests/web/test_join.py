@@ -132,6 +132,8 @@ def test_a_used_code_and_a_missing_one_are_explained(browser: Browser, tmp_path:
                 timeout=PATIENCE_MS
             )
             assert "has been used already" in second.get_by_role("status").inner_text()
+            second.goto(place["page_url"].partition("#")[0] + "#c=ANOTHER")  # reloads nothing
+            second.get_by_role("button", name="Start helping").wait_for()
         with visit(browser) as third:
             third.goto(place["page_url"].partition("#")[0])
             assert third.get_by_role("heading", name="This page needs a join code").is_visible()

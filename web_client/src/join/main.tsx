@@ -48,7 +48,11 @@ function Page({ saved, kernel }: PageProps) {
   const running = status !== null && status.notice.state !== State.ENDED;
 
   useEffect(() => {
-    const changed = () => setInvitation(readInvitation(location.hash));
+    const changed = () => {
+      setInvitation(readInvitation(location.hash));
+      // Another code was pasted after the one before was refused.
+      setStatus((status) => (status?.notice.state === State.ENDED ? null : status));
+    };
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
