@@ -137,12 +137,13 @@ def takes_gzip(accept_encoding: str) -> bool:
 def _policy(request: HttpRequest) -> str:
     """The Content-Security-Policy: only what this server serves, and only to this server.
 
-    Some browsers do not take `'self'` for the WebSocket of the same host, so it is named.
+    Some browsers do not take `'self'` for the WebSocket of the same host, so it is named. Threads
+    are started out of the script that starts them (`blob:`, see web_client/src/kernels/browser.ts).
     """
     scheme = "wss" if request.secure else "ws"
     named = f" {scheme}://{request.host}" if _HOST.fullmatch(request.host) else ""
     return (
-        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; "
         f"style-src 'self'; img-src 'self' data:; connect-src 'self'{named}; "
         "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

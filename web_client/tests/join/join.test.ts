@@ -7,7 +7,7 @@ import {
   socketAddress,
   usedFragment,
 } from "../../src/join/invitation";
-import { deviceName, memoryBytes } from "../../src/join/names";
+import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
 import { flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
 import { said } from "../../src/join/words";
@@ -104,6 +104,7 @@ test("a device has a name and offers what it can spare", () => {
     "Mozilla/5.0 (Linux; Android 10; K) AppleWebKit/537.36 Chrome/130.0 Mobile Safari/537.36";
   expect(deviceName(phone)).toBe("Chrome on Android");
   expect(deviceName("")).toBe("Browser on a device");
+  expect([1, 2, 4, 64].map(threadsOf)).toEqual([1, 1, 3, 8]);
   expect(memoryBytes(8, true)).toBe(512 * 2 ** 20);
   expect(memoryBytes(undefined, false)).toBe(64 * 2 ** 20);
   expect(memoryBytes(0.25, true)).toBe(64 * 2 ** 20);
