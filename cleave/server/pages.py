@@ -39,9 +39,10 @@ _ASK_AGAIN: Final = "no-cache"
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
+# These two make a page cross-origin isolated: only then it may share memory among workers. Over
+# plain http from another machine browsers ignore the first, and Chromium complains about it.
+_ISOLATED: Final = ("Cross-Origin-Opener-Policy", "same-origin")
 _SAME_SITE: Final = (
-    # These two make a page cross-origin isolated: only then it may share memory among workers.
-    ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Embedder-Policy", "require-corp"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
     NO_SNIFFING,
@@ -116,6 +117,8 @@ class Pages:
             ("Content-Security-Policy", _policy(request)),
             *_SAME_SITE,
         ]
+        if request.secure or request.trusted:
+            headers.append(_ISOLATED)
         body = file.body
         if file.zipped is not None:
             headers.append(("Vary", "Accept-Encoding"))
