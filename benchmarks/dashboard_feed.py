@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Feed:
                 "ingress_bytes_per_s": float(random.normal(9e7, 5e6)),
             },
             "job": self._job(int(arguments.get("after_record", 0))) if running else None,
-            "devices": {"columns": list(DEVICE_COLUMNS), "rows": self._rows(random)},
+            "devices": self._devices(random),
             "plan": self._plan(random) if running else None,
             "gemms": [
                 [i, "fc1", 1.0, float(random.uniform(0.9, 1.4))]
@@ -99,6 +100,16 @@ class Feed:
                 "devices_unknown": 3,
                 "assumed": ["The grid emits 381 g of CO2 equivalent a kWh.", "The PS draws 90 W."],
             },
+        }
+
+    def _devices(self, random: np.random.Generator) -> dict[str, Any]:
+        rows = self._rows(random)
+        by = Counter((row[3], row[4]) for row in rows)
+        return {
+            "columns": list(DEVICE_COLUMNS),
+            "rows": rows,
+            "total": len(rows),
+            "by": [[kind, state, count] for (kind, state), count in by.items()],
         }
 
     def _rows(self, random: np.random.Generator) -> list[list[Any]]:
@@ -124,6 +135,7 @@ class Feed:
                 6e12,
                 0.02,
                 self.replies * 5.0,
+                "measured" if i % 5 == 0 else "modelled",
             ]
             for i in range(self.devices)
         ]

@@ -98,7 +98,9 @@ def _take(browser: Browser, url: str, file: Path, *, scheme: str, phone: bool) -
 def _write_small(picture: bytes, file: Path) -> None:
     """A PNG with a palette: a page has few colours, and is a third of the size."""
     image = Image.open(BytesIO(picture)).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    # The usual method gives the palette to shades of grey, and a warning loses its colour.
+    few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(file, optimize=True)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def serve(
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
-    if ps_gbit < 0:
+    if not 0 <= ps_gbit < math.inf:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
     if not 0 <= ps_watts < math.inf:
         raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 for what it tells itself")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ def status(
 
       cleave status --server @operator.url --json
     """
-    if every < LEAST_EVERY_S:
+    if not LEAST_EVERY_S <= every < math.inf:
         raise UsageError(f"--every is {every:g}; give {LEAST_EVERY_S:g} seconds or more")
     pause_s = every if watch else None
     try:

@@ -129,7 +129,7 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
     kinds = sorted({kind or "unknown" for kind, _, _ in devices["by"]})
     count = {(kind or "unknown", state): number for kind, state, number in devices["by"]}
     table = Table(box=None, pad_edge=False)
-    table.add_column(f"{devices['total']:,} devices")
+    table.add_column(f"{devices['total']:,} {'device' if devices['total'] == 1 else 'devices'}")
     for state in states:
         table.add_column(state, justify="right")
     for kind in kinds:

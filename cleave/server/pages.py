@@ -39,9 +39,10 @@ _ASK_AGAIN: Final = "no-cache"
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
+# These two make a page cross-origin isolated: only then it may share memory among workers. Over
+# plain http from another machine browsers ignore the first, and Chromium complains about it.
+_ISOLATED: Final = ("Cross-Origin-Opener-Policy", "same-origin")
 _SAME_SITE: Final = (
-    # These two make a page cross-origin isolated: only then it may share memory among workers.
-    ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Embedder-Policy", "require-corp"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
     NO_SNIFFING,
@@ -116,6 +117,8 @@ class Pages:
             ("Content-Security-Policy", _policy(request)),
             *_SAME_SITE,
         ]
+        if request.secure or request.trusted:
+            headers.append(_ISOLATED)
         body = file.body
         if file.zipped is not None:
             headers.append(("Vary", "Accept-Encoding"))
@@ -137,12 +140,13 @@ def takes_gzip(accept_encoding: str) -> bool:
 def _policy(request: HttpRequest) -> str:
     """The Content-Security-Policy: only what this server serves, and only to this server.
 
-    Some browsers do not take `'self'` for the WebSocket of the same host, so it is named.
+    Some browsers do not take `'self'` for the WebSocket of the same host, so it is named. Threads
+    are started out of the script that starts them (`blob:`, see web_client/src/kernels/browser.ts).
     """
     scheme = "wss" if request.secure else "ws"
     named = f" {scheme}://{request.host}" if _HOST.fullmatch(request.host) else ""
     return (
-        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; "
         f"style-src 'self'; img-src 'self' data:; connect-src 'self'{named}; "
         "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

@@ -24,6 +24,8 @@ class HttpRequest:
         host: as the client wrote it; empty where it wrote none, or several.
         accept_encoding, authorization: likewise.
         forwarded: whether a proxy says that it asks for somebody else.
+        trusted: whether it comes from a browser that counts the address as secure, as it does with
+            loopback and with somebody else's TLS before this server: only there it says what for.
     """
 
     path: str
@@ -33,6 +35,7 @@ class HttpRequest:
     accept_encoding: str = ""
     authorization: str = ""
     forwarded: bool = False
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +76,5 @@ def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> 
         ",".join(headers.get_all("Accept-Encoding")),
         only("Authorization"),
         any(name in headers for name in _OF_PROXIES),
+        "Sec-Fetch-Dest" in headers,
     )

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cleave.errors import UsageError
+from cleave_cli.status import status
 from cleave_cli.status_display import EVENTS_SHOWN, Seen, shown, span, sparkline
 
 STEP = {"event": "step", "tokens": 1000, "wall_s": 4.0, "fleet_s": 3.0, "ps_s": 1.0}
@@ -68,6 +70,18 @@ def test_without_job_devices_and_figures() -> None:
     assert "no job" in page
     assert "no devices" in page
     assert seen.complete
+
+
+def test_a_single_device_is_one() -> None:
+    seen = Seen()
+    seen.take(overview(devices={"total": 1, "by": [["phone", "ready", 1]]}))
+    assert "1 device " in text(seen)
+
+
+@pytest.mark.parametrize("every", [math.nan, math.inf, 0.1, -1.0])
+def test_pauses_between_looks_that_make_no_sense(every: float) -> None:
+    with pytest.raises(UsageError, match=r"--every is .*; give 0.2 seconds or more"):
+        status(watch=True, every=every)
 
 
 def test_records_are_asked_for_until_there_are_no_more() -> None:

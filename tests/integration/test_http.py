@@ -56,6 +56,9 @@ def test_pages_over_a_socket(fleet: ServedFleet) -> None:
     assert (response.status, gzip.decompress(body)) == (200, BUILT["join.html"])
     assert response.getheader("Content-Length") == str(len(body))
     assert response.getheader("Cross-Origin-Embedder-Policy") == "require-corp"
+    assert response.getheader("Cross-Origin-Opener-Policy") is None
+    trusting, _ = ask(fleet, "/join", Sec_Fetch_Dest="document")
+    assert trusting.getheader("Cross-Origin-Opener-Policy") == "same-origin"
     host, port = place(fleet)
     assert f"ws://{host}:{port};" in (response.getheader("Content-Security-Policy") or "")
     assert ask(fleet, "/")[1] == BUILT["index.html"]

@@ -19,7 +19,7 @@ WEB_CLIENT: Final = Path(__file__).parents[2] / "web_client"
 CHROMIUM: Final = shutil.which("chromium") or ""
 
 _CONTENT_SECURITY = (
-    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; "
     "style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )

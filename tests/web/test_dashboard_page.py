@@ -101,6 +101,11 @@ def test_keys_walk_through_all_devices(seen: Watched, url: str) -> None:
         expect(page.locator(f"tr[aria-rowindex='{row + 1}'] button")).to_be_in_viewport()
     page.keyboard.press("Enter")
     expect(page.get_by_role("complementary")).to_contain_text("Its last blocks")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Tab")  # past all the other devices at once, and back to where it was
+    expect(page.get_by_role("button", name="Close")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    expect(page.locator("tr[aria-rowindex='3'] button")).to_be_focused()
 
 
 def test_sorting_and_filtering(seen: Watched, url: str) -> None:

@@ -4,6 +4,8 @@ import { kept } from "../ui/storage";
 import type { PageWorld } from "./session";
 
 const KEPT_TOKEN = "cleave.viewer";
+/** How often a tab that nobody looks at asks: its title can be read all the same. */
+const UNSEEN_S = 15;
 
 /** The world as this browser has it. */
 export function browserWorld(): PageWorld {
@@ -15,8 +17,17 @@ export function browserWorld(): PageWorld {
     },
     random: Math.random,
     now_s: () => Date.now() / 1000,
-    // A frame that is asked for comes before painting; the task after it comes after.
-    painted: (run) => requestAnimationFrame(() => setTimeout(run)),
+    painted: (run) => {
+      // A frame that is asked for comes before painting; the task after it comes after.
+      const frame = requestAnimationFrame(() => {
+        clearTimeout(unseen);
+        setTimeout(run);
+      });
+      const unseen = setTimeout(() => {
+        cancelAnimationFrame(frame);
+        run();
+      }, UNSEEN_S * 1000);
+    },
   };
 }
 

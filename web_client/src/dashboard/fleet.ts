@@ -1,6 +1,6 @@
 /** The fleet as a table: which devices, in which order; and how many of each kind. Pure. */
 
-import type { Device } from "./overview";
+import type { Crowd, Device } from "./overview";
 
 /** A column that can be sorted by. */
 export type SortKey = Exclude<keyof Device, "identity" | "reason" | "compute_s">;
@@ -42,17 +42,17 @@ export interface Census {
 }
 
 /** Count a fleet; kinds by size, states in the order of a device's life. */
-export function census(devices: readonly Device[]): Census {
+export function census(crowds: readonly Crowd[]): Census {
   const counts = new Map<string, Map<string, number>>();
   const sizes = new Map<string, number>();
   const states = new Set<string>();
-  for (const device of devices) {
-    const kind = kindOf(device);
+  for (const crowd of crowds) {
+    const kind = kindOf(crowd);
     const row = counts.get(kind) ?? new Map<string, number>();
     counts.set(kind, row);
-    row.set(device.state, (row.get(device.state) ?? 0) + 1);
-    sizes.set(kind, (sizes.get(kind) ?? 0) + 1);
-    states.add(device.state);
+    row.set(crowd.state, (row.get(crowd.state) ?? 0) + crowd.count);
+    sizes.set(kind, (sizes.get(kind) ?? 0) + crowd.count);
+    states.add(crowd.state);
   }
   return {
     kinds: [...sizes.keys()].sort(
@@ -69,21 +69,8 @@ export function nameOf(device: Device): string {
 }
 
 /** The kind of a device, "unknown" where no profile says. */
-export function kindOf(device: Device): string {
-  return device.kind || "unknown";
-}
-
-/** Sum over the devices that know it; null if none does. */
-export function sumOf(
-  devices: readonly Device[],
-  of: (device: Device) => number | null,
-): number | null {
-  let sum: number | null = null;
-  for (const device of devices) {
-    const value = of(device);
-    if (value !== null) sum = (sum ?? 0) + value;
-  }
-  return sum;
+export function kindOf({ kind }: { readonly kind: string }): string {
+  return kind || "unknown";
 }
 
 /** A share of what was stated, as 0.93; null where either is not known. */

@@ -78,6 +78,13 @@ export type Device = { readonly device: number; readonly reputation: string | nu
   readonly [name in DeviceText]: string;
 } & { readonly [name in DeviceNumber]: number | null };
 
+/** How many devices of a kind ("" where no profile says) are in a state. */
+export interface Crowd {
+  readonly kind: string;
+  readonly state: string;
+  readonly count: number;
+}
+
 /** A box of a GEMM's index space, the device that has it, its blocks and how many are back. */
 export interface PlanTile {
   readonly device: number;
@@ -149,9 +156,11 @@ export interface Overview {
   readonly totals: Totals;
   readonly rates: Rates;
   readonly job: JobPart | null;
+  /** As many of them as a reply has room for. */
   readonly devices: readonly Device[];
-  /** Devices in all: a reply has no room for more than some thousands. */
   readonly devices_total: number;
+  /** All of them. */
+  readonly crowds: readonly Crowd[];
   readonly plan: Plan | null;
   readonly gemms: readonly FinishedGemm[];
   readonly timeline: Timeline | null;
@@ -190,6 +199,7 @@ export function readOverview(data: unknown): Overview {
     job: readJob(root.job),
     devices,
     devices_total: number(asMap(root.devices)?.total) ?? devices.length,
+    crowds: readCrowds(asMap(root.devices)?.by),
     plan: readPlan(root.plan),
     gemms: readGemms(root.gemms),
     timeline: readTimeline(root.timeline),
@@ -250,6 +260,13 @@ function readDevices(value: unknown): Device[] {
     for (const name of DEVICE_TEXTS) device[name] = text(row[place(name)]);
     for (const name of DEVICE_NUMBERS) device[name] = number(row[place(name)]);
     return device as unknown as Device;
+  });
+}
+
+function readCrowds(value: unknown): Crowd[] {
+  return list(value).map((item) => {
+    const [kind, state, count] = list(item);
+    return { kind: text(kind), state: text(state), count: number(count) ?? 0 };
   });
 }
 

@@ -10,7 +10,7 @@ const PACE_S = 1;
 export interface PageWorld extends World {
   /** Unix time. */
   now_s(): number;
-  /** Run once what was rendered last is on the screen; never, while nobody looks. */
+  /** Run once what was rendered last is on the screen; after a while, if nobody looks. */
   painted(run: () => void): void;
 }
 

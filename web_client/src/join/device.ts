@@ -1,9 +1,8 @@
 /** The page's side of the worker that is the device. */
 
 import type { Command, Report, Status } from "../device/commands";
-import { threadsOf } from "../kernels/browser";
 import type { KernelName } from "../kernels/kernel";
-import { memoryBytes } from "./names";
+import { memoryBytes, threadsOf } from "./names";
 import type { Keys } from "./saved";
 
 /** What the page learns of its device. */

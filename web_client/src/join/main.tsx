@@ -38,14 +38,21 @@ function Page({ saved, kernel }: PageProps) {
   const [heat, setHeat] = useState<Heat>(null);
   const [, setSensed] = useState(0);
   const sensors = useMemo(() => new Sensors(() => setSensed((n) => n + 1)), []);
-  const screen = useMemo(() => new ScreenLock(), []);
+  const screen = useMemo(
+    () => new ScreenLock(document, "wakeLock" in navigator ? navigator.wakeLock : null),
+    [],
+  );
   const link = useRef<DeviceLink | null>(null);
   const around = sensors.now;
   const paused = mayNotWork(conditions, around);
   const running = status !== null && status.notice.state !== State.ENDED;
 
   useEffect(() => {
-    const changed = () => setInvitation(readInvitation(location.hash));
+    const changed = () => {
+      setInvitation(readInvitation(location.hash));
+      // Another code was pasted after the one before was refused.
+      setStatus((status) => (status?.notice.state === State.ENDED ? null : status));
+    };
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);

@@ -38,3 +38,11 @@ export function memoryBytes(device_gib: number | undefined, isolated: boolean): 
   const bytes = Math.max(64 * MIB, Math.min(512 * MIB, share));
   return isolated ? bytes : bytes / 2;
 }
+
+/** More threads than this gain little, and make a phone hot. */
+const MOST_THREADS = 8;
+
+/** Threads that multiply here: one core is left to everything else. */
+export function threadsOf(cores: number): number {
+  return Math.max(1, Math.min(MOST_THREADS, cores - 1));
+}

@@ -92,32 +92,35 @@ export class Sensors {
 export class ScreenLock {
   #wanted = false;
   #lock: WakeLockSentinel | null = null;
+  #settled = Promise.resolve();
 
-  constructor() {
+  /** @param locks what the browser offers for it; null where it does not */
+  constructor(
+    private readonly page: Document,
+    private readonly locks: WakeLock | null,
+  ) {
     // The browser takes it away whenever the page is hidden.
-    document.addEventListener("visibilitychange", () => void this.#update());
-  }
-
-  /** Whether this browser can do it at all. */
-  get possible(): boolean {
-    return "wakeLock" in navigator;
+    page.addEventListener("visibilitychange", () => this.#update());
   }
 
   set wanted(wanted: boolean) {
     if (wanted === this.#wanted) return;
     this.#wanted = wanted;
-    void this.#update();
+    this.#update();
   }
 
-  async #update(): Promise<void> {
-    if (!this.possible) return;
+  /** One after the other: a lock may be granted when it is not wanted any more. */
+  #update(): void {
+    this.#settled = this.#settled.then(() => this.#settle());
+  }
+
+  async #settle(): Promise<void> {
+    const held = this.#lock !== null && !this.#lock.released;
+    const wanted = this.#wanted && this.page.visibilityState === "visible";
+    if (this.locks === null || held === wanted) return;
     try {
-      if (this.#wanted && document.visibilityState === "visible") {
-        this.#lock = await navigator.wakeLock.request("screen");
-      } else {
-        await this.#lock?.release();
-        this.#lock = null;
-      }
+      if (wanted) this.#lock = await this.locks.request("screen");
+      else await this.#lock?.release();
     } catch {
       this.#lock = null; // a low battery, for one: the screen goes off as usual
     }

@@ -53,12 +53,7 @@ export function kernelText({ kernel }: Status): string {
 function ended(reason: string, code: ErrorCode | null): Said {
   switch (code) {
     case ErrorCode.CREDENTIAL:
-      return {
-        headline: "This code is of no use any more",
-        detail:
-          "It was used by another device, or its time is over. Ask whoever runs the server for a " +
-          "new one; `cleave pair` makes it.",
-      };
+      return { headline: "The server does not let this device in", detail: sentence(reason) };
     case ErrorCode.DUPLICATE:
       return {
         headline: "This device joined in another tab",

@@ -2,16 +2,9 @@
 
 import type { Surroundings } from "./choose";
 import type { Thread } from "./crew";
+import KernelThread from "./kernel.worker.ts?worker&inline";
 import ownUrl from "./matmul.own.wasm?url";
 import sharedUrl from "./matmul.shared.wasm?url";
-
-/** More threads than this gain little, and make a phone hot. */
-const MOST_THREADS = 8;
-
-/** Threads that multiply here: one core is left to everything else. */
-export function threadsOf(cores: number): number {
-  return Math.max(1, Math.min(MOST_THREADS, cores - 1));
-}
 
 /** What this browser offers to kernels. */
 export function surroundings(
@@ -25,10 +18,9 @@ export function surroundings(
     isolated: globalThis.crossOriginIsolated === true,
     threads,
     memory_bytes,
-    spawn: () =>
-      new Worker(new URL("./kernel.worker.ts", import.meta.url), {
-        type: "module",
-      }) as unknown as Thread,
+    // Out of the bundle: where a certificate was accepted in spite of a warning, Chromium lets a
+    // page's own workers load from the server, and none that a worker starts.
+    spawn: () => new KernelThread() as unknown as Thread,
     module: async (shared) => {
       const response = await fetch(shared ? sharedUrl : ownUrl);
       if (!response.ok) throw new Error(`the WASM kernel cannot be loaded (${response.status})`);

@@ -1,5 +1,5 @@
-import { expect, test } from "vitest";
-import { type Address, takeToken } from "../../src/dashboard/browser";
+import { afterEach, expect, test, vi } from "vitest";
+import { type Address, browserWorld, takeToken } from "../../src/dashboard/browser";
 import { allowedStorage } from "../../src/ui/storage";
 
 class FakeStorage {
@@ -69,4 +69,33 @@ test("a storage that the browser forbids is none; another fault is not hidden", 
       throw new TypeError("a mistake");
     }),
   ).toThrow("a mistake");
+});
+
+afterEach(() => {
+  vi.useRealTimers();
+  vi.unstubAllGlobals();
+});
+
+test("a page that is seen asks after its frame, one that is not now and then", () => {
+  vi.useFakeTimers();
+  let frame: (() => void) | null = null;
+  vi.stubGlobal("requestAnimationFrame", (run: () => void) => {
+    frame = run;
+    return 1;
+  });
+  vi.stubGlobal("cancelAnimationFrame", () => {
+    frame = null;
+  });
+  let times = 0;
+  const paint = () => browserWorld().painted(() => (times += 1));
+  paint();
+  vi.advanceTimersByTime(1000);
+  expect(times).toBe(0);
+  (frame as (() => void) | null)?.();
+  vi.advanceTimersByTime(60_000);
+  expect(times).toBe(1);
+  paint();
+  vi.advanceTimersByTime(60_000); // a tab behind another gets no frames
+  expect(times).toBe(2);
+  expect(frame).toBeNull();
 });

@@ -94,7 +94,7 @@ export function overviewData(parts: Map = {}): Map {
       ingress_bytes_per_s: 5e5,
     },
     job: null,
-    devices: { columns: DEVICE_COLUMNS, rows: [] },
+    devices: { columns: DEVICE_COLUMNS, rows: [], total: 0, by: [] },
     plan: null,
     timeline: null,
     events: events(),

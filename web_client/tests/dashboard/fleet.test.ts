@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
-import { arrange, census, NO_FILTER, share, sumOf } from "../../src/dashboard/fleet";
+import { arrange, census, NO_FILTER, share } from "../../src/dashboard/fleet";
 import { readOverview } from "../../src/dashboard/overview";
 import { DEVICE_COLUMNS, deviceRow, overviewData } from "./example";
 
-const DEVICES = readOverview(
+const OVERVIEW = readOverview(
   overviewData({
     devices: {
       columns: DEVICE_COLUMNS,
@@ -13,9 +13,17 @@ const DEVICES = readOverview(
         deviceRow({ device: 3, name: "c", kind: "phone", state: "ready", flops_per_s: 5 }),
         deviceRow({ device: 4, name: "", kind: "", state: "lost", reason: "silent" }),
       ],
+      total: 2006,
+      by: [
+        ["laptop", "ready", 3],
+        ["phone", "busy", 1000],
+        ["phone", "ready", 1002],
+        [null, "lost", 1],
+      ],
     },
   }),
-).devices;
+);
+const DEVICES = OVERVIEW.devices;
 
 function numbers(filter = NO_FILTER, key: "device" | "name" | "flops_per_s", descending = false) {
   return arrange(DEVICES, filter, { key, descending }).map((device) => device.device);
@@ -33,17 +41,16 @@ test("filtered by kind, state and words", () => {
   expect(numbers({ text: "", kind: "unknown", state: "" }, "device")).toEqual([4]);
 });
 
-test("the census counts everyone once", () => {
-  const { kinds, states, counts } = census(DEVICES);
+test("the census counts everyone once, also who had no room in the reply", () => {
+  const { kinds, states, counts } = census(OVERVIEW.crowds);
   expect(kinds).toEqual(["phone", "laptop", "unknown"]);
   expect(states).toEqual(["ready", "busy", "lost"]);
   const all = [...counts.values()].flatMap((row) => [...row.values()]);
-  expect(all.reduce((a, b) => a + b)).toBe(DEVICES.length);
+  expect(all.reduce((a, b) => a + b)).toBe(OVERVIEW.devices_total);
+  expect(counts.get("phone")?.get("busy")).toBe(1000);
 });
 
-test("sums and shares of what is not known are not known", () => {
-  expect(sumOf(DEVICES, (device) => device.flops_per_s)).toBe(8);
-  expect(sumOf(DEVICES, (device) => device.energy_j)).toBeNull();
+test("shares of what is not known are not known", () => {
   expect(share(1, null)).toBeNull();
   expect(share(1, 4)).toBe(0.25);
 });

@@ -7,9 +7,12 @@ import {
   socketAddress,
   usedFragment,
 } from "../../src/join/invitation";
-import { deviceName, memoryBytes } from "../../src/join/names";
+import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
 import { flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
+import { said } from "../../src/join/words";
+import { State } from "../../src/device/guest";
+import { ErrorCode } from "../../src/protocol/messages";
 
 /** As much of the browser's storage as is used. */
 function storage(): Storage {
@@ -101,7 +104,17 @@ test("a device has a name and offers what it can spare", () => {
     "Mozilla/5.0 (Linux; Android 10; K) AppleWebKit/537.36 Chrome/130.0 Mobile Safari/537.36";
   expect(deviceName(phone)).toBe("Chrome on Android");
   expect(deviceName("")).toBe("Browser on a device");
+  expect([1, 2, 4, 64].map(threadsOf)).toEqual([1, 1, 3, 8]);
   expect(memoryBytes(8, true)).toBe(512 * 2 ** 20);
   expect(memoryBytes(undefined, false)).toBe(64 * 2 ** 20);
   expect(memoryBytes(0.25, true)).toBe(64 * 2 ** 20);
+});
+
+test("why the server does not let a device in is said in its words", () => {
+  const counts = { blocks: 0, flops: 0, down_bytes: 0, up_bytes: 0 };
+  const reason = "this device's credential was revoked: sold; to join again, ask for a code";
+  const notice = { state: State.ENDED, reason, code: ErrorCode.CREDENTIAL, retry_s: null };
+  const { headline, detail } = said({ notice, counts, device: null, kernel: null, unused: [] });
+  expect(headline).toBe("The server does not let this device in");
+  expect(detail).toBe(`T${reason.slice(1)}.`);
 });

@@ -1,6 +1,6 @@
 /**
  * Every device a row, of which only those in sight are in the document. Arrow keys, Home and End
- * walk through all of them.
+ * walk through all of them; Tab stops at one of them only, where the keys were last.
  */
 
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
@@ -28,8 +28,11 @@ export function DeviceTable({ devices, order, setOrder, chosen, choose }: Props)
   const { height } = useSize(scroller);
   const [top, setTop] = useState(0);
   const wanted = useRef<number | null>(null);
+  const [latest, setLatest] = useState(0);
   const first = Math.max(0, Math.min(Math.floor(top / ROW_PX) - MORE, devices.length - 1));
   const end = Math.min(devices.length, Math.ceil((top + height) / ROW_PX) + MORE);
+  const stop =
+    latest >= first && latest < end ? latest : Math.min(Math.ceil(top / ROW_PX), end - 1);
 
   // In another order, the rows worth seeing are at the top.
   useLayoutEffect(() => {
@@ -69,7 +72,14 @@ export function DeviceTable({ devices, order, setOrder, chosen, choose }: Props)
       ref={scroller}
       onScroll={(event) => setTop(event.currentTarget.scrollTop)}
     >
-      <table aria-rowcount={devices.length + 1} onKeyDown={onKeyDown}>
+      <table
+        aria-rowcount={devices.length + 1}
+        onKeyDown={onKeyDown}
+        onFocusIn={(event) => {
+          const { index } = (event.target as HTMLElement).dataset;
+          if (index !== undefined) setLatest(Number(index));
+        }}
+      >
         <caption class="spoken">
           Devices. The share after a figure is of what the profile or the first measurement said; of
           a link, of what crosses it now.
@@ -88,6 +98,7 @@ export function DeviceTable({ devices, order, setOrder, chosen, choose }: Props)
               key={device.device}
               device={device}
               index={first + index}
+              isStop={first + index === stop}
               chosen={device.device === chosen}
               choose={choose}
             />
@@ -141,11 +152,13 @@ function headingClass(column: Column): string {
 interface RowProps {
   readonly device: Device;
   readonly index: number;
+  /** Whether Tab stops here. */
+  readonly isStop: boolean;
   readonly chosen: boolean;
   readonly choose: (device: number) => void;
 }
 
-function Row({ device, index, chosen, choose }: RowProps) {
+function Row({ device, index, isStop, chosen, choose }: RowProps) {
   const [name, ...others] = COLUMNS;
   return (
     <tr aria-rowindex={index + 2} class={chosen ? "chosen" : ""}>
@@ -154,6 +167,7 @@ function Row({ device, index, chosen, choose }: RowProps) {
           type="button"
           class="name"
           data-index={index}
+          tabIndex={isStop ? 0 : -1}
           aria-pressed={chosen}
           onClick={() => choose(device.device)}
         >

@@ -46,7 +46,7 @@ export function EventsView(props: {
       {shown.length === 0 ? (
         <p class="soft empty">Nothing has happened yet.</p>
       ) : (
-        // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keys
+        // What scrolls must be reached by keys.
         <section class="scroll events" tabIndex={0} aria-label="Events, newest first">
           <ol>
             {shown.map((event) => (

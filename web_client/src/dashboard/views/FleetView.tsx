@@ -77,7 +77,7 @@ interface FilterProps {
 
 /** Devices by kind and state; a count is a button that shows only these. */
 function CensusTable({ overview, filter, setFilter }: FilterProps) {
-  const { kinds, states, counts } = useMemo(() => census(overview.devices), [overview.devices]);
+  const { kinds, states, counts } = useMemo(() => census(overview.crowds), [overview.crowds]);
   return (
     <section class="scroll" aria-label="Devices by kind and state">
       <table class="plain census">
@@ -126,7 +126,7 @@ function CensusTable({ overview, filter, setFilter }: FilterProps) {
 }
 
 function Filters({ overview, filter, setFilter }: FilterProps) {
-  const { kinds, states } = useMemo(() => census(overview.devices), [overview.devices]);
+  const { kinds, states } = useMemo(() => census(overview.crowds), [overview.crowds]);
   return (
     <search class="filters">
       <div class="field">

@@ -10,11 +10,11 @@ import { Figure } from "./Figure";
 
 export function Headline(props: { readonly model: Model; readonly overview: Overview }) {
   const { job } = props.model;
-  const { devices, rates, card, totals, energy } = props.overview;
+  const { crowds, rates, card, totals, energy } = props.overview;
   const last = job?.step_records.at(-1);
   const recent = job === null ? null : pace(job.step_records, job.steps);
   const running = job?.state === "running";
-  const busy = devices.filter((device) => device.state === "busy").length;
+  const busy = crowds.reduce((sum, { state, count }) => sum + (state === "busy" ? count : 0), 0);
   const mean = meanOf(rates.window_s);
   return (
     <section class="headline" aria-label="At a glance">

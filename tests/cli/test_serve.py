@@ -1,0 +1,17 @@
+"""`cleave serve`: options that make no sense, refused before anything listens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cleave.errors import UsageError
+from cleave_cli.serve import serve
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("option", ["ps_gbit", "ps_watts"])
+def test_rates_and_powers_that_are_none(option: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value:g}; give"):
+        serve(**{option: value})  # type: ignore[arg-type]
