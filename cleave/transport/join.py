@@ -7,7 +7,7 @@ import os
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -302,7 +302,10 @@ class DeviceSession:
         silence_s: float = limits.SILENCE_S,
     ) -> None:
         self._telemetry = telemetry
-        self._telling: list[asyncio.Task[None]] = []
+        self._receiving: asyncio.Task[str] | None = None
+        self._beside: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None
+        self._tells = False
         self.core = DeviceCore(hello.memory_bytes)
         self.said_bye = False
         self.received_bytes = 0
@@ -343,11 +346,17 @@ class DeviceSession:
         Raises:
             CleaveError: when the PS refuses the device.
         """
-        jobs = (self._send_all(), self._heartbeat(), self._watch())
-        tasks = [asyncio.create_task(job) for job in jobs]
+        receiving = self._receiving = asyncio.create_task(self._receive_all())
+        sending = self._begin(self._send_all())
+        self._begin(self._heartbeat())
+        self._begin(self._watch())
         self._send(self._hello)
         try:
-            return await self._receive_all()
+            return await receiving
+        except asyncio.CancelledError:
+            if self._failure is None:
+                raise
+            raise self._failure from None
         except ConnectionLostError as error:
             if self.core.welcome is None:
                 raise CleaveError(f"the server closed the connection: {error}") from None
@@ -355,14 +364,29 @@ class DeviceSession:
         except ProtocolError as error:
             self._send(messages.Error(messages.ErrorCode.PROTOCOL, str(error)))
             self._ending = True
-            await asyncio.wait([tasks[0]], timeout=1.0)
+            await asyncio.wait([sending], timeout=1.0)
             raise
         finally:
-            for task in (*tasks, *self._telling):
+            tasks = (receiving, *self._beside)
+            for task in tasks:
                 task.cancel()
             self._computer.close()
             await self._connection.close()
-            await asyncio.wait((*tasks, *self._telling))
+            await asyncio.wait(tasks)
+
+    def _begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside receiving; where it fails, the session does."""
+
+        def over(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._failure = error
+                if self._receiving is not None:
+                    self._receiving.cancel()
+
+        task = asyncio.create_task(job)
+        task.add_done_callback(over)
+        self._beside.append(task)
+        return task
 
     async def _receive_all(self) -> str:
         while True:
@@ -387,8 +411,9 @@ class DeviceSession:
                     self._on_welcome(message)
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
-                    if self._telemetry is not None and not self._telling:
-                        self._telling.append(asyncio.create_task(self._tell(self._telemetry)))
+                    if self._telemetry is not None and not self._tells:
+                        self._tells = True
+                        self._begin(self._tell(self._telemetry))
                 case _:
                     self._act(self.core.received(message))
                     if isinstance(message, messages.Drop):

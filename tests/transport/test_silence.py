@@ -80,3 +80,22 @@ def test_over_a_socket() -> None:
                 return answers
 
     assert asyncio.run(scenario()) == [True, False]
+
+
+class CannotSend(Asked):
+    """A link whose sending fails in a way that nobody foresaw."""
+
+    async def send(self, parts: Sequence[Buffer]) -> int:
+        raise RuntimeError("no sending")
+
+
+def test_what_goes_wrong_beside_receiving_ends_the_session() -> None:
+    async def scenario() -> str:
+        _, far = memory_link()
+        said = device_hello(credential="", name="test", memory_bytes=10**9)
+        session = DeviceSession(CannotSend(far, 0), ExecutorComputer(NumpyExecutor()), said)
+        async with asyncio.timeout(PATIENCE_S):
+            return await session.run()
+
+    with pytest.raises(RuntimeError, match="no sending"):
+        asyncio.run(scenario())
