@@ -149,6 +149,8 @@ def _summary(
             f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
             f"the times; emulate fewer devices, use --no-compute, or a --speed below 1"
         )
+    if not end.joined and not notes:
+        text += "\nnone came: their hours or sessions kept them away; try another --start-hour"
     for reason, times in sorted(notes.items(), key=lambda item: -item[1])[:5]:
         text += f"\n  {times} times: {reason}"
     _say(

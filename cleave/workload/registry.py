@@ -168,9 +168,9 @@ def find_model(name: str) -> ModelSpec:
     key = key.removesuffix("-hf").replace("llama-2-", "llama2-")
     if key in MODELS:
         return MODELS[key]
-    close = difflib.get_close_matches(key, MODELS, n=3, cutoff=0.5) or list(MODELS)
+    close = difflib.get_close_matches(key, MODELS, n=3, cutoff=0.6) or list(MODELS)
     raise UsageError(
-        f"No model is called {name!r}; use one of {', '.join(close)}, "
+        f"No model is called {name!r}; use {', '.join(close)}, "
         "or the path of a local Hugging Face folder."
     )
 
