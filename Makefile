@@ -26,7 +26,7 @@ demo: setup
 	$(BIN)/cleave train --model opt-125m --devices 8 --steps 20 --eval-every 10
 
 test: setup
-	$(BIN)/pytest -n 2 --durations 15
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,@echo "npm is not installed: the web client was not tested")
 
 lint: setup

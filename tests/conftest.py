@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from hypothesis import settings
 
-from tests.integration.processes import losses, records, run, training
+from cleave.training.job import JobSpec
+from cleave.training.records import Record, StepRecord
 
 # Machines that run tests are shared and slow: a deadline would test them, not the code.
 settings.register_profile("cleave", deadline=None)
@@ -46,13 +46,15 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain_losses(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Ten steps of `training` in plain PyTorch; the first worker that needs them takes them."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    kept = shared / "plain-losses.json"
-    with FileLock(shared / "plain-losses.lock"):
-        if not kept.exists():
-            done = run(*training(corpus_file, 10), "--devices", "0", cwd=own)
-            kept.write_text(json.dumps(losses(records(done.stdout))))
-    return [float(loss) for loss in json.loads(kept.read_text())]
+def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobSpec], list[float]]:
+    """The losses of a job in plain PyTorch, in this process."""
+    from cleave.training.run_folder import RunFolder
+    from cleave.training.trainer import Setting, train  # torch, which most tests do not need
+
+    @cache
+    def plain(job: JobSpec) -> list[float]:
+        seen: list[Record] = []
+        train(job, RunFolder(tmp_path_factory.mktemp("plain")), Setting(None, seen.append))
+        return [record.loss for record in seen if isinstance(record, StepRecord)]
+
+    return plain

@@ -7,7 +7,9 @@ import importlib
 import re
 import shlex
 import tomllib
+from functools import cache
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -46,6 +48,11 @@ def command_of(words: list[str]) -> list[str]:
     return named
 
 
+@cache
+def help_of(*command: str) -> CompletedProcess[str]:
+    return run(*command, "--help")
+
+
 def test_sub_commands_are_told_from_arguments() -> None:
     assert command_of(["profile", "show", "list"]) == ["profile", "show"]
     assert command_of(["plan", "--model", "opt-13b"]) == ["plan"]
@@ -58,7 +65,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             words = shlex.split(line, comments=True)
             if words[:1] != ["cleave"]:
                 continue
-            shown = run(*command_of(words[1:]), "--help")
+            shown = help_of(*command_of(words[1:]))
             assert shown.returncode == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.stdout, f"{option} of: {line}"

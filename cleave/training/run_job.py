@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
@@ -13,7 +13,9 @@ from cleave.models.build import resolve_model
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, Record, to_dict
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import Setting, prepare, train
+
+if TYPE_CHECKING:
+    from cleave.training.trainer import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class JobRunner:
         stop: Callable[[], bool],
     ) -> None:
         """Train, reporting records as plain maps."""
+        from cleave.training.trainer import Setting  # torch: a server without a job needs none
+
         request = JobRequest.from_dict(arguments)
         meter = self.meter() if self.meter is not None else None
 
@@ -122,6 +126,8 @@ class JobRunner:
 
     def train(self, request: JobRequest, setting: Setting) -> DoneRecord:
         """Train with a setting of one's own."""
+        from cleave.training.trainer import prepare, train
+
         spec = request.spec()
         if request.resume:
             return train(spec, RunFolder(Path(request.resume)), setting, resume=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cleave.training.job import JobSpec
 from tests.android.jvm import CORE, Classes
 from tests.faults.plan import Direction, Fault, Seen
 from tests.faults.proxy import Proxy
@@ -24,10 +25,11 @@ from tests.integration.processes import (
     server,
     started,
     training,
+    training_job,
     wait_for_event,
 )
 
-STEPS = 10
+STEPS = 6
 CUT_AT, KILLED_AT = 120, 300  # runs of a connection; a step has some 95
 
 
@@ -58,9 +60,14 @@ class CutThenKilled:
 
 
 def test_it_trains_to_the_losses_of_plain_pytorch_though_it_is_cut_off_and_killed(
-    classes: Classes, corpus_file: Path, tmp_path: Path, plain_losses: list[float]
+    classes: Classes,
+    corpus_file: Path,
+    tmp_path: Path,
+    plain_losses: Callable[[JobSpec], list[float]],
 ) -> None:
     """One device at a time does all there is; every loss falls on one or the other."""
+    expected = plain_losses(training_job(corpus_file, STEPS))
+    assert len(expected) == STEPS
     mortal: list[subprocess.Popen[str]] = []
     with (
         server(tmp_path) as place,
@@ -88,8 +95,7 @@ def test_it_trains_to_the_losses_of_plain_pytorch_though_it_is_cut_off_and_kille
                 other.terminate()
                 wait_for_event(told, "draining")
                 assert wait_for_event(told, "left")["blocks"] > 100
-        assert len(plain_losses) == STEPS
-        assert seen == pytest.approx(plain_losses, rel=1e-4)
+        assert seen == pytest.approx(expected, rel=1e-4)
         assert set(proxy.counts()) == {Fault.CUT, Fault.KILL}
 
 

@@ -78,7 +78,7 @@ def _bench(slows_after_s: float = 1e9) -> tuple[Bench, ModelledExecutor]:
 def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> DeviceProfile:
     clock = Clock()
     settings = Settings(
-        "made-up", "Made up", "2026-11-21", quick=quick, grid_s=5.0, sustained_s=sustained_s,
+        "made-up", "Made up", "2026-11-21", quick=quick, grid_s=0.5, sustained_s=sustained_s,
         contention_s=0.0, threads=1, grid=SMALL,
     )  # fmt: skip
     return measure_device(

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cleave.training.job import JobSpec
+
 CLEAVE = [sys.executable, "-m", "cleave_cli"]
 PATIENCE_S = 120.0  # how long a process may take before the test gives up on it
 
@@ -78,6 +80,11 @@ def training(corpus_file: Path, steps: int) -> tuple[str, ...]:
         "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(steps),
         "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
     )  # fmt: skip
+
+
+def training_job(corpus_file: Path, steps: int) -> JobSpec:
+    """What `training` trains."""
+    return JobSpec("opt-tiny", str(corpus_file), steps, batch=1, seq=16, checkpoint_every=0)
 
 
 def losses(records: Iterable[dict[str, Any]]) -> list[float]:

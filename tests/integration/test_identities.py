@@ -391,6 +391,7 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         serving = asyncio.create_task(liar.serve(fleet.address, computer, lambda _: here.set()))
         await here.wait()
         serving.cancel()
+        await asyncio.wait([serving])  # it says goodbye, which the server would wait for
 
     with served(tmp_path) as (fleet, office):
         asyncio.run(again(fleet))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Error, Page
 
+from cleave.training.job import JobSpec
 from cleave.transport.addresses import app_link
 from tests.integration.processes import (
     PATIENCE_S,
@@ -19,12 +20,15 @@ from tests.integration.processes import (
     server,
     started,
     training,
+    training_job,
     wait_for_event,
 )
 from tests.web.browser import WEB_CLIENT
 
 PATIENCE_MS = 1000 * PATIENCE_S
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+STEPS = 4  # of the same GEMMs each: a loss is right where all steps before it were
+Plain = Callable[[JobSpec], list[float]]
 
 pytestmark = pytest.mark.usefixtures("pages")
 
@@ -71,17 +75,18 @@ def forced(url: str, kernel: str) -> str:
 
 @pytest.mark.parametrize("kernel", ["js", "wasm", "webgpu"])
 def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
-    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: list[float], kernel: str
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, kernel: str
 ) -> None:
+    expected = plain_losses(training_job(corpus_file, STEPS))
+    assert len(expected) == STEPS
     with server(tmp_path) as place, visit(browser) as page:
         join(page, forced(place["page_url"], kernel))
         assert page.locator("[data-kernel]").get_attribute("data-kernel") == kernel
-        command = (*training(corpus_file, 10), "--server", place["operator_url"])
+        command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
         with started(*command) as (trainer, lines):  # an emulated GPU takes its time
             seen = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
-        assert len(plain_losses) == 10
-        assert seen == pytest.approx(plain_losses, rel=1e-4)
+        assert seen == pytest.approx(expected, rel=1e-4)
         blocks = int("".join(filter(str.isdigit, figure(page, "blocks"))))
         assert blocks > 100
         page.get_by_role("button", name="Stop").click()
@@ -89,12 +94,13 @@ def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
 
 
 def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
-    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: list[float]
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain
 ) -> None:
+    expected = plain_losses(training_job(corpus_file, STEPS))
     with server(tmp_path) as place:
         code = run("pair", "--server", place["operator_url"], "--json")
         second = records(code.stdout)[-1]["url"]
-        command = (*training(corpus_file, 10), "--server", place["operator_url"])
+        command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
         with visit(browser) as page, started(*command) as (trainer, steps):
             join(page, forced(place["page_url"], "webgpu"))  # emulated: slow, so caught at work
             another_block(page)
@@ -104,7 +110,7 @@ def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
                 page.close()
                 seen = losses(steps)
                 assert trainer.wait(PATIENCE_S) == 0
-        assert seen == pytest.approx(plain_losses, rel=1e-4)
+        assert seen == pytest.approx(expected, rel=1e-4)
 
 
 def accept_the_certificate(page: Page, url: str) -> None:

@@ -13,6 +13,8 @@ from typing import Final
 import pytest
 from filelock import FileLock
 
+from tests.android.jvm import QUICK
+
 ANDROID: Final = Path(__file__).parents[3] / "android_client"
 JARS: Final = Path("/usr/share/java")
 LIBRARIES: Final = tuple(JARS / f"{name}.jar" for name in ("okhttp", "okio", "msgpack-core"))
@@ -65,7 +67,7 @@ def compile_java(target: Path, path: str, *folders: Path) -> Path:
     strict = ("-Xlint:all,-options", "-Werror")
     run(
         "javac",
-        "-J-XX:TieredStopAtLevel=1",
+        *(f"-J{option}" for option in QUICK),
         "--release",
         "8",
         *strict,
@@ -87,7 +89,7 @@ def run_junit(
     """Run JUnit tests with this class path."""
     junit = class_path(*JUNIT)
     main = "org.junit.runner.JUnitCore"
-    return run("java", "-ea", *options, "-cp", f"{path}:{junit}", main, *classes, env=env)
+    return run("java", "-ea", *QUICK, *options, "-cp", f"{path}:{junit}", main, *classes, env=env)
 
 
 @pytest.fixture(scope="session")

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cleave.training.job import JobSpec
 from tests.integration.processes import (
     PATIENCE_S,
+    losses,
     printing,
-    records,
-    run,
     started,
+    training,
+    training_job,
     wait_for_event,
 )
 
 STEPS = 4
 
 
-def losses(lines: Iterable[dict[str, Any]]) -> list[float]:
-    return [record["loss"] for record in lines if record["event"] == "step"]
-
-
-def test_it_serves_the_same_tiles(from_dex: Path, corpus_file: Path, tmp_path: Path) -> None:
-    train = (
-        "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(STEPS),
-        "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
-    )  # fmt: skip
-    plain = losses(records(run(*train, "--devices", "0", cwd=tmp_path).stdout))
+def test_it_serves_the_same_tiles(
+    from_dex: Path,
+    corpus_file: Path,
+    tmp_path: Path,
+    plain_losses: Callable[[JobSpec], list[float]],
+) -> None:
+    plain = plain_losses(training_job(corpus_file, STEPS))
     assert len(plain) == STEPS
     serve = ("serve", "--port", "0", "--data", str(tmp_path / "data"), "--tls", "auto", "--json")
     with started(*serve, cwd=tmp_path) as (_, said):
@@ -43,7 +41,8 @@ def test_it_serves_the_same_tiles(from_dex: Path, corpus_file: Path, tmp_path: P
         )  # fmt: skip
         with printing(device, cwd=tmp_path) as (process, told):
             wait_for_event(told, "working")
-            with started(*train, "--server", place["operator_url"]) as (trainer, lines):
+            train = (*training(corpus_file, STEPS), "--server", place["operator_url"])
+            with started(*train) as (trainer, lines):
                 offloaded = losses(lines)
                 assert trainer.wait(PATIENCE_S) == 0
             process.terminate()
