@@ -29,7 +29,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 
-STEPS = 6
+STEPS = 10
 CUT_AT, KILLED_AT = 120, 300  # runs of a connection; a step has some 95
 
 
