@@ -101,7 +101,8 @@ def join(
     import signal
 
     from cleave.device.executors import Speed, choose, known_name
-    from cleave.device.machine import PowerMeter, Sensors, SessionEnergy
+    from cleave.device.kind import kind_of, on_android
+    from cleave.device.machine import PowerMeter, Sensors, SessionEnergy, this_machine
     from cleave.device.memory import hold_strips_well
     from cleave.device.policy import Gate, Verdict, require_visible
     from cleave.errors import CleaveError
@@ -118,6 +119,7 @@ def join(
     device.parse_join_url(read_url(url))
     give_back = hold_strips_well()
     called = name or socket.gethostname()
+    kind = kind_of(this_machine(), android=on_android())
     saved = SavedCredentials(state_folder())
     chosen: list[Speed] = []  # not before it may work: choosing loads and measures
 
@@ -185,6 +187,7 @@ def join(
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,
             profile=profile,
+            kind=kind,
         )
         connection = await device.open_connection(target)
         computer = device.ExecutorComputer(chosen[0].executor)

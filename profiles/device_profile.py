@@ -36,6 +36,11 @@ class DeviceKind(Enum):
     SERVER = "server"
     CLOUD_GPU = "cloud-gpu"
 
+    @classmethod
+    def named(cls, word: str) -> DeviceKind | None:
+        """The kind of that name; None for any other word."""
+        return next((kind for kind in cls if kind.value == word), None)
+
 
 class Origin(Enum):
     """Where the figures come from."""

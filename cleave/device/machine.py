@@ -32,6 +32,7 @@ class Machine:
         memory_bytes: installed; None where unknown.
         system: operating system and architecture.
         has_battery: whether it can run on one; None where unknown.
+        board: what its device tree calls it; empty where it has none, as on PCs.
     """
 
     cpu: str
@@ -39,6 +40,7 @@ class Machine:
     memory_bytes: int | None
     system: str
     has_battery: bool | None
+    board: str
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
@@ -53,6 +55,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
         memory_bytes=_memory_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}".strip(),
         has_battery=_has_battery(root),
+        board=(_read(root / "proc/device-tree/model") or "").rstrip("\0"),
     )
 
 

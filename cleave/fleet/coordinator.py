@@ -35,6 +35,7 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode, Message, Op
 from cleave.verify import Fault
+from profiles.device_profile import DeviceKind
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
@@ -185,6 +186,7 @@ class Coordinator:
         orders = self._take_over(admission, now_s)
         session.name = admission.name or clean_name(message.name)
         session.profile = clean_name(message.profile)
+        session.kind = DeviceKind.named(message.kind)
         session.identity = admission.identity
         session.reputation = Reputation(wrong=admission.faults, penalty=float(admission.faults))
         session.measure = message.measure

@@ -10,6 +10,7 @@ from cleave.fleet.admission import Contribution
 from cleave.fleet.probe import Probe
 from cleave.fleet.reputation import Reputation, Suspects
 from cleave.planner.plan import DeviceRates
+from profiles.device_profile import DeviceKind
 
 
 class DeviceState(Enum):
@@ -36,6 +37,7 @@ class Session:
     reason: str = ""
     name: str = ""
     profile: str = ""
+    kind: DeviceKind | None = None  # as it says itself
     heard_s: float = 0.0
     blocks: int = 0
     flops: float = 0.0

@@ -88,15 +88,29 @@ class Typical:
         A class's idle power stands in for that of any device of its kind; what it draws multiplying
         only for devices as fast as those that were measured.
         """
-        own, found = profile.power, self.classes.get(profile.kind)
+        card_w = self.cards_w.get(profile.name)
+        return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)
+
+    def power_of_kind(self, kind: DeviceKind, flops_per_s: float) -> KnownPower:
+        """The same of a device of which no more is known than its kind and its speed."""
+        return self._power_of(kind, flops_per_s, None, None)
+
+    def powers_of(self, profiles: Iterable[DeviceProfile]) -> dict[str, KnownPower]:
+        """Of each, by its name."""
+        return {profile.name: self.power_of(profile) for profile in profiles}
+
+    def _power_of(
+        self, kind: DeviceKind, flops_per_s: float, own: Power | None, card_w: float | None
+    ) -> KnownPower:
+        found = self.classes.get(kind)
         assumed = []
         compute_w = own.compute_w if own is not None else None
         at_wall = own is not None and own.at_wall
-        if compute_w is None and found and profile.flops_per_s < found.below_flops_per_s:
+        if compute_w is None and found and flops_per_s < found.below_flops_per_s:
             compute_w, at_wall = found.power.compute_w, found.power.at_wall
-            assumed.append(_COMPUTE[profile.kind])
-        if compute_w is None and profile.name in self.cards_w:
-            compute_w = self.cards_w[profile.name]
+            assumed.append(_COMPUTE[kind])
+        if compute_w is None and card_w is not None:
+            compute_w = card_w
             assumed.append(Gap.TYPICAL_CARD)
         if compute_w is None:
             return KnownPower(None)
@@ -105,14 +119,10 @@ class Typical:
             idle_w = found.power.idle_w
             assumed.append(Gap.TYPICAL_IDLE)
         radio_w = own.radio_w if own is not None else None
-        if radio_w is None and profile.kind in self.radio_w:
-            radio_w = self.radio_w[profile.kind]
+        if radio_w is None and kind in self.radio_w:
+            radio_w = self.radio_w[kind]
             assumed.append(Gap.TYPICAL_RADIO)
         return KnownPower(Power(idle_w, compute_w, radio_w, at_wall=at_wall), tuple(assumed))
-
-    def powers_of(self, profiles: Iterable[DeviceProfile]) -> dict[str, KnownPower]:
-        """Of each, by its name."""
-        return {profile.name: self.power_of(profile) for profile in profiles}
 
 
 _COMPUTE = {

@@ -56,6 +56,7 @@ class Hello:
     latency_s: float = 0.0
     measure: bool = False
     join_code: str = ""
+    kind: str = ""
 
 
 @dataclass(slots=True)

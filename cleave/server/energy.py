@@ -10,7 +10,7 @@ from cleave.fleet.session import Session
 from cleave.footprint.account import Ps
 from cleave.footprint.grid import Grid
 from cleave.footprint.meter import Activity, Basis, Gap, used_by
-from cleave.footprint.typical import Typical
+from cleave.footprint.typical import KnownPower, Typical
 from profiles.device_profile import DeviceProfile
 from profiles.power_limits import believable_j
 
@@ -45,8 +45,8 @@ class EnergyMeter:
 
     A device that measures itself (`energy_j` in its telemetry) is believed as far as a device of
     its profile can draw so much; the others are modelled by the profile that they state
-    (`cleave.footprint.meter`), or by their class where that does not state its power
-    (`cleave.footprint.typical`).
+    (`cleave.footprint.meter`), or by their class where that does not state its power, or where they
+    state no more than their kind (`cleave.footprint.typical`).
 
     Args:
         profiles: that devices may state; another name is nobody's.
@@ -60,6 +60,7 @@ class EnergyMeter:
     def __init__(
         self, profiles: Iterable[DeviceProfile], typical: Typical, grid: Grid | None
     ) -> None:
+        self._typical = typical
         self._powers = typical.powers_of(profiles)
         self._grid = grid
         self.watchers: list[Callable[[Session, float], None]] = []
@@ -73,7 +74,7 @@ class EnergyMeter:
         if own_j is not None:
             return SessionEnergy(own_j, Basis.MEASURED)
         doubted = (Gap.DOUBTED,) if "energy_j" in session.telemetry else ()
-        known, rates = self._powers.get(session.profile), session.rates
+        known, rates = self._known(session), session.rates
         used = None
         if known is not None and rates is not None:
             did = Activity(
@@ -88,6 +89,12 @@ class EnergyMeter:
         if used is None:
             return SessionEnergy(None, Basis.UNKNOWN, doubted)
         return SessionEnergy(used.energy_j, Basis.MODELLED, used.gaps + doubted)
+
+    def _known(self, session: Session) -> KnownPower | None:
+        known = self._powers.get(session.profile)
+        if known is None and session.kind is not None and session.rates is not None:
+            return self._typical.power_of_kind(session.kind, session.rates.flops_per_s)
+        return known
 
     def ended(self, session: Session, now_s: float) -> None:
         """A session is over."""

@@ -301,8 +301,10 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
+        """Of its profile, else as it says itself."""
         profile = self._profiles.get(session.profile)
-        return profile.kind.value if profile is not None else None
+        kind = profile.kind if profile is not None else session.kind
+        return kind.value if kind is not None else None
 
     def _row(
         self,

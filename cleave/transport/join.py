@@ -34,6 +34,7 @@ from cleave.transport.connection import (
     WebSocketConnection,
 )
 from cleave.transport.tls import WrongCertificateError, parse_fingerprint, pinning
+from profiles.device_profile import DeviceKind
 
 JOIN_PATH: Final = "/join"
 """Of the page that makes a browser a device."""
@@ -502,8 +503,9 @@ def device_hello(
     uplink_bytes_per_s: float = 0.0,
     join_code: str = "",
     profile: str = "",
+    kind: DeviceKind | None = None,
 ) -> messages.Hello:
-    """The hello of this machine as a device. Rates of 0 mean unknown."""
+    """The hello of this machine as a device. Rates of 0, and a kind of None, mean unknown."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
@@ -516,4 +518,5 @@ def device_hello(
         downlink_bytes_per_s=downlink_bytes_per_s,
         uplink_bytes_per_s=uplink_bytes_per_s,
         profile=profile,
+        kind=kind.value if kind else "",
     )

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cleave.device.kind import kind_of, on_android
 from cleave.device.machine import PowerMeter, Sensors, this_machine, usable_cores
+from profiles.device_profile import DeviceKind
 
 
 def _write(root: Path, files: dict[str, object]) -> Path:
@@ -52,6 +54,35 @@ def test_the_processor_has_a_name(tmp_path: Path, key: str) -> None:
     assert machine.cores == len(usable_cores()) >= 1
     assert machine.memory_bytes is None or machine.memory_bytes > 2**24
     assert machine.system
+
+
+@pytest.mark.parametrize(
+    ("board", "battery", "android", "kind"),
+    [
+        ("Raspberry Pi 4 Model B Rev 1.4\0", False, False, DeviceKind.SBC),
+        ("Xunlong Orange Pi Zero\0", True, False, DeviceKind.SBC),
+        ("Apple MacBook Air (13-inch, M1, 2020)\0", True, False, DeviceKind.LAPTOP),
+        ("linux,dummy-virt\0", False, False, None),
+        ("", True, False, DeviceKind.LAPTOP),
+        ("", False, False, None),
+        ("", False, True, DeviceKind.PHONE),
+    ],
+)
+def test_its_kind(
+    tmp_path: Path, board: str, battery: bool, android: bool, kind: DeviceKind | None
+) -> None:
+    (tmp_path / "sys/class/power_supply").mkdir(parents=True)
+    if battery:
+        _write(tmp_path, {f"{BATTERY}/type": "Battery"})
+    if board:
+        _write(tmp_path, {"proc/device-tree/model": board})
+    assert kind_of(this_machine(tmp_path), android=android) is kind
+
+
+def test_android_shows_in_the_platform_or_in_termuxs_environment() -> None:
+    assert on_android("android", {})
+    assert on_android("linux", {"ANDROID_ROOT": "/system"})
+    assert not on_android("linux", {})
 
 
 def test_the_processor_is_hotter_than_its_disk(tmp_path: Path) -> None:

@@ -194,6 +194,26 @@ def test_the_power_of_a_class_stands_in_and_is_counted(
     assert any(line.startswith("1 of 1 sessions that ended: power of a typical") for line in said)
 
 
+def test_a_kind_that_a_device_states_stands_in_for_a_profile(
+    overview: Overview, fleet: Fleet, clock: Clock
+) -> None:
+    fleet.join(1, kind="phone")
+    fleet.join(2, kind="phone", profile=POWERED)  # a profile says more
+    fleet.join(3, kind="toaster")
+    fleet.join(4, kind="tablet")  # of which none was measured
+    fleet.join(5, kind="sbc", flops_per_s=5e12)  # faster than those that were
+    fleet.coordinator.sessions[1].compute_s = 4.0
+    clock.now_s += 10
+    seen = overview.answer(Question())
+    devices = rows(overview)
+    assert [device["kind"] for device in devices] == ["phone", "sbc", None, "tablet", "sbc"]
+    assert sorted(count for _, _, count in seen["devices"]["by"]) == [1, 1, 1, 2]
+    assert devices[0]["energy_j"] == pytest.approx(6.75 * 4)  # nothing was sent
+    assert [device["energy_basis"] for device in devices[2:]] == ["unknown"] * 3
+    said = seen["energy"]["assumed"]
+    assert "1 of 5 devices: power of a typical phone, as theirs is not known" in said
+
+
 def test_energy_of_those_who_left_is_kept(overview: Overview, fleet: Fleet, clock: Clock) -> None:
     fleet.join(1)
     session = fleet.coordinator.sessions[1]

@@ -102,6 +102,7 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("hello-operator", "an operator needs no more", Hello(Role.OPERATOR, credential="k7Jd")),
         ("hello-measure", "wants no work", replace(device, measure=True)),
         ("hello-code", "a join code in reserve", replace(device, join_code="7KQ4-MWX2-PDH9")),
+        ("hello-kind", "a page that runs on a tablet", replace(device, profile="", kind="tablet")),
         ("hello-unicode", "text is UTF-8", Hello(Role.DEVICE, name="Łukasz’ 📱")),
         ("welcome", "the answer to a device", Welcome(device=7)),
         (

@@ -68,7 +68,7 @@ export function nameOf(device: Device): string {
   return device.name || device.identity || `device ${device.device}`;
 }
 
-/** The kind of a device, "unknown" where no profile says. */
+/** The kind of a device, "unknown" where nothing says. */
 export function kindOf({ kind }: { readonly kind: string }): string {
   return kind || "unknown";
 }

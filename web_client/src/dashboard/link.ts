@@ -182,5 +182,6 @@ function hello(credential: string): MessageOf<"hello"> {
     latency_s: 0,
     measure: false,
     join_code: "",
+    kind: "",
   };
 }

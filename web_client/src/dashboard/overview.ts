@@ -78,7 +78,7 @@ export type Device = { readonly device: number; readonly reputation: string | nu
   readonly [name in DeviceText]: string;
 } & { readonly [name in DeviceNumber]: number | null };
 
-/** How many devices of a kind ("" where no profile says) are in a state. */
+/** How many devices of a kind ("" where nothing says) are in a state. */
 export interface Crowd {
   readonly kind: string;
   readonly state: string;

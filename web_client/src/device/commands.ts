@@ -13,6 +13,8 @@ export type Command =
       readonly credential: string;
       readonly join_code: string;
       readonly name: string;
+      /** What sort of thing it is, in the protocol's words; "" where unknown. */
+      readonly device_kind: string;
       /** The one to use, or null for the best. */
       readonly kernel: KernelName | null;
       readonly memory_bytes: number;

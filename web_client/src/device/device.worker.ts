@@ -93,6 +93,7 @@ class Device {
       uplink_bytes_per_s: 0,
       latency_s: 0,
       measure: false,
+      kind: this.#start.device_kind,
     };
     const socket = new WebSocket(this.#start.address);
     const ask = (url: string, options: RequestInit) => fetch(url, options);

@@ -2,6 +2,7 @@
 
 import type { Command, Report, Status } from "../device/commands";
 import type { KernelName } from "../kernels/kernel";
+import { deviceKind } from "./kind";
 import { memoryBytes, threadsOf } from "./names";
 import type { Keys } from "./saved";
 
@@ -11,6 +12,12 @@ export interface Listener {
   credential(server: string, credential: string): void;
   /** The worker itself failed, which is a fault of ours or of the browser. */
   failed(reason: string): void;
+}
+
+/** What only some browsers tell. */
+interface Extras {
+  readonly deviceMemory?: number;
+  readonly userAgentData?: { readonly mobile: boolean };
 }
 
 /** A device that runs in a worker until it is ended. */
@@ -38,12 +45,14 @@ export class DeviceLink {
       else listener.credential(data.server, data.credential);
     };
     this.#worker.onerror = (event) => listener.failed(event.message || "its worker did not start");
-    const { deviceMemory } = navigator as { deviceMemory?: number };
+    const { userAgent, maxTouchPoints } = navigator;
+    const { deviceMemory, userAgentData } = navigator as Extras;
     this.#tell({
       kind: "start",
       address,
       ...keys,
       name,
+      device_kind: deviceKind({ userAgent, mobile: userAgentData?.mobile, maxTouchPoints }),
       kernel,
       memory_bytes: memoryBytes(deviceMemory, globalThis.crossOriginIsolated === true),
       threads: threadsOf(navigator.hardwareConcurrency || 2),

@@ -101,6 +101,7 @@ export const SCHEMAS = {
       latency_s: optional(Kind.REAL, zero),
       measure: optional(Kind.BOOL, () => false),
       join_code: optional(Kind.TEXT, empty),
+      kind: optional(Kind.TEXT, empty),
     },
     payload: false,
   },

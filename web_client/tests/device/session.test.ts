@@ -19,6 +19,7 @@ const HELLO: MessageOf<"hello"> = {
   latency_s: 0,
   measure: false,
   join_code: "",
+  kind: "",
 };
 
 const WELCOME: Message = {

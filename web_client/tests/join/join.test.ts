@@ -7,6 +7,7 @@ import {
   socketAddress,
   usedFragment,
 } from "../../src/join/invitation";
+import { deviceKind } from "../../src/join/kind";
 import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
 import { flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
@@ -65,6 +66,21 @@ test("a kept credential goes first, with the code in reserve", () => {
   expect(saved.keys({ code: "CODE", server: "T" })?.credential).toBe("CODE");
   expect(saved.keys({ code: "", server: "" })?.credential).toBe("mine");
   expect(new Saved(null).keys({ code: "", server: "" })).toBeNull();
+});
+
+const CHROME = "AppleWebKit/537.36 (KHTML, like Gecko) Chrome/131.0.0.0";
+test.each([
+  ["phone", `Mozilla/5.0 (Linux; Android 10; K) ${CHROME} Mobile Safari/537.36`, true, 5],
+  ["tablet", `Mozilla/5.0 (Linux; Android 10; K) ${CHROME} Safari/537.36`, false, 10],
+  ["phone", "Mozilla/5.0 (Android 14; Mobile; rv:133.0) Gecko/133.0 Firefox/133.0", undefined, 5],
+  ["tablet", "Mozilla/5.0 (Android 14; Tablet; rv:133.0) Gecko/133.0 Firefox/133.0", undefined, 5],
+  ["phone", "Mozilla/5.0 (iPhone; CPU iPhone OS 18_1 like Mac OS X) Mobile/15E148", undefined, 5],
+  ["tablet", "Mozilla/5.0 (iPad; CPU OS 12_5 like Mac OS X) Mobile/15E148", undefined, 5],
+  ["tablet", "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) Safari/605.1.15", undefined, 5],
+  ["", "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) Safari/605.1.15", undefined, 0],
+  ["", `Mozilla/5.0 (Windows NT 10.0; Win64; x64) ${CHROME} Safari/537.36`, false, 10],
+])("a browser runs on: %j", (kind, userAgent, mobile, maxTouchPoints) => {
+  expect(deviceKind({ userAgent, mobile, maxTouchPoints })).toBe(kind);
 });
 
 test("a forbidden or broken storage keeps nothing and breaks nothing", () => {

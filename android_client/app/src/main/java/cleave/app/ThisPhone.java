@@ -54,17 +54,17 @@ final class ThisPhone {
 
     /** For the server. */
     DeviceDescription description() {
-        return new DeviceDescription(title(), policy.memoryBytes(appMemoryBytes()), "");
+        String kind = isTablet() ? "tablet" : "phone";
+        return new DeviceDescription(title(), policy.memoryBytes(appMemoryBytes()), "", kind);
     }
 
     /** For a profile. */
     Phone phone() {
         ActivityManager.MemoryInfo memory = new ActivityManager.MemoryInfo();
         context.getSystemService(ActivityManager.class).getMemoryInfo(memory);
-        int width = context.getResources().getConfiguration().smallestScreenWidthDp;
         return new Phone(
                 title(),
-                width >= TABLET_DP,
+                isTablet(),
                 processor(),
                 cores(),
                 policy.threads(cores()),
@@ -79,6 +79,10 @@ final class ThisPhone {
         thread.setDaemon(true);
         thread.setPriority(Thread.MIN_PRIORITY);
         return thread;
+    }
+
+    private boolean isTablet() {
+        return context.getResources().getConfiguration().smallestScreenWidthDp >= TABLET_DP;
     }
 
     private static String title() {

@@ -13,10 +13,13 @@ public final class DeviceDescription {
     /** The name of a device profile that fits, or empty. */
     public final String profile;
 
+    /** What sort of thing it is, in the protocol's words, as {@code phone}; empty: unknown. */
+    public final String kind;
+
     /**
      * @throws IllegalArgumentException for less memory than the protocol asks for
      */
-    public DeviceDescription(String name, long memoryBytes, String profile) {
+    public DeviceDescription(String name, long memoryBytes, String profile, String kind) {
         if (memoryBytes < Limits.MIN_DEVICE_MEMORY_BYTES) {
             throw new IllegalArgumentException(
                     "a device offers 16777216 bytes of memory or more, not " + memoryBytes);
@@ -24,5 +27,6 @@ public final class DeviceDescription {
         this.name = name;
         this.memoryBytes = memoryBytes;
         this.profile = profile;
+        this.kind = kind;
     }
 }

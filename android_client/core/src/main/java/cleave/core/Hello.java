@@ -42,6 +42,7 @@ final class Hello {
                 .with("profile", Codec.cleanText(device.profile))
                 .with("flops_per_s", flopsPerS)
                 .with("measure", measure)
+                .with("kind", device.kind)
                 .build();
     }
 }

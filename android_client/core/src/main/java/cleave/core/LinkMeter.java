@@ -37,7 +37,8 @@ public final class LinkMeter {
         OkHttpTransport transport = Device.transport(link, MEMORY_BYTES);
         Kernel kernel = CpuKernel.small();
         try {
-            DeviceDescription device = new DeviceDescription("link measurement", MEMORY_BYTES, "");
+            DeviceDescription device =
+                    new DeviceDescription("link measurement", MEMORY_BYTES, "", "");
             Session session =
                     new Session(
                             transport,

@@ -116,7 +116,7 @@ public final class Main {
         return new Device(
                 JoinLink.parse(read(link)),
                 false,
-                new DeviceDescription(name, memoryMib << 20, ""),
+                new DeviceDescription(name, memoryMib << 20, "", ""),
                 Collections.singletonList(CpuKernel.factory((int) threads, daemons)),
                 new FileCredentialStore(new File(state)),
                 null,

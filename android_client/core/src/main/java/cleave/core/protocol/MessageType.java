@@ -22,7 +22,8 @@ public enum MessageType {
             optional("uplink_bytes_per_s", Kind.REAL, 0.0),
             optional("latency_s", Kind.REAL, 0.0),
             optional("measure", Kind.BOOL, false),
-            optional("join_code", Kind.TEXT, "")),
+            optional("join_code", Kind.TEXT, ""),
+            optional("kind", Kind.TEXT, "")),
     WELCOME(
             false,
             required("device", Kind.ID),
