@@ -36,7 +36,7 @@ from cleave.fleet.fleet import Fleet, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.training.job import JobSpec
-from cleave.transport.join import parse_join_url
+from cleave.transport.join_url import parse_join_url
 from cleave.transport.serve import ServedFleet
 from cleave.transport.tls import Security
 from emulator.virtual import Arithmetic, VirtualShell

@@ -40,7 +40,8 @@ import cleave
 from benchmarks.common import joined, make_trainer, resident_bytes, spread, wait_for_devices
 from cleave.protocol.codec import encode
 from cleave.training.job import JobSpec
-from cleave.transport.join import device_hello, parse_join_url
+from cleave.transport.join import device_hello
+from cleave.transport.join_url import parse_join_url
 
 MOST_SLOWER = 1.10
 MOST_GROWTH_BYTES = 64 * 2**20

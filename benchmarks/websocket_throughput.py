@@ -32,7 +32,10 @@ from cleave.device.core import Compute
 from cleave.device.memory import hold_strips_well
 from cleave.fleet.fleet import GemmFuture, Side
 from cleave.protocol import limits
-from cleave.transport import join
+from cleave.transport.computer import Outcome
+from cleave.transport.join import DeviceSession, device_hello
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.opening import open_connection
 from cleave.transport.serve import ServedFleet
 
 SHAPES = [(64, 768, 768)] * 4 + [(64, 3072, 768), (64, 768, 3072)]
@@ -45,7 +48,7 @@ class NullComputer:
     def __init__(self) -> None:
         self._ready: dict[tuple[int, int], memoryview] = {}
 
-    def start(self, order: Compute, done: Callable[[Compute, join.Outcome], None]) -> None:
+    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
         """See `Computer.start`."""
         shape = (order.rows, order.columns)
         if shape not in self._ready:
@@ -61,12 +64,12 @@ def null_device(url: str) -> None:
     hold_strips_well()  # as `cleave join` does
 
     async def run() -> None:
-        target = join.parse_join_url(url)
-        connection = await join.open_connection(target)
-        hello = join.device_hello(
+        target = parse_join_url(url)
+        connection = await open_connection(target)
+        hello = device_hello(
             credential=target.credential, name="null", memory_bytes=10**9, flops_per_s=1e12
         )
-        await join.DeviceSession(connection, NullComputer(), hello).run()
+        await DeviceSession(connection, NullComputer(), hello).run()
 
     asyncio.run(run())
 

@@ -39,7 +39,7 @@ def real_time(
     import asyncio
 
     from cleave.transport.guest import read_url
-    from cleave.transport.join import parse_join_url
+    from cleave.transport.join_url import parse_join_url
     from cleave_cli.own_server import own_server
     from emulator.deferred import default_executor
     from emulator.realtime import RealTimeFleet, need_descriptors

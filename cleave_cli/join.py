@@ -107,8 +107,11 @@ def join(
     from cleave.device.policy import Gate, Verdict, require_visible
     from cleave.errors import CleaveError
     from cleave.protocol.messages import Welcome
-    from cleave.transport import join as device
+    from cleave.transport.computer import ExecutorComputer
     from cleave.transport.guest import Guest, Notice, Session, State, read_url
+    from cleave.transport.join import DeviceSession, device_hello
+    from cleave.transport.join_url import parse_join_url
+    from cleave.transport.opening import open_connection
     from cleave.transport.saved_credentials import (
         SavedCredential,
         SavedCredentials,
@@ -116,7 +119,7 @@ def join(
     )
 
     known_name(executor)
-    device.parse_join_url(read_url(url))
+    parse_join_url(read_url(url))
     give_back = hold_strips_well()
     called = name or socket.gethostname()
     kind = kind_of(this_machine(), android=on_android())
@@ -169,7 +172,7 @@ def join(
         if not chosen:
             chosen.append(choose(executor, notify=lambda text: event("note", text, text=text)))
         # Read again each time: whoever restarts the server may have written a new one.
-        target = device.parse_join_url(read_url(url))
+        target = parse_join_url(read_url(url))
         credential, code = saved.keys(target, called)
 
         def welcomed(welcome: Welcome) -> None:
@@ -180,7 +183,7 @@ def join(
                 except CleaveError as error:  # it may work nevertheless
                     event("note", str(error), text=str(error))
 
-        hello = device.device_hello(
+        hello = device_hello(
             credential=credential,
             join_code=code,
             name=called,
@@ -189,10 +192,10 @@ def join(
             profile=profile,
             kind=kind,
         )
-        connection = await device.open_connection(target)
-        computer = device.ExecutorComputer(chosen[0].executor)
+        connection = await open_connection(target)
+        computer = ExecutorComputer(chosen[0].executor)
         energy = SessionEnergy(PowerMeter(Sensors()))
-        return device.DeviceSession(
+        return DeviceSession(
             connection, computer, hello, ready, give_back, welcomed, energy.telemetry
         )
 

@@ -68,7 +68,7 @@ def install(
     """
     from cleave.device.executors import known_name
     from cleave.transport.guest import read_url
-    from cleave.transport.join import parse_join_url
+    from cleave.transport.join_url import parse_join_url
 
     secret = read_url(url)
     parse_join_url(secret)

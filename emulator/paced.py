@@ -24,8 +24,8 @@ from cleave.errors import ProtocolError
 from cleave.fleet.probe import FIRST_ID
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode
+from cleave.transport.computer import Outcome, multiply
 from cleave.transport.connection import Connection, ConnectionLostError
-from cleave.transport.join import Outcome, multiply
 from emulator.activity import Activity, Direction, Multiplication, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.links import Link

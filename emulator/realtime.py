@@ -17,7 +17,9 @@ from typing import Final
 from cleave.device.executors import Executor
 from cleave.errors import CleaveError, UsageError
 from cleave.transport.guest import DRAIN_S
-from cleave.transport.join import DeviceSession, JoinUrl, RefusedError, open_connection
+from cleave.transport.join import DeviceSession, RefusedError
+from cleave.transport.join_url import JoinUrl
+from cleave.transport.opening import open_connection
 from emulator.activity import Activity, Presence
 from emulator.compute import EmulatedProcessor
 from emulator.links import SharedLines, links_of

@@ -12,7 +12,8 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Role
 from cleave.transport.connection import ConnectionLostError, WebSocketConnection
 from cleave.transport.guest import read_url
-from cleave.transport.join import open_connection, parse_join_url
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.opening import open_connection
 
 
 class OperatorClient:

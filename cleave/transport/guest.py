@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.policy import Cause, Verdict
 from cleave.errors import CleaveError, UsageError
-from cleave.transport.join import DeviceStatus, RefusedError, plain_reason
+from cleave.transport.join import DeviceStatus, RefusedError
+from cleave.transport.opening import plain_reason
 
 LOOK_S: Final = 5.0
 """How often the machine is looked at."""

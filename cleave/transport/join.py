@@ -1,125 +1,25 @@
-"""The device's shell: one connection, a device core, and an executor in a thread of its own."""
+"""The device's shell: one connection, a device core, and a computer beside it."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from socket import gaierror
-from typing import Any, Final, Protocol, TypeAlias
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
-
-from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidHandshake, InvalidURI
+from dataclasses import dataclass
+from typing import Any, Final
 
 from cleave.arrays import DType
 from cleave.device.core import Action, Compute, DeviceCore
-from cleave.device.executors import Executor, execute
 from cleave.device.memory import IDLE_BYTES
-from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.errors import CleaveError, ProtocolError
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
-from cleave.transport.addresses import bracketed
-from cleave.transport.connection import (
-    WRITE_LIMIT_BYTES,
-    Connection,
-    ConnectionLostError,
-    WebSocketConnection,
-)
-from cleave.transport.tls import WrongCertificateError, parse_fingerprint, pinning
+from cleave.transport.computer import Computer, Outcome
+from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
-
-JOIN_PATH: Final = "/join"
-"""Of the page that makes a browser a device."""
-
-INLINE_FLOPS: Final = 4e6
-"""Multiplications below this are over sooner than a thread is woken for them."""
-
-Outcome: TypeAlias = tuple[Any, float] | str
-"""Of a computation: its payload and its seconds, or what went wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinUrl:
-    """A join URL taken apart: where to connect, and what never leaves in a URL.
-
-    Attributes:
-        address: the URL without its fragment.
-        credential: a credential, or a join code.
-        server: the server's id; empty where the URL does not tell.
-        fingerprint: of the one certificate that the server may show; empty to verify it as usual.
-    """
-
-    address: str
-    credential: str
-    server: str = ""
-    fingerprint: str = ""
-
-    @property
-    def text(self) -> str:
-        """The URL, with its secret."""
-        server = f"&s={quote(self.server, safe='')}" if self.server else ""
-        pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
-        return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
-
-    def page(self, path: str) -> str:
-        """The address of a page of the server, with the same secret: what browsers open."""
-        parts = urlsplit(self.text)
-        scheme = "https" if parts.scheme == "wss" else "http"
-        return parts._replace(scheme=scheme, path=path).geturl()
-
-    def at(self, host: str) -> JoinUrl:
-        """The same server under another name or address of it."""
-        parts = urlsplit(self.address)
-        port = f":{parts.port}" if parts.port is not None else ""
-        address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
-        return replace(self, address=address)
-
-
-def parse_join_url(url: str) -> JoinUrl:
-    """Read `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
-
-    Over TLS these are `https://` and `wss://`, and may name a certificate (`&fp=FINGERPRINT`).
-
-    Raises:
-        UsageError: when it is no such URL.
-    """
-    try:
-        parts = urlsplit(url)
-        wrong = not parts.hostname or parts.port == 0
-    except ValueError:  # a port that is no number, half an IPv6 address
-        wrong = True
-    page = not wrong and parts.scheme in ("http", "https") and parts.path.endswith(JOIN_PATH)
-    if wrong or not (page or parts.scheme in ("ws", "wss")):
-        shown = url.partition("#")[0]  # the rest is secret
-        raise UsageError(
-            f"{shown!r} is no join URL; use the one that `cleave serve` prints, like "
-            f"http://192.168.1.20:8765{JOIN_PATH}#c=..."
-        )
-    secure = parts.scheme in ("https", "wss")
-    fields = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
-    credential = unquote(fields.get("c", ""))
-    fingerprint = parse_fingerprint(unquote(fields["fp"])) if fields.get("fp") else ""
-    if fingerprint and not secure:
-        raise UsageError(
-            f"the join URL names a certificate, and {parts.scheme}:// shows none; use the URL that "
-            f"`cleave serve` prints, with https:// or wss://"
-        )
-    path = parts.path.removesuffix(JOIN_PATH) + "/ws" if page else parts.path or "/ws"
-    return JoinUrl(
-        urlunsplit(("wss" if secure else "ws", parts.netloc, path, "", "")),
-        credential,
-        server=unquote(fields.get("s", "")),
-        fingerprint=fingerprint,
-    )
-
 
 _ANSWER_S: Final = 60.0
 """How long the PS may take to answer: what it sends first may be long, on a slow link."""
@@ -142,63 +42,6 @@ class RefusedError(CleaveError):
         self.for_good = error.code not in _PASSING
 
 
-def plain_reason(error: BaseException) -> str:
-    """Why the system refused, without Python's wrapping."""
-    if isinstance(error, gaierror) and error.strerror:
-        return error.strerror.lower()
-    number = getattr(error, "errno", None)
-    return os.strerror(number).lower() if number else str(error) or "no answer"
-
-
-async def open_connection(target: JoinUrl) -> WebSocketConnection:
-    """Connect to a server. With a fingerprint, nothing is sent to any but that server.
-
-    Raises:
-        CleaveError: when nothing that speaks WebSocket answers there, or it is not the server that
-            the URL means.
-    """
-    address = target.address
-    secured: dict[str, Any] = {"ssl": pinning(target.fingerprint)} if target.fingerprint else {}
-    try:
-        socket = await connect(
-            address,
-            compression=None,
-            max_size=limits.MAX_MESSAGE_BYTES,
-            ping_interval=None,
-            write_limit=WRITE_LIMIT_BYTES,
-            open_timeout=limits.HANDSHAKE_S,
-            proxy=None,
-            **secured,
-        )
-    except WrongCertificateError as error:
-        raise CleaveError(
-            f"{address} shows another certificate ({error.shown}) than the join URL names "
-            f"({target.fingerprint}); if the server made a new one, use the URL that it prints "
-            f"now, else something stands between you and it"
-        ) from None
-    except ssl.SSLCertVerificationError as error:
-        raise CleaveError(
-            f"the certificate of {address} is not trusted ({error.verify_message}); use the "
-            f"whole join URL that the server prints, with its &fp=..."
-        ) from None
-    except ssl.SSLError as error:
-        raise CleaveError(
-            f"{address} does not answer in TLS ({error.reason or error}); is it wss://, or ws://?"
-        ) from None
-    except (OSError, TimeoutError) as error:
-        or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
-        raise CleaveError(
-            f"no server answers at {address} ({plain_reason(error)}); "
-            f"start one with `cleave serve`, or check address and port{or_plain}"
-        ) from None
-    except (InvalidHandshake, InvalidURI) as error:
-        hint = "" if address.startswith("wss:") else " (a server with TLS has a wss:// URL)"
-        raise CleaveError(
-            f"{address} does not let this client in, or is no Cleave server: {error}{hint}"
-        ) from None
-    return WebSocketConnection(socket, spare_receiver=True)
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """How a device session is doing, for whoever shows it."""
@@ -208,65 +51,6 @@ class DeviceStatus:
     flops: int
     received_bytes: int
     sent_bytes: int
-
-
-class Computer(Protocol):
-    """Does the computations of one device, one after another, without holding up its loop."""
-
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
-        """Begin one; `done` is called in the loop's thread, at once or later."""
-        ...
-
-    def close(self) -> None:
-        """Forget what is under way."""
-        ...
-
-
-class ExecutorComputer:
-    """Multiplies with an executor, in a thread of its own unless that would take longer.
-
-    Args:
-        executor: what multiplies.
-        inline_flops: what is over sooner than a thread is woken for it.
-    """
-
-    def __init__(self, executor: Executor, inline_flops: float = INLINE_FLOPS) -> None:
-        self._executor = executor
-        self._inline_flops = inline_flops
-        self._pool = ThreadPoolExecutor(1, "cleave-executor")
-        self._computing = 0
-
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
-        """See `Computer.start`."""
-        if order.flops <= self._inline_flops and not self._computing:
-            done(order, multiply(self._executor, order))
-            return
-        loop = asyncio.get_running_loop()
-        self._computing += 1
-
-        def finished(outcome: Outcome) -> None:
-            self._computing -= 1
-            done(order, outcome)
-
-        def work() -> None:
-            outcome = multiply(self._executor, order)
-            loop.call_soon_threadsafe(finished, outcome)
-
-        self._pool.submit(work)
-
-    def close(self) -> None:
-        """See `Computer.close`."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def multiply(executor: Executor, order: Compute) -> Outcome:
-    """Do one computation, and take its time; what goes wrong is for the PS, which reassigns it."""
-    began_s = time.perf_counter()
-    try:
-        payload = execute(executor, order).pack()
-    except Exception as error:  # noqa: BLE001 - reported to the PS
-        return f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
-    return payload, time.perf_counter() - began_s
 
 
 TELEMETRY_S: Final = 30.0

@@ -22,7 +22,9 @@ from cleave.fleet.probe import FIRST_ID, LinkRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.transport.connection import Connection, ConnectionLostError
-from cleave.transport.join import JoinUrl, device_hello, open_connection, parse_join_url
+from cleave.transport.join import device_hello
+from cleave.transport.join_url import JoinUrl, parse_join_url
+from cleave.transport.opening import open_connection
 from profiles.device_profile import Link, Quantiles
 
 MEMORY_BYTES: Final = 64 * 2**20

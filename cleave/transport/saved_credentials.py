@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cleave.errors import CleaveError
-from cleave.transport.join import JoinUrl, plain_reason
+from cleave.transport.join_url import JoinUrl
+from cleave.transport.opening import plain_reason
 
 
 @dataclass(frozen=True, slots=True)

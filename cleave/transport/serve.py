@@ -38,9 +38,10 @@ from cleave.transport.connection import (
 )
 from cleave.transport.door import ConnectionLimits
 from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_request
-from cleave.transport.join import JOIN_PATH, JoinUrl, plain_reason
+from cleave.transport.join_url import JOIN_PATH, JoinUrl
 from cleave.transport.listener import GuardedConnection
 from cleave.transport.live import LiveShell
+from cleave.transport.opening import plain_reason
 from cleave.transport.refusals import RefusalLog
 from cleave.transport.tls import Exposure, Security, expose
 

@@ -17,8 +17,8 @@ from cleave.device.core import Array, Compute
 from cleave.device.executors import NumpyExecutor
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
+from cleave.transport.computer import Outcome
 from cleave.transport.connection import ConnectionLostError, memory_link
-from cleave.transport.join import Outcome
 from emulator.activity import Activity, Direction, Multiplication, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.links import Link, Shared

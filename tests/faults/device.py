@@ -16,13 +16,10 @@ import signal
 from cleave.device.executors import Executor, NumpyExecutor, TorchExecutor
 from cleave.device.memory import hold_strips_well
 from cleave.errors import CleaveError, ProtocolError
-from cleave.transport.join import (
-    DeviceSession,
-    ExecutorComputer,
-    device_hello,
-    open_connection,
-    parse_join_url,
-)
+from cleave.transport.computer import ExecutorComputer
+from cleave.transport.join import DeviceSession, device_hello
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.opening import open_connection
 from tests.faults.exact import InvariantExecutor
 
 EXECUTORS: dict[str, type[Executor]] = {

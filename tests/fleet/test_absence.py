@@ -14,8 +14,9 @@ from cleave.errors import FleetError
 from cleave.fleet.absence import Absence, Fallback, Presence
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.transport.computer import ExecutorComputer
 from cleave.transport.connection import memory_link
-from cleave.transport.join import DeviceSession, ExecutorComputer, device_hello
+from cleave.transport.join import DeviceSession, device_hello
 from cleave.transport.live import LiveShell
 from emulator.virtual import VirtualShell
 from profiles.fleet_device import FleetDevice

@@ -33,7 +33,7 @@ from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, train
-from cleave.transport.join import parse_join_url
+from cleave.transport.join_url import parse_join_url
 from cleave.transport.serve import ServedFleet
 from cleave_cli.emulate_real_time import watched
 from cleave_cli.main import app

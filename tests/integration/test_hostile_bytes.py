@@ -18,7 +18,8 @@ from cleave.device.executors import NumpyExecutor
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message
-from cleave.transport.join import ExecutorComputer, parse_join_url
+from cleave.transport.computer import ExecutorComputer
+from cleave.transport.join_url import parse_join_url
 from cleave.transport.serve import ServedFleet
 from tests.fuzzing import HELLO, UNSTATED, Mutator
 from tests.integration.processes import PATIENCE_S

@@ -25,16 +25,10 @@ from cleave.fleet.probe import FIRST_ID
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
 from cleave.server.office import Office, open_office
-from cleave.transport.join import (
-    Computer,
-    DeviceSession,
-    ExecutorComputer,
-    Outcome,
-    RefusedError,
-    device_hello,
-    open_connection,
-    parse_join_url,
-)
+from cleave.transport.computer import Computer, ExecutorComputer, Outcome
+from cleave.transport.join import DeviceSession, RefusedError, device_hello
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.opening import open_connection
 from cleave.transport.serve import ServedFleet, serve
 from tests.integration.processes import (
     CLEAVE,

@@ -31,8 +31,10 @@ from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, train
+from cleave.transport.computer import ExecutorComputer
 from cleave.transport.connection import memory_link
-from cleave.transport.join import DeviceSession, ExecutorComputer, device_hello, parse_join_url
+from cleave.transport.join import DeviceSession, device_hello
+from cleave.transport.join_url import parse_join_url
 from cleave.transport.live import LiveShell
 from cleave.transport.serve import ServedFleet
 from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event

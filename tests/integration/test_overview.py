@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from cleave.transport.join import parse_join_url
+from cleave.transport.join_url import parse_join_url
 from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
 from tests.integration.test_viewers import asked, viewed
 

@@ -33,8 +33,10 @@ from cleave.protocol.messages import ErrorCode, Role
 from cleave.transport import certificate
 from cleave.transport.connection import WebSocketConnection
 from cleave.transport.door import ConnectionLimits
-from cleave.transport.join import JoinUrl, device_hello, open_connection, parse_join_url
+from cleave.transport.join import device_hello
+from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.measure_link import measure_link
+from cleave.transport.opening import open_connection
 from cleave.transport.serve import ServedFleet
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
 from tests.integration.processes import CLEAVE, PATIENCE_S, run, started, wait_for_event

@@ -20,14 +20,10 @@ from cleave.errors import CleaveError, FleetError
 from cleave.fleet.checks import Checks
 from cleave.fleet.fleet import GemmFuture, Side
 from cleave.fleet.probe import FIRST_ID
-from cleave.transport.join import (
-    DeviceSession,
-    ExecutorComputer,
-    Outcome,
-    device_hello,
-    open_connection,
-    parse_join_url,
-)
+from cleave.transport.computer import ExecutorComputer, Outcome
+from cleave.transport.join import DeviceSession, device_hello
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.opening import open_connection
 from cleave.transport.serve import ServedFleet
 from cleave.verify import Fault
 from tests.integration.processes import PATIENCE_S

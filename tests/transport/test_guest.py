@@ -19,15 +19,10 @@ from cleave.fleet.fleet import Fleet, Side
 from cleave.protocol import messages
 from cleave.protocol.messages import Error, ErrorCode
 from cleave.transport import guest as g
+from cleave.transport.computer import ExecutorComputer
 from cleave.transport.connection import memory_link
 from cleave.transport.guest import Guest, Notice, Session, State, read_url
-from cleave.transport.join import (
-    DeviceSession,
-    DeviceStatus,
-    ExecutorComputer,
-    RefusedError,
-    device_hello,
-)
+from cleave.transport.join import DeviceSession, DeviceStatus, RefusedError, device_hello
 from cleave.transport.live import LiveShell
 
 BACK = Verdict(Cause.OWNER, "the owner is back")

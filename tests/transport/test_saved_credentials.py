@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import CleaveError
-from cleave.transport.join import JoinUrl, parse_join_url
+from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.saved_credentials import SavedCredential, SavedCredentials, state_folder
 
 ADDRESS = "ws://192.0.2.1:8765/ws"

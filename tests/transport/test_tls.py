@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cleave.errors import UsageError
 from cleave.transport import addresses, certificate
-from cleave.transport.join import JoinUrl, parse_join_url
+from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of, parse_fingerprint
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

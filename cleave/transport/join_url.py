@@ -1,0 +1,89 @@
+"""Join URLs: where a server is, what lets a device in, and which server is meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from cleave.errors import UsageError
+from cleave.transport.addresses import bracketed
+from cleave.transport.tls import parse_fingerprint
+
+JOIN_PATH: Final = "/join"
+"""Of the page that makes a browser a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinUrl:
+    """A join URL taken apart: where to connect, and what never leaves in a URL.
+
+    Attributes:
+        address: the URL without its fragment.
+        credential: a credential, or a join code.
+        server: the server's id; empty where the URL does not tell.
+        fingerprint: of the one certificate that the server may show; empty to verify it as usual.
+    """
+
+    address: str
+    credential: str
+    server: str = ""
+    fingerprint: str = ""
+
+    @property
+    def text(self) -> str:
+        """The URL, with its secret."""
+        server = f"&s={quote(self.server, safe='')}" if self.server else ""
+        pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
+        return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
+
+    def page(self, path: str) -> str:
+        """The address of a page of the server, with the same secret: what browsers open."""
+        parts = urlsplit(self.text)
+        scheme = "https" if parts.scheme == "wss" else "http"
+        return parts._replace(scheme=scheme, path=path).geturl()
+
+    def at(self, host: str) -> JoinUrl:
+        """The same server under another name or address of it."""
+        parts = urlsplit(self.address)
+        port = f":{parts.port}" if parts.port is not None else ""
+        address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
+        return replace(self, address=address)
+
+
+def parse_join_url(url: str) -> JoinUrl:
+    """Read `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
+
+    Over TLS these are `https://` and `wss://`, and may name a certificate (`&fp=FINGERPRINT`).
+
+    Raises:
+        UsageError: when it is no such URL.
+    """
+    try:
+        parts = urlsplit(url)
+        wrong = not parts.hostname or parts.port == 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        wrong = True
+    page = not wrong and parts.scheme in ("http", "https") and parts.path.endswith(JOIN_PATH)
+    if wrong or not (page or parts.scheme in ("ws", "wss")):
+        shown = url.partition("#")[0]  # the rest is secret
+        raise UsageError(
+            f"{shown!r} is no join URL; use the one that `cleave serve` prints, like "
+            f"http://192.168.1.20:8765{JOIN_PATH}#c=..."
+        )
+    secure = parts.scheme in ("https", "wss")
+    fields = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
+    credential = unquote(fields.get("c", ""))
+    fingerprint = parse_fingerprint(unquote(fields["fp"])) if fields.get("fp") else ""
+    if fingerprint and not secure:
+        raise UsageError(
+            f"the join URL names a certificate, and {parts.scheme}:// shows none; use the URL that "
+            f"`cleave serve` prints, with https:// or wss://"
+        )
+    path = parts.path.removesuffix(JOIN_PATH) + "/ws" if page else parts.path or "/ws"
+    return JoinUrl(
+        urlunsplit(("wss" if secure else "ws", parts.netloc, path, "", "")),
+        credential,
+        server=unquote(fields.get("s", "")),
+        fingerprint=fingerprint,
+    )
