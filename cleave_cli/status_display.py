@@ -18,7 +18,7 @@ EVENTS_SHOWN: Final = 8
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
-_RECENT_STEPS: Final = 20  # that the time left is reckoned from
+_RECENT_STEPS: Final = 10  # that pace and time left are reckoned from, as on the dashboard
 
 
 @dataclass
