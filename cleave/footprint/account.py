@@ -25,7 +25,7 @@ from cleave.footprint.assumptions import Assumptions
 from cleave.footprint.carbon import embodied_gco2e, operational_gco2e
 from cleave.footprint.meter import Basis, Gap, parts_of
 from cleave.footprint.typical import KnownPower, Typical
-from profiles.device_profile import DeviceKind, DeviceProfile, Power
+from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Spell:
         network_bytes: that cross the network; None: `down_bytes + up_bytes`, all with the PS. What
             goes from device to device is in both of these, and crosses once.
         measured_j: what they measured themselves, all of them; None for devices that do not.
+        kind: as they say; counts where nobody knows the profile.
+        flops_per_s: of the fastest of them; classes of a kind stand in for no faster devices.
     """
 
     profile: str
@@ -56,6 +58,13 @@ class Spell:
     active_power_w: float | None = None
     measured_j: float | None = None
     network_bytes: float | None = None
+    kind: DeviceKind | None = None
+    flops_per_s: float = 0.0
+
+    def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
+        """Of their profile, else as they say."""
+        profile = profiles.get(self.profile)
+        return profile.kind if profile is not None else self.kind
 
     @property
     def crossing_bytes(self) -> float:
@@ -161,8 +170,9 @@ def fleet_footprint(
     standing_in: Counter[DeviceKind] = Counter()
     for spell in spells:
         profile = profiles.get(spell.profile)
+        kind = spell.kind_by(profiles)
         known = _power_of(spell, profile, typical)
-        ratio = _supply(profile.kind, assumptions) if profile is not None else 1.0
+        ratio = _supply(kind, assumptions) if kind is not None else 1.0
         if spell.measured_j is not None:
             measured += spell.devices
             measured_j += spell.measured_j
@@ -179,13 +189,16 @@ def fleet_footprint(
             lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
             supply_j += lossy_j * (ratio - 1)
             gaps.update(dict.fromkeys(_gaps(known), spell.devices))
-        made_g = _making(profile, spell.present_s, assumptions) if profile is not None else None
-        if made_g is None:
+        own = profile.embodied if profile is not None else None
+        made_g = None
+        if kind is not None:
+            made_g = _making(kind, own, spell.present_s, assumptions)
+        if kind is None or made_g is None:
             unmade += spell.devices
         else:
             embodied_g += made_g
-            if profile is not None and profile.embodied is None:
-                standing_in[profile.kind] += spell.devices
+            if own is None:
+                standing_in[kind] += spell.devices
     nbytes = sum(spell.crossing_bytes for spell in spells)
     network_j = nbytes * assumptions.network_j_per_byte.value
     ps = ps or Ps()
@@ -250,7 +263,7 @@ def cloud_footprint(
     gpu_j = spell.gpus * power.compute_w * spell.time_s
     host_j = gpu_j * assumptions.host_share.value
     overhead_j = (gpu_j + host_j) * (assumptions.pue.value - 1)
-    made_g = _making(profile, spell.time_s * spell.gpus, assumptions)
+    made_g = _making(profile.kind, profile.embodied, spell.time_s * spell.gpus, assumptions)
     assumed = [
         f"the GPU draws {power.compute_w:g} W all the time",
         f"what is around it {assumptions.host_share.value:.0%} of that, "
@@ -285,7 +298,11 @@ _MEASURED = "devices, as they measured it"
 
 def _power_of(spell: Spell, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
     """What its devices draw: by their profile or its class, else as their fleet file states."""
-    known = typical.power_of(profile) if profile is not None else KnownPower(None)
+    known = KnownPower(None)
+    if profile is not None:
+        known = typical.power_of(profile)
+    elif spell.kind is not None:
+        known = typical.power_of_kind(spell.kind, spell.flops_per_s)
     if known.power is None and spell.active_power_w is not None:
         return KnownPower(Power(compute_w=spell.active_power_w), (Gap.STATED,))
     return known
@@ -305,10 +322,12 @@ def _gaps(known: KnownPower) -> list[Gap]:
     return gaps
 
 
-def _making(profile: DeviceProfile, used_s: float, assumptions: Assumptions) -> float | None:
+def _making(
+    kind: DeviceKind, own: Embodied | None, used_s: float, assumptions: Assumptions
+) -> float | None:
     """The share of making devices that falls to their use, in gCO2e; None where it is unknown."""
-    own, stand_in = profile.embodied, assumptions.embodied_gco2e.get(profile.kind)
-    lifetime = assumptions.lifetime_years.get(profile.kind)
+    stand_in = assumptions.embodied_gco2e.get(kind)
+    lifetime = assumptions.lifetime_years.get(kind)
     years = assumptions.one_lifetime_years
     if years is None:
         years = own.lifetime_years if own is not None else lifetime.value if lifetime else None

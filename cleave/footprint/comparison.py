@@ -71,8 +71,8 @@ class Question:
     @property
     def kinds(self) -> set[DeviceKind]:
         """Of what is in it."""
-        known = (self.profiles.get(spell.profile) for spell in self.spells)
-        kinds = {profile.kind for profile in known if profile is not None}
+        found = (spell.kind_by(self.profiles) for spell in self.spells)
+        kinds = {kind for kind in found if kind is not None}
         return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
 
     def fleet(self, case: Case) -> Footprint:

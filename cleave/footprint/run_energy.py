@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from cleave.errors import UsageError
 from cleave.footprint.account import Ps, Spell
 from cleave.footprint.meter import Basis
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
+from profiles.device_profile import DeviceKind
 
 EVENT = "energy"
 
@@ -47,7 +48,7 @@ class RunEnergy:
 
     def to_record(self) -> dict[str, Any]:
         """As a line of `metrics.jsonl`."""
-        return {"event": EVENT, **asdict(self), "machine_basis": self.machine_basis.value}
+        return {"event": EVENT, **msgspec.to_builtins(self)}
 
     @property
     def ps(self) -> Ps:
@@ -122,25 +123,25 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 def _merged(spells: Iterable[Spell]) -> tuple[Spell, ...]:
     """One spell a profile: a resumed run goes on with the same devices."""
-    merged: dict[tuple[str, float | None, bool], Spell] = {}
+    merged: dict[tuple[str, DeviceKind | None, float | None, bool], Spell] = {}
     for spell in spells:
-        alike = (spell.profile, spell.active_power_w, spell.measured_j is None)
+        alike = (spell.profile, spell.kind, spell.active_power_w, spell.measured_j is None)
         before = merged.get(alike)
         merged[alike] = (
             spell
             if before is None
-            else Spell(
-                spell.profile,
-                max(before.devices, spell.devices),
-                before.present_s + spell.present_s,
-                before.compute_s + spell.compute_s,
-                before.radio_s + spell.radio_s,
-                before.down_bytes + spell.down_bytes,
-                before.up_bytes + spell.up_bytes,
-                spell.active_power_w,
-                None
+            else replace(
+                spell,
+                devices=max(before.devices, spell.devices),
+                present_s=before.present_s + spell.present_s,
+                compute_s=before.compute_s + spell.compute_s,
+                radio_s=before.radio_s + spell.radio_s,
+                down_bytes=before.down_bytes + spell.down_bytes,
+                up_bytes=before.up_bytes + spell.up_bytes,
+                measured_j=None
                 if spell.measured_j is None or before.measured_j is None
                 else before.measured_j + spell.measured_j,
+                flops_per_s=max(before.flops_per_s, spell.flops_per_s),
             )
         )
     return tuple(merged.values())

@@ -20,6 +20,7 @@ from cleave.footprint.run_energy import RunEnergy
 from cleave.server.energy import EnergyMeter, measured_j
 from cleave.server.own_power import OwnPower
 from cleave.transport.live import LiveShell
+from profiles.device_profile import DeviceKind
 
 T = TypeVar("T")
 
@@ -30,6 +31,8 @@ class _Did:
 
     who: str
     profile: str
+    kind: DeviceKind | None
+    flops_per_s: float
     here: bool
     present_s: float = 0.0
     compute_s: float = 0.0
@@ -65,6 +68,8 @@ def _did(session: Session, now_s: float) -> _Did:
     return _Did(
         identity or f"session {session.id}",
         session.profile,
+        session.kind,
+        rates.flops_per_s if rates is not None else 0.0,
         _of_this_machine(session.address),
         now_s - session.opened_s,
         session.compute_s,
@@ -101,13 +106,13 @@ class JobLog:
     def spells(
         self, sessions: Mapping[int, Session], now_s: float
     ) -> tuple[tuple[Spell, ...], int]:
-        """By profile, devices that measure themselves apart; and how many are on this machine."""
+        """By profile and kind, who measures itself apart; and how many are on this machine."""
         here = [
             _did(s, now_s).since(self._before.get(s.id)) for s in sessions.values() if _works(s)
         ]
-        alike: defaultdict[tuple[str, bool], list[_Did]] = defaultdict(list)
+        alike: defaultdict[tuple[str, DeviceKind | None, bool], list[_Did]] = defaultdict(list)
         for did in (*self._past, *here):
-            alike[did.profile, did.measured_j is not None].append(did)
+            alike[did.profile, did.kind, did.measured_j is not None].append(did)
         spells = tuple(
             Spell(
                 profile,
@@ -118,8 +123,10 @@ class JobLog:
                 sum(did.down_bytes for did in group),
                 sum(did.up_bytes for did in group),
                 measured_j=sum(did.measured_j or 0.0 for did in group) if measured else None,
+                kind=kind,
+                flops_per_s=max(did.flops_per_s for did in group),
             )
-            for (profile, measured), group in alike.items()
+            for (profile, kind, measured), group in alike.items()
         )
         return spells, len({did.who for did in (*self._past, *here) if did.here})
 

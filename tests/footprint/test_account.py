@@ -20,7 +20,7 @@ from cleave.footprint.comparison import Question
 from cleave.footprint.meter import Basis
 from cleave.footprint.sensitivity import Case, tornado
 from cleave.footprint.typical import load_typical
-from profiles.device_profile import DeviceProfile, Embodied, Power
+from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 from profiles.library import load_profile, load_profiles
 
 HOUR_S = 3600.0
@@ -100,6 +100,23 @@ def test_unknown_devices_are_said_and_not_counted() -> None:
     assert not found.complete
     assert found.operational_gco2e is found.attributed_gco2e is None
     assert "3 of 5 devices: their power is unknown, not counted" in found.assumed
+
+
+def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
+    stranger = replace(SPELL, profile="", kind=DeviceKind.PHONE, flops_per_s=1e11)
+    iphone = load_profile("iphone-12")
+    silent = msgspec.structs.replace(iphone, name="mine", power=None, embodied=None)
+    assert silent.kind is DeviceKind.PHONE  # nothing else of it is known either
+    by_kind, by_profile = (
+        fleet_footprint([spell], {"mine": silent}, load_typical(), assumptions(), 400.0)
+        for spell in (stranger, replace(SPELL, profile="mine"))
+    )
+    assert by_kind == by_profile
+    assert by_kind.complete
+    assert by_kind.energy_j > 0
+    fast = replace(stranger, flops_per_s=1e15)  # faster than any phone that was measured
+    found = fleet_footprint([fast], {}, load_typical(), assumptions(), 400.0)
+    assert found.devices_unknown == 2
 
 
 def test_a_data_centre_by_hand() -> None:

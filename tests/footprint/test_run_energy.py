@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from cleave.footprint.run_energy import FleetMeter, RunEnergy, run_energy
 from cleave.footprint.run_meter import RunMeter
 from emulator.activity import Multiplication, Presence
 from emulator.virtual import VirtualShell, emulated
+from profiles.device_profile import DeviceKind
 from profiles.fleet_device import FleetDevice
 
 SPELL = Spell("iphone-12", 2, 20.0, 8.0, 3.0, 1e6, 2e5)
@@ -87,13 +89,16 @@ def test_a_machine_that_counts_its_energy(tmp_path: Path) -> None:
 
 
 def test_a_record_comes_back_and_resumptions_add_up() -> None:
-    first = RunEnergy(10.0, 5.0, (SPELL,), 100.0, "RAPL")
-    second = RunEnergy(20.0, 6.0, (SPELL,), 50.0, "RAPL")
+    stranger = Spell("", 1, 9.0, 1.0, 1.0, 1e6, 2e5, kind=DeviceKind.PHONE, flops_per_s=1e9)
+    faster = replace(stranger, flops_per_s=2e9)
+    first = RunEnergy(10.0, 5.0, (SPELL, stranger), 100.0, "RAPL")
+    second = RunEnergy(20.0, 6.0, (SPELL, faster), 50.0, "RAPL")
     lines = [json.loads(json.dumps(run.to_record())) for run in (first, second)]
     found = run_energy([{"event": "step", "step": 1}, *lines])
     assert run_energy(lines[:1]) == first
     assert (found.duration_s, found.machine_j) == (30.0, 150.0)
-    assert found.spells == (Spell("iphone-12", 2, 40.0, 16.0, 6.0, 2e6, 4e5),)
+    both = Spell("", 1, 18.0, 2.0, 2.0, 2e6, 4e5, kind=DeviceKind.PHONE, flops_per_s=2e9)
+    assert found.spells == (Spell("iphone-12", 2, 40.0, 16.0, 6.0, 2e6, 4e5), both)
     assert found.ps.energy_j is None  # the machine multiplied for its devices
     assert any("not counted" in note for note in found.notes())
 

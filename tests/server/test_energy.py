@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cleave.server.energy import EnergyMeter
 from cleave.server.job_energy import JobLog, JobMeter
 from cleave.server.own_power import OwnPower
 from cleave.transport.live import LiveShell
+from profiles.device_profile import DeviceKind
 from profiles.library import load_profiles
 from profiles.power_limits import believable_j, most_w
 from tests.server.clocks import Clock
@@ -103,6 +105,15 @@ def test_a_job_has_what_devices_did_between_its_begin_and_its_end() -> None:
     assert phones.measured_j is None
     assert (board.present_s, board.measured_j) == (10.0, 90.0)
     assert here == 1
+
+
+def test_a_job_keeps_the_kinds_of_devices_without_a_profile() -> None:
+    slow, fast = session(1, "", kind=DeviceKind.PHONE), session(2, "", kind=DeviceKind.PHONE)
+    fast.rates = replace(RATES, flops_per_s=3e10)
+    sessions = {1: slow, 2: fast, 3: session(3, "", kind=DeviceKind.LAPTOP)}
+    spells, _ = JobLog({}, 0.0).spells(sessions, 10.0)
+    found = {spell.kind: (spell.devices, spell.flops_per_s) for spell in spells}
+    assert found == {DeviceKind.PHONE: (2, 3e10), DeviceKind.LAPTOP: (1, 1e10)}
 
 
 def test_what_a_device_measured_before_a_job_is_not_the_jobs() -> None:
