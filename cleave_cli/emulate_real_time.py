@@ -13,7 +13,7 @@ from cleave.errors import CleaveError
 from cleave_cli.options import human_bytes
 
 if TYPE_CHECKING:
-    from cleave_cli.emulate import Watch
+    from cleave_cli.emulate_files import Watch
     from emulator.realtime import RealTimeCounters
     from profiles.fleet_device import FleetDevice
 

@@ -204,7 +204,7 @@ def _sizer(cls: type[Any]) -> Callable[[Any], int]:
         nbytes = fixed_bytes + len(pack(values(message)))
         if has_payload:
             payload = 0 if message.payload is None else payload_bytes(message.payload)
-            nbytes += payload + (2 if payload < 2**8 else 3 if payload < 2**16 else 5)
+            nbytes += len(_bin_header(payload)) + payload
         return nbytes
 
     return size

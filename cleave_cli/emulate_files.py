@@ -1,0 +1,67 @@
+"""The trace and the log that `cleave emulate` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, Any
+
+import typer
+
+from cleave.errors import CleaveError, UsageError
+
+
+class Watch:
+    """The observers that options ask for, and what they write in the end."""
+
+    def __init__(self, trace: Path | None, log: Path | None) -> None:
+        from emulator.trace import EventLog, TraceWriter
+
+        if trace is not None and log is not None and trace.absolute() == log.absolute():
+            raise UsageError(f"--trace and --log are both {trace}; give two files")
+        self._trace_path = trace
+        self._log_path = log
+        self.observers: list[Any] = []
+        self._trace = TraceWriter()
+        self._file: IO[str] | None = None
+        self._fault: OSError | None = None
+        if trace is not None:
+            _opened(trace, "a").close()  # known now, and not when all is done
+            self.observers.append(self._trace)
+        if log is not None:
+            self._file = _opened(log, "w")
+            self.observers.append(EventLog(self._log))
+
+    def _log(self, line: str) -> None:
+        """Write a line; what goes wrong is told in the end, the emulation is none the worse."""
+        try:
+            if self._file is not None and self._fault is None:
+                self._file.write(line)
+        except OSError as error:
+            self._fault = error
+
+    def finish(self) -> None:
+        """Write what was seen.
+
+        Raises:
+            CleaveError: when that is not possible.
+        """
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._fault = error
+        if self._trace_path is not None:
+            self._trace.write(self._trace_path)
+            if self._trace.left_out:
+                typer.echo(f"the trace leaves out {self._trace.left_out:,} later events", err=True)
+        if self._fault is not None:
+            raise CleaveError(f"{self._log_path} is not whole: {self._fault.strerror}")
+
+
+def _opened(path: Path, mode: str) -> IO[str]:
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    try:
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
