@@ -38,6 +38,7 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.verify import Judgement
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
@@ -377,12 +378,12 @@ class VirtualShell:
 
     def _check(self, order: Check, waiting: deque[Order]) -> None:
         future = self._futures.get(order.unit.work)
-        fault = None
+        judgement = Judgement()
         if future is not None:  # else nobody waits for it any more
             began_s = time.thread_time()
-            fault = self._checks.fault(future, order.unit, order.payload)
+            judgement = self._checks.judge(future, order.unit, order.payload)
             self._counters.verify_s += time.thread_time() - began_s
-        waiting.extend(self.coordinator.checked(order, fault, self.now_s))
+        waiting.extend(self.coordinator.checked(order, judgement, self.now_s))
 
     def _place(self, order: Place, waiting: deque[Order]) -> None:
         unit = order.unit

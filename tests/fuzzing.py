@@ -37,7 +37,7 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
-from cleave.verify import Fault
+from cleave.verify import Fault, Judgement
 from tests.dispatch.test_dispatcher import BoxPlanner
 
 TYPES: Final[dict[str, type[Any]]] = {cls.TYPE: cls for cls in typing.get_args(messages.Message)}
@@ -456,7 +456,7 @@ class Arena:
             result = arrays.unpack(order.payload, rows, columns, DType(detail.out))
             if not np.array_equal(result.array, self._product(task, detail)):
                 fault = Fault("it is off")
-        self._obey(self.coordinator.checked(order, fault, self.now_s))
+        self._obey(self.coordinator.checked(order, Judgement(fault), self.now_s))
 
     @staticmethod
     def _product(task: _Task, unit: GemmUnit) -> Array:

@@ -10,7 +10,7 @@ from cleave.arrays import Buffer, DType, unpack
 from cleave.dispatch.work import Unit
 from cleave.fleet.fleet import GemmFuture
 from cleave.gemm import wavefront
-from cleave.verify import Fault, GemmCheck, Projector
+from cleave.verify import GemmCheck, Judgement, Projector
 
 
 class Checks:
@@ -25,8 +25,8 @@ class Checks:
         self._project = Projector()
         self._checks: dict[int, GemmCheck] = {}
 
-    def fault(self, future: GemmFuture, unit: Unit, payload: object) -> Fault | None:
-        """What is wrong with a result; the payload is a `Buffer`, or bytes."""
+    def judge(self, future: GemmFuture, unit: Unit, payload: object) -> Judgement:
+        """Check a result; the payload is a `Buffer`, or bytes."""
         check = self._checks.get(future.work.id)
         if check is None:
             plan = future.work.plan
@@ -43,7 +43,7 @@ class Checks:
         if not isinstance(payload, Buffer):
             assert isinstance(payload, bytes | memoryview)
             payload = unpack(payload, block.m.size, block.n.size, DType(detail.out))
-        return check.fault(block, payload)
+        return check.judge(block, payload)
 
     def forget(self, work: int) -> None:
         """A GEMM is over."""

@@ -27,15 +27,17 @@ from cleave.fleet.admission import (
 from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Late, Note, Order, Place, Send
 from cleave.fleet.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.fleet.regulars import Regulars
-from cleave.fleet.reputation import Reputation, Wrong
+from cleave.fleet.reputation import Reputation, Rounding, Wrong
 from cleave.fleet.session import DeviceState, Session
 from cleave.fleet.verification import Verification
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode, Message, Op
-from cleave.verify import Fault
+from cleave.verify import Judgement
 from profiles.device_profile import DeviceKind
+
+NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
@@ -74,6 +76,7 @@ class Coordinator:
         self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
+        self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
 
     @property
     def ready_devices(self) -> int:
@@ -189,6 +192,8 @@ class Coordinator:
         session.kind = DeviceKind.named(message.kind)
         session.identity = admission.identity
         session.reputation = Reputation(wrong=admission.faults, penalty=float(admission.faults))
+        if session.identity is not None:
+            session.rounding = self._rounding.setdefault(session.identity, session.rounding)
         session.measure = message.measure
         session.rates = _bounded(
             DeviceRates(
@@ -332,23 +337,33 @@ class Coordinator:
         """
         return self._do(events.LateAnswer(session.id), now_s)
 
-    def checked(self, order: Check, fault: Fault | None, now_s: float) -> list[Order]:
+    def checked(self, order: Check, judgement: Judgement, now_s: float) -> list[Order]:
         """A `Check` order is carried out.
 
         Args:
             order: which.
-            fault: what is wrong with the result; None when it is right. A wrong one is computed
-                elsewhere, its inputs are sent to the device again, and a device whose reputation
-                is gone is quarantined.
+            judgement: of the result. A wrong one is computed elsewhere, its inputs are sent to
+                the device again, and a device whose reputation is gone is quarantined. One with
+                rows in doubt is used as the server mended it, and nobody is blamed.
             now_s: the time.
         """
         session = self.sessions.get(order.session)
         if session is None:  # it went meanwhile; the unit is with another
             return []
-        if fault is None:
+        fault = judgement.fault
+        rounding = session.rounding
+        rounding.saw(judgement.spots, judgement.misrounded)
+        if fault is None and not rounding.biased:
             session.reputation.was_right()
-            arrived = events.ResultArrived(session.id, order.run, order.payload)
-            return self._do(arrived, now_s)
+            payload = order.payload if judgement.mended is None else judgement.mended
+            return self._do(events.ResultArrived(session.id, order.run, payload), now_s)
+        if fault is None:
+            reason = f"{rounding.misrounded} of {rounding.spots} elements {NOT_ROUNDED}"
+            if session.identity is not None:  # one who is released begins anew
+                self._rounding.pop(session.identity, None)
+            failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
+            orders = self._do(failed, now_s)
+            return orders + self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
         inputs = frozenset(array.id for array in order.unit.inputs)
         if fault.gross or not session.suspects.explains(order.run, inputs):
             session.reputation.was_wrong(Wrong.GROSS if fault.gross else Wrong.SMALL)

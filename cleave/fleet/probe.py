@@ -221,7 +221,7 @@ class Probe:
         payload = message.payload
         if not isinstance(payload, Buffer):
             payload = unpack(payload, rows, columns, test.out)
-        fault = GemmCheck(test.a, test.b, [block], self._rng).fault(block, payload)
+        fault = GemmCheck(test.a, test.b, [block], self._rng).judge(block, payload).fault
         if fault is None:
             return ""
         kind = test.a.dtype.value

@@ -6,6 +6,7 @@ them (`Reputation(**values)`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -16,6 +17,12 @@ QUARANTINE: Final = 3.0
 FORGIVEN_BY: Final = 10_000
 """Right results, all of them checked, that make up for one penalty point: memory without error
 correction flips a bit now and then, on honest devices too."""
+
+EVIDENCE: Final = 12 * math.log(10)
+"""Nats of evidence that a device changes elements, at which it gets no more work."""
+
+_FOR_A_WRONG: Final = math.log((1 / 6) / 0.01)
+_FOR_A_RIGHT: Final = math.log((5 / 6) / 0.99)
 
 KNOWN_AFTER: Final = 16
 """Right results after which a new device is no stranger: strangers are always checked."""
@@ -32,6 +39,40 @@ class Wrong(Enum):
 
     GROSS = 3.0
     """The whole block, by much: nothing that happens to an honest device."""
+
+
+@dataclass(slots=True)
+class Rounding:
+    """Whether a device's 16-bit results are the products, rounded.
+
+    Of each such result the server computes a few elements exactly. An honest one is not the right
+    rounding where its sum in fp32 fell on the other side of a boundary: less than once in a
+    thousand, whatever the order of summing. Someone who adds a little to many elements, within the
+    tolerance of the check, is wrong in many. A cumulative sum of the evidence (Page 1954) tells the
+    two apart: the logarithm of how much likelier each element is of one who changes a sixth of them
+    than of one who misses a hundredth; never below zero, so that honest work buys no credit.
+
+    Attributes:
+        spots: elements computed exactly.
+        misrounded: those that were not the right rounding.
+        evidence: the cumulative sum, in nats.
+    """
+
+    spots: int = 0
+    misrounded: int = 0
+    evidence: float = 0.0
+
+    @property
+    def biased(self) -> bool:
+        """Whether chance explains it less than once in 10^12 results."""
+        return self.evidence >= EVIDENCE
+
+    def saw(self, spots: int, misrounded: int) -> None:
+        """Count the elements of one result."""
+        self.spots += spots
+        self.misrounded += misrounded
+        gained = misrounded * _FOR_A_WRONG + (spots - misrounded) * _FOR_A_RIGHT
+        self.evidence = max(0.0, self.evidence + gained)
 
 
 @dataclass(slots=True)

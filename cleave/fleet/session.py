@@ -8,7 +8,7 @@ from enum import Enum
 from cleave.dispatch.work import Unit
 from cleave.fleet.admission import Contribution
 from cleave.fleet.probe import Probe
-from cleave.fleet.reputation import Reputation, Suspects
+from cleave.fleet.reputation import Reputation, Rounding, Suspects
 from cleave.planner.plan import DeviceRates
 from profiles.device_profile import DeviceKind
 
@@ -46,6 +46,7 @@ class Session:
     uplink_bytes: int = 0
     credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
     reputation: Reputation = field(default_factory=Reputation)
+    rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work

@@ -34,7 +34,7 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.transport.block_times import BlockTimes, Span
 from cleave.transport.connection import Connection, ConnectionLostError
-from cleave.verify import Fault
+from cleave.verify import Judgement
 
 CHECK_INLINE_FLOPS = 4e6
 """Results of smaller computations are checked in the loop, sooner than a thread would wake."""
@@ -259,10 +259,10 @@ class LiveShell:
         """
         future = self._futures.get(order.unit.work)
         if future is None or self.loop is None:  # nobody waits for it any more
-            self._checked(order, None, 0.0)
+            self._checked(order, Judgement(), 0.0)
         elif order.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
             try:
-                found = self._fault(order, future)
+                found = self._judge(order, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
                 self._check_broke(order, error)
             else:
@@ -271,9 +271,9 @@ class LiveShell:
             loop = self.loop
             self._checking += 1
 
-            def finished(fault: Fault | None, took_s: float) -> None:
+            def finished(judgement: Judgement, took_s: float) -> None:
                 self._checking -= 1
-                self._checked(order, fault, took_s)
+                self._checked(order, judgement, took_s)
 
             def failed(error: Exception) -> None:
                 self._checking -= 1
@@ -281,7 +281,7 @@ class LiveShell:
 
             def check() -> None:
                 try:
-                    found = self._fault(order, future)
+                    found = self._judge(order, future)
                 except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
                     loop.call_soon_threadsafe(failed, error)
                 else:
@@ -295,22 +295,22 @@ class LiveShell:
         self._conclude(order.unit.work, reason)
         self._withdraw(order.unit.work)
 
-    def _fault(self, order: Check, future: GemmFuture) -> tuple[Fault | None, float]:
-        """What is wrong with a result, and the processor time that it took to see."""
+    def _judge(self, order: Check, future: GemmFuture) -> tuple[Judgement, float]:
+        """Check a result; returns what was found and the processor time that it took."""
         began_s = time.thread_time()
-        fault = self._checks.fault(future, order.unit, order.payload)
-        return fault, time.thread_time() - began_s
+        judgement = self._checks.judge(future, order.unit, order.payload)
+        return judgement, time.thread_time() - began_s
 
-    def _checked(self, order: Check, fault: Fault | None, took_s: float) -> None:
+    def _checked(self, order: Check, judgement: Judgement, took_s: float) -> None:
         self._counters.verify_s += took_s
         if order.unit.work not in self._futures:  # it was done meanwhile
             self._checks.forget(order.unit.work)
-        if fault is not None:
+        if (fault := judgement.fault) is not None:
             record = self.coordinator.sessions.get(order.session)
             name = record.name if record else f"device {order.session}"
             self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
             self._witness(EventKind.WRONG, record, fault.reason)
-        self._obey(self.coordinator.checked(order, fault, self._now()))
+        self._obey(self.coordinator.checked(order, judgement, self._now()))
 
     def _conclude(self, work: int, error: str) -> None:
         self._checks.forget(work)

@@ -2,90 +2,55 @@
 
 For a block C = A B that a device returned and a secret vector r, C r must be A (B r): three
 products with a vector instead of one with a matrix (Freivalds 1977). Two independent vectors (four
-for operands of 16 bits) for each GEMM and column, drawn fresh and used for nothing else; their
-entries have random signs and magnitudes uniform in [0.5, 1], so that no two wrong elements of a row
-cancel by construction (plain signs let a cancelling pair through half of the time) and none is
-hidden by a small entry.
-B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks; where tiles are
-cut differently, by the parts that all cuts together leave, so that A and B are read once each.
+for operands of 16 bits) for each GEMM and column, drawn fresh and used for nothing else
+(`cleave.verify.products`); a block wider than `GROUP` columns is several such tests, side by side.
+All of it is done in double precision.
 
-Honest results are rounded. For row i of a block of n columns and depth K, with u = 2^-24,
+Honest results are rounded. A row is *in doubt* when its residual is above `ROW_LIMIT` standard
+deviations of what rounding does (`cleave.verify.rounding.variance`), and all rows are when the mean
+square of their residuals is above `SPREAD_LIMIT`: noise that is spread over them. The deviations
+are a model, so a doubt proves nothing: rows in doubt are computed again, in double precision, and
+a device is blamed only for elements that no order of summing in fp32 can explain. Rows that it may
+have summed so are replaced by the server's own, and nobody is blamed.
 
-    sigma_i^2 = u^2 ((|a_i| |B|_F)^2 + (K + n)/3 |c_i|^2) + (u_out |c_i|)^2 / 3 + n f^2
-
-the first term for sums whose partial sums wander about zero, the second for sums of one sign, those
-over columns of the check itself included (errors of independent roundings add like their squares:
-Higham and Mary 2019), the third for the rounding of the result to its dtype (u_out = 2^-8 for bf16,
-2^-11 for fp16, 0 for fp32), the last for numbers so small that their spacing is absolute (f is
-2^-25 for fp16, else the smallest normal number, for devices that flush to zero). The model is that
-of sums taken one after another in fp32; blocked sums err less. A row is wrong when its residual is
-above `ROW_LIMIT` sigma (honest ones stay below 4); a block is also wrong when the mean square of
-its residuals over sigma is above `SPREAD_LIMIT` (honest ones stay below 1, few rows apart): noise
-that is spread over all rows, a chi-square over them.
-
-What is right by a smaller sigma is right by the larger: a block of fp32 is first held against the
-first term alone, and the norms of C are taken only where that does not settle it.
+Results of 16 bits hide errors of the size of their rounding, small but consistent ones, too. So a
+few random elements of each such block are computed exactly. One that no order of summing explains
+is a fault; one that is merely not the right rounding is counted, for `Reputation` to judge.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.gemm import Block, Span
-from cleave.verify.projection import Doubles, Floats, Pass, numpy_pass
+from cleave.gemm import Block, Span, even_cuts
+from cleave.verify.products import SecretProducts
+from cleave.verify.projection import Doubles, Pass, numpy_pass
+from cleave.verify.rounding import Product, variance
 
-VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
-"""Secret vectors by the operands' dtype. A pair of errors that cancel in a row hides where two
-entries of every vector are alike to within the rounding: with that of 16 bits two vectors let some
-hundredths of a percent of such errors of five root mean squares through, four the square of it."""
+GROUP: Final = 512
+"""Columns that are tested together: the more, the larger an error that hides in their rounding."""
 
-ROW_LIMIT: Final = 8.0
-SPREAD_LIMIT: Final = 3.0
+ROW_LIMIT: Final = 6.0
+SPREAD_LIMIT: Final = 1.5
 GROSS: Final = 0.1
 """A block whose errors are this large against its numbers, in most rows, is wrong as a whole."""
 
-_FEW_ROWS: Final = 40.0  # what the mean square of few residuals may be above it, times their number
-_UNIT: Final = 2.0**-24
-_OUT_UNIT: Final = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-_LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-25}
-_LARGEST: Final = {
-    DType.FP32: 2.0**128 * (1 - 2.0**-24),
-    DType.BF16: 2.0**128 * (1 - 2.0**-8),
-    DType.FP16: 65504.0,
-}
-LONE: Final = 24.0
-"""A lone error in a row of so many sigma is surely caught: the smallest entry of a secret vector
-halves it, and honest rounding may hide `ROW_LIMIT` / 2 more."""
+LONE: Final = 2 * ROW_LIMIT
+"""A lone error in a row of so many deviations is surely found: the smallest entry of a secret
+vector takes a quarter of it, and honest rounding may hide some more."""
 
-_SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
+SPOTS: Final = 4
+"""Rows and columns of a 16-bit block whose common elements are computed exactly."""
+
+_FEW_ROWS: Final = 20.0  # what the mean square of few residuals may be above it, times their number
 _AGAIN_DEPTH: Final = 4096
-
-
-def row_sigma(scale: Doubles, lengths: Doubles, depth: int, columns: int, dtype: DType) -> Doubles:
-    """What rounding may do to the rows of a block under a secret vector; see the module's text.
-
-    Args:
-        scale: |a_i| |B|_F of each row.
-        lengths: |c_i|. No row of an honest C is longer than its scale; a longer one does not widen
-            its tolerance.
-        depth, columns: K and n.
-        dtype: of the block.
-    """
-    length = np.minimum(lengths, 1.01 * scale)
-    sums = _UNIT**2 * (depth + columns) / 3
-    variance = np.square(_UNIT * scale) + columns * _LEAST[dtype] ** 2
-    return np.asarray(
-        np.sqrt(variance + (sums + _OUT_UNIT[dtype] ** 2 / 3) * np.square(length)), np.float64
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +67,40 @@ class Fault:
     gross: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a check found.
+
+    Attributes:
+        fault: what is wrong with the block; None when nothing is that rounding cannot explain.
+        mended: the block with the rows that were in doubt as the server computed them; None when
+            none were, or with a fault.
+        recomputed: how many rows were computed again.
+        spots: elements that were computed exactly.
+        misrounded: those of them that are not the right rounding of the product.
+    """
+
+    fault: Fault | None = None
+    mended: Buffer | None = None
+    recomputed: int = 0
+    spots: int = 0
+    misrounded: int = 0
+
+
 class GemmCheck:
     """The check of all blocks of one GEMM.
 
     Args:
         a, b: the operands as they enter the product, shapes (M, K) and (K, N).
         blocks: those of its plan: which columns and depths will be asked for together.
-        rng: draws the secret vectors; seed it from the system's randomness.
-        project: multiplies with them.
+        rng: draws what is secret; seed it from the system's randomness.
+        project: multiplies with secret vectors.
 
     Attributes:
         read_bytes: what was read of A, B and results from memory so far.
         flops: operations so far, two for a multiply-add; both count what is done, not what it
             would take at best.
+        largest: the largest residual so far, in units of the tolerance, of rows in no doubt.
     """
 
     def __init__(
@@ -127,228 +113,129 @@ class GemmCheck:
     ) -> None:
         self.read_bytes = 0
         self.flops = 0
+        self.largest = 0.0
         self._a = a
         self._b = b
+        self._rng = rng
         self._pass = project
-        self._vectors = VECTORS[a.dtype]
-        drawn = rng.random((self._vectors, b.shape[1]), np.float32) - np.float32(0.5)
-        self._secret: Floats = drawn + np.copysign(np.float32(0.5), drawn)
-        self._cuts = _cuts(a.shape, b.shape, blocks := list(dict.fromkeys(blocks)))
-        self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
-        for block in blocks:
-            for m in self._cuts.rows(block.m):
-                for k in self._cuts.depths(block.k):
-                    self._meets[m, k][block.n] = None
-        self._b_parts: dict[tuple[Span, Span], Floats] = {}  # B r
-        self._b_squares: dict[tuple[Span, Span], float] = {}
-        self._a_parts: dict[tuple[Span, Span], tuple[Doubles, dict[Span, Floats]]] = {}
+        groups = dict.fromkeys(group for block in blocks for group in _groups(block))
+        self._products = SecretProducts(a, b, list(groups), rng, self._project)
 
-    def fault(self, block: Block, result: Buffer) -> Fault | None:
-        """What is wrong with a block, or None.
+    def judge(self, block: Block, result: Buffer) -> Judgement:
+        """Check a block.
 
         Args:
             block: which one.
-            result: shape (m, n), as it came.
-
-        Returns:
-            None when it is right to within rounding. A block that is not finite is right where the
-            server's own product is not finite either; where that depends on the order of summing,
-            nobody is blamed.
+            result: shape (m, n), as it came. A block that is not finite is right where the
+                server's own product is not finite either; where that depends on the order of
+                summing, nobody is blamed.
         """
         with np.errstate(all="ignore"):
-            secret = self._secret[:, block.n.start : block.n.stop]
-            found = self._project(result, secret)
-            a_norms, expected = self._row(block)
-            off = found - expected
-            if result.dtype is DType.FP32:
-                share = off / (_UNIT * np.sqrt(self._b_square(block.k, block.n)) * a_norms)
-                spread = float(np.square(share).mean())
-                if spread <= SPREAD_LIMIT and np.abs(share).max() <= ROW_LIMIT:
-                    return None  # what needs no closer look, as nearly all do
-            if not np.isfinite(off).all():
-                return self._fault_by_product(block, result)
-            sigma = self._sigma(block, result, a_norms)
-            share = np.abs(off) / sigma
-            wrong = share.max(0) > ROW_LIMIT
-            spread = float(np.square(share).mean())
-            if not wrong.any() and spread <= SPREAD_LIMIT + _FEW_ROWS / share.size:
-                return None
-            if not np.isfinite(share).all():
-                return self._fault_by_product(block, result)
-            gross = _is_gross(off, expected, sigma, wrong)
-            if gross:  # it has consequences, and the check's own memory may be at fault
-                again = self._fault_by_product(block, result)
-                if again is None:
-                    return None
-                gross = again.gross
+            doubt = np.zeros(block.m.size, np.bool_)
+            for group in _groups(block):
+                columns = Span(group.n.start - block.n.start, group.n.stop - block.n.start)
+                doubt |= self._doubt(group, result.region(Span(0, block.m.size), columns))
+            if doubt.any():
+                return self._recompute(block, result, doubt)
+            if result.dtype is not DType.FP32:
+                return self._spots(block, result)
+        return Judgement()
+
+    def _doubt(self, block: Block, result: Buffer) -> npt.NDArray[np.bool_]:
+        """Which rows of a block of few columns are off by more than rounding explains."""
+        expected = self._products.of(block)
+        vectors = self._products.vectors(block.n)
+        weights = np.square(self._products.weights(block.n))
+        found, lengths = self._project(result, vectors, weights)
+        rounding = variance(
+            expected.a_squares, np.asarray(expected.b_square), lengths, float(weights.sum()),
+            block.k.size, result.dtype,
+        )  # fmt: skip
+        share = np.abs(found - expected.products) / np.sqrt(rounding)
+        doubt = np.asarray(~(share <= ROW_LIMIT).all(0))  # so that NaN is doubtful, too
+        if not doubt.any():
+            self.largest = max(self.largest, float(share.max(initial=0)) / ROW_LIMIT)
+            spread = float(np.square(share).sum())
+            doubt |= spread > SPREAD_LIMIT * share.size + _FEW_ROWS
+        return doubt
+
+    def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
+        """Do rows again, in double precision: all where half of them are in doubt."""
+        if 2 * doubt.sum() >= doubt.size:
+            doubt = np.ones_like(doubt)
+        rows = np.flatnonzero(doubt)
+        own = self._product(block.m.start + rows, np.arange(block.n.start, block.n.stop), block.k)
+        values = Buffer(result.array[rows], result.dtype).float32()
+        wrong = ~own.may_be(values, result.dtype)
+        recomputed = len(rows)
         if wrong.any():
-            row = block.m.start + int(share.max(0).argmax())
-            return Fault(
-                f"row {row} is off by {share.max():.3g} times what rounding explains"
-                f"{', and so is the whole block' if gross else ''}",
-                gross,
-            )
-        return Fault(f"all rows together are off by {spread:.3g} times what rounding explains")
+            return Judgement(_fault(block, rows, wrong, values, own), recomputed=recomputed)
+        finite = np.isfinite(own.exact).all(1) & np.isfinite(values).all(1)
+        mended = arrays.empty(block.m.size, block.n.size, result.dtype)
+        mended.array[...] = result.array
+        mended.array[rows[finite]] = own.rounded(result.dtype)[finite]
+        return Judgement(mended=mended, recomputed=recomputed)
 
-    def _sigma(self, block: Block, result: Buffer, a_norms: Doubles) -> Doubles:
-        """The tolerances of the rows, their own lengths included."""
-        scale = a_norms * np.sqrt(self._b_square(block.k, block.n))
-        squares = np.zeros(block.m.size)
-        self._project(result, self._secret[:0, block.n.start : block.n.stop], squares)
-        lengths = np.sqrt(squares)
-        return row_sigma(scale, lengths, block.k.size, block.n.size, result.dtype)
+    def _spots(self, block: Block, result: Buffer) -> Judgement:
+        """Do a few elements exactly."""
+        rows = self._rng.integers(0, block.m.size, min(SPOTS, block.m.size))
+        columns = self._rng.integers(0, block.n.size, min(SPOTS, block.n.size))
+        own = self._product(block.m.start + rows, block.n.start + columns, block.k)
+        values = Buffer(result.array[np.ix_(rows, columns)], result.dtype).float32()
+        wrong = ~own.may_be(values, result.dtype)
+        misrounded = int((~own.likely(values, result.dtype)).sum())
+        fault = _fault(block, rows, wrong, values, own) if wrong.any() else None
+        return Judgement(fault, spots=values.size, misrounded=misrounded)
 
-    def _fault_by_product(self, block: Block, result: Buffer) -> Fault | None:
-        """Do it again, in double precision: the run's own overflow, or the device's?"""
-        values = result.float32().astype(np.float64)
-        own = np.zeros_like(values)
-        reach = np.zeros_like(values)  # the sum of magnitudes: no partial sum is beyond it
-        for start in range(block.k.start, block.k.stop, _AGAIN_DEPTH):
-            k = Span(start, min(block.k.stop, start + _AGAIN_DEPTH))
-            a = self._a.region(block.m, k).float32().astype(np.float64)
-            b = self._b.region(k, block.n).float32().astype(np.float64)
-            own += a @ b
-            reach += np.abs(a) @ np.abs(b)
-        self.flops += 2 * block.flops
-        rounding = ROW_LIMIT * _UNIT * np.sqrt(block.k.size) * reach
-        rounding += _OUT_UNIT[result.dtype] * np.abs(own) + _LEAST[result.dtype] * block.k.size
-        may_overflow = (np.abs(own) + rounding > _LARGEST[result.dtype]) | (
-            reach > _LARGEST[DType.FP32]
-        )
-        there = np.isfinite(values)
-        wrong = np.where(
-            np.isfinite(own),
-            np.where(there, np.abs(values - own) > rounding, ~may_overflow),
-            there,
-        )
-        if not wrong.any():
-            return None
-        several = wrong.any(1).sum() > 1 and wrong.any(0).sum() > 1
-        if not there[wrong].all():
-            return Fault("it is not finite where the server's own product is", bool(several))
-        return Fault("it differs from the server's own product", bool(several))
-
-    # --- the parts of A and B ---
-
-    def _row(self, block: Block) -> tuple[Doubles, Floats]:
-        """The norms of A's rows, shape (m,), and A (B r), shape (vectors, m)."""
-        if self._cuts.m is None:  # one part, the usual case: nothing to put together
-            part = self._a_part(block.m, block.k, block.n)
-            return np.sqrt(part[0]), part[1][block.n]
-        squares, expected = [], []
-        for m in self._cuts.rows(block.m):
-            square: Any = 0.0
-            products: Any = np.float32(0)
-            for k in self._cuts.depths(block.k):
-                part = self._a_part(m, k, block.n)
-                square = square + part[0]
-                products = products + part[1][block.n]
-            squares.append(square)
-            expected.append(products)
-        return np.sqrt(np.concatenate(squares)), np.concatenate(expected, axis=1)
-
-    def _a_part(self, m: Span, k: Span, wanted: Span) -> tuple[Doubles, dict[Span, Floats]]:
-        """Squared norms of some rows of A over some depth, and its products with B r by columns."""
-        part = self._a_parts.get((m, k))
-        if part is None or wanted not in part[1]:  # it is there, and not: a block of no plan
-            columns = list(self._meets.get((m, k), ()) if part is None else ())
-            if wanted not in columns:
-                columns.append(wanted)
-            vectors = np.concatenate([self._b_part(k, n) for n in columns])
-            squares = np.zeros(m.size)
-            products = self._project(self._a.region(m, k), vectors, squares)
-            split = {
-                n: products[self._vectors * i :][: self._vectors] for i, n in enumerate(columns)
-            }
-            part = self._a_parts[m, k] = (squares, split | (part[1] if part else {}))
-        return part
-
-    def _b_part(self, k: Span, n: Span) -> Floats:
-        """B r over some depth, for the columns of a block; shape (vectors, k)."""
+    def _product(
+        self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], k: Span
+    ) -> Product:
+        """Some rows of A times some columns of B, over some depth."""
         parts = []
-        for depth in self._cuts.depths(k):
-            sums: Any = np.float32(0)
-            for columns in self._cuts.columns(n):
-                part = self._b_parts.get((depth, columns))
-                if part is None:
-                    part = self._b_parts[depth, columns] = self._read_b(depth, columns)
-                sums = sums + part
-            parts.append(sums)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        for start in range(k.start, max(k.stop, k.start + 1), _AGAIN_DEPTH):
+            depth = slice(start, min(k.stop, start + _AGAIN_DEPTH))
+            a = Buffer(self._a.array[rows, depth], self._a.dtype).float32().astype(np.float64)
+            b = Buffer(self._b.array[depth, columns], self._b.dtype).float32().astype(np.float64)
+            parts.append(Product.of(a, b))
+        self.flops += 4 * len(rows) * len(columns) * k.size
+        return sum(parts[1:], parts[0])
 
-    def _read_b(self, k: Span, n: Span) -> Floats:
-        """B r over some depth and columns, whose squares are added up on the way."""
-        squares = np.zeros(k.size)
-        secret = self._secret[:, n.start : n.stop]
-        product = self._project(self._b.region(k, n), secret, squares)
-        self._b_squares[k, n] = float(squares.sum())
-        return product
-
-    def _b_square(self, k: Span, n: Span) -> float:
-        """The sum of the squares of B over some depth and columns, whose B r is there."""
-        return sum(
-            self._b_squares[depth, columns]
-            for depth in self._cuts.depths(k)
-            for columns in self._cuts.columns(n)
-        )
-
-    def _project(self, matrix: Buffer, vectors: Floats, squares: Doubles | None = None) -> Floats:
+    def _project(
+        self, matrix: Buffer, vectors: Doubles, weights: Doubles | None
+    ) -> tuple[Doubles, Doubles]:
         """The products with some vectors, counted; see `Pass`."""
-        self._count_pass(matrix, len(vectors) + (squares is not None))
-        return self._pass(matrix, vectors, squares)
-
-    def _count_pass(self, matrix: Buffer, vectors: int) -> None:
         self.read_bytes += matrix.nbytes
-        self.flops += 2 * vectors * matrix.array.size
+        self.flops += 2 * (len(vectors) + (weights is not None)) * matrix.array.size
+        return self._pass(matrix, vectors, weights)
 
 
-def _is_gross(off: Floats, expected: Floats, sigma: Doubles, wrong: npt.NDArray[np.bool_]) -> bool:
-    """Whether a block is wrong as a whole: in most rows, by much, and in more than one column.
-
-    With one wrong column j, the residuals of every row are its error times the same (r_j, r'_j).
-    """
-    if wrong.sum() < max(2, wrong.size / 2):
-        return False
-    if np.linalg.norm(off) < GROSS * np.linalg.norm(expected):
-        return False
-    first, second = off[:2].astype(np.float64)
-    lengths = np.hypot(first, second)
-    top = int(lengths.argmax())
-    across = np.abs(first * second[top] - second * first[top]) / lengths[top]
-    return bool((across > 2 * ROW_LIMIT * sigma + 1e-3 * lengths).sum() > 1)
+def _groups(block: Block) -> Iterable[Block]:
+    """A block as one or several of few columns."""
+    if block.n.size <= GROUP:
+        return (block,)
+    cuts = even_cuts(block.n, -(-block.n.size // GROUP))
+    return (Block(block.m, n, block.pieces) for n in cuts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cuts:
-    """Where the parts of A and B that are read at once begin; None: those of the blocks."""
-
-    m: list[int] | None = None
-    n: list[int] | None = None
-    k: list[int] | None = None
-
-    def rows(self, m: Span) -> list[Span]:
-        return _split(m, self.m)
-
-    def columns(self, n: Span) -> list[Span]:
-        return _split(n, self.n)
-
-    def depths(self, k: Span) -> list[Span]:
-        return _split(k, self.k)
-
-
-def _split(span: Span, cuts: list[int] | None) -> list[Span]:
-    if cuts is None:
-        return [span]
-    inside = cuts[bisect_right(cuts, span.start) : bisect_left(cuts, span.stop)]
-    return [Span(*pair) for pair in pairwise((span.start, *inside, span.stop))]
-
-
-def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: list[Block]) -> _Cuts:
-    """The blocks' own cuts, or where tiles are cut so differently that this reads A and B several
-    times, all cuts together."""
-    read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
-    read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})
-    if read_a + read_b <= _SHARED_PASSES * (a[0] * a[1] + b[0] * b[1]):
-        return _Cuts()
-    bounds = ({bound for x in blocks for bound in getattr(x, side)} for side in "mnk")
-    return _Cuts(*(sorted(side) for side in bounds))
+def _fault(
+    block: Block,
+    rows: npt.NDArray[np.int64],
+    wrong: npt.NDArray[np.bool_],
+    values: npt.NDArray[np.float32],
+    own: Product,
+) -> Fault:
+    """Say what is wrong, with the worst element."""
+    off = np.where(wrong, np.abs(values - own.exact), 0)
+    gross = (
+        2 * int(wrong.any(1).sum()) >= max(3, block.m.size)
+        and int(wrong.any(0).sum()) > 1
+        and not np.linalg.norm(off) < GROSS * np.linalg.norm(own.exact)
+    )
+    i, j = np.unravel_index(int(np.nan_to_num(off, nan=np.inf).argmax()), off.shape)
+    said, exact = float(values[i, j]), float(own.exact[i, j])
+    return Fault(
+        f"row {block.m.start + int(rows[i])} has {said:.6g} where the product is {exact:.6g}, "
+        f"which no order of summing explains"
+        f"{'; the whole block is wrong' if gross else ''}",
+        gross,
+    )

@@ -1,10 +1,12 @@
 """The loops of `projection.compiled_pass`, compiled by numba.
 
-Both take a matrix as lines that follow one another in memory: `flat`, 1-D, and the elements from
+All take a matrix as lines that follow one another in memory: `flat`, 1-D, and the elements from
 one line to the next. They add to `out`, shape (vectors, rows), and, unless it is empty, to
-`squares`, shape (rows,). Four lines are read at a time, and two vectors, as many sums as registers.
+`squares`, shape (rows,): the squares of the elements, weighted by their columns. Four lines are
+read at a time, and two vectors, as many sums as registers.
 
-Sums are taken in any order, as by BLAS; infinities and NaNs stay what they are.
+Elements are widened to double precision as they are read, bf16 from its bits; sums are taken in any
+order, as by BLAS; infinities and NaNs stay what they are.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
 
-from cleave.verify.projection import Floats
+from cleave.arrays import DType
+from cleave.verify.projection import Doubles
 
-_WIDE: Final = 2048  # elements of a line at a time: four such parts stay in the innermost cache
+_WIDE: Final = 1024  # elements of a line at a time: four such parts stay in the innermost cache
 _OPTIONS: Final[dict[str, Any]] = {
     "fastmath": {"reassoc", "contract", "nsz"},
     "error_model": "numpy",
@@ -26,24 +31,60 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _upper_half(typing_context: Any, bits: Any) -> Any:
+    """The fp32 number whose upper half these bits are."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = builder.zext(arguments[0], context.get_value_type(types.uint32))
+        high = builder.shl(wide, context.get_constant(types.uint32, 16))
+        return builder.bitcast(high, context.get_value_type(types.float32))
+
+    return types.float32(types.uint16), generate
+
+
+def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
+    """An element in double precision; bf16 is given as its bits. For compiled code only."""
+    raise AssertionError
+
+
+@overload(_number, inline="always")
+def _choose_number(element):  # type: ignore[no-untyped-def]
+    if element == types.uint16:
+        return lambda element: np.float64(_upper_half(element))
+    return lambda element: np.float64(element)
+
+
+_f64: Any = _number
+
+
 @cache
-def compiled() -> tuple[Any, Any]:
-    """`along` and `across` in machine code; from disk where they have been compiled before."""
-    values = numba.types.float32
-    # What fits every array: one that may be written and is aligned goes as this, too.
-    flat = numba.types.Array(values, 1, "C", readonly=True, aligned=False)
-    vectors = numba.types.Array(values, 2, "C", readonly=True)
-    out, squares = (numba.types.Array(values, sides, "C") for sides in (2, 1))
-    signature = numba.types.void(flat, numba.types.intp, vectors, out, squares)
-    compile_ = numba.njit(signature, **_OPTIONS)
-    return compile_(along), compile_(across)
+def compiled() -> dict[tuple[DType, bool], Any]:
+    """`along` and `across` in machine code, by the matrix's dtype and whether it lies across.
+
+    From disk where they have been compiled before.
+    """
+    loops = {}
+    for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):
+        # What fits every array: one that may be written and is aligned goes as this, too.
+        flat = types.Array(element, 1, "C", readonly=True, aligned=False)
+        vectors = types.Array(types.float64, 2, "C", readonly=True)
+        weights = types.Array(types.float64, 1, "C", readonly=True)
+        out, squares = (types.Array(types.float64, sides, "C") for sides in (2, 1))
+        signature = types.void(flat, types.intp, vectors, weights, out, squares)
+        for lies_across, loop in ((False, along), (True, across)):
+            loops[dtype, lies_across] = numba.njit(signature, **_OPTIONS)(loop)
+    return loops
 
 
-def along(flat: Floats, stride: int, vectors: Floats, out: Floats, squares: Floats) -> None:
+def along(
+    flat: Any, stride: int, vectors: Doubles, weights: Doubles, out: Doubles, squares: Doubles
+) -> None:
     """The lines are rows."""
     count, columns = vectors.shape
+    if squares.size:
+        columns = weights.size
     rows = out.shape[1]
-    zero = np.float32(0)
     for start in range(0, columns, _WIDE):
         n = min(_WIDE, columns - start)
         for i0 in range(0, rows, 4):
@@ -56,34 +97,43 @@ def along(flat: Floats, stride: int, vectors: Floats, out: Floats, squares: Floa
             for v in range(0, count, 2):
                 w = min(v + 1, count - 1)
                 x, y = vectors[v, start : start + n], vectors[w, start : start + n]
-                s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
+                s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
                 for j in range(n):
-                    s0 += a0[j] * x[j]
-                    t0 += a0[j] * y[j]
-                    s1 += a1[j] * x[j]
-                    t1 += a1[j] * y[j]
-                    s2 += a2[j] * x[j]
-                    t2 += a2[j] * y[j]
-                    s3 += a3[j] * x[j]
-                    t3 += a3[j] * y[j]
+                    b0, b1 = _f64(a0[j]), _f64(a1[j])
+                    b2, b3 = _f64(a2[j]), _f64(a3[j])
+                    s0 += b0 * x[j]
+                    t0 += b0 * y[j]
+                    s1 += b1 * x[j]
+                    t1 += b1 * y[j]
+                    s2 += b2 * x[j]
+                    t2 += b2 * y[j]
+                    s3 += b3 * x[j]
+                    t3 += b3 * y[j]
                 for line in range(min(4, rows - i0)):
                     out[v, i0 + line] += (s0, s1, s2, s3)[line]
                     if w > v:
                         out[w, i0 + line] += (t0, t1, t2, t3)[line]
             if squares.size:
-                q0 = q1 = q2 = q3 = zero
+                z = weights[start : start + n]
+                q0 = q1 = q2 = q3 = 0.0
                 for j in range(n):
-                    q0 += a0[j] * a0[j]
-                    q1 += a1[j] * a1[j]
-                    q2 += a2[j] * a2[j]
-                    q3 += a3[j] * a3[j]
+                    b0, b1 = _f64(a0[j]), _f64(a1[j])
+                    b2, b3 = _f64(a2[j]), _f64(a3[j])
+                    q0 += b0 * b0 * z[j]
+                    q1 += b1 * b1 * z[j]
+                    q2 += b2 * b2 * z[j]
+                    q3 += b3 * b3 * z[j]
                 for line in range(min(4, rows - i0)):
                     squares[i0 + line] += (q0, q1, q2, q3)[line]
 
 
-def across(flat: Floats, stride: int, vectors: Floats, out: Floats, squares: Floats) -> None:
+def across(
+    flat: Any, stride: int, vectors: Doubles, weights: Doubles, out: Doubles, squares: Doubles
+) -> None:
     """The lines are columns."""
     count, columns = vectors.shape
+    if squares.size:
+        columns = weights.size
     rows = out.shape[1]
     for start in range(0, rows, _WIDE):
         n = min(_WIDE, rows - start)
@@ -92,7 +142,7 @@ def across(flat: Floats, stride: int, vectors: Floats, out: Floats, squares: Flo
             j1, j2, j3 = (
                 min(j0 + 1, columns - 1), min(j0 + 2, columns - 1), min(j0 + 3, columns - 1),
             )  # fmt: skip
-            k1, k2, k3 = np.float32(j1 > j0), np.float32(j2 > j1), np.float32(j3 > j2)
+            k1, k2, k3 = np.float64(j1 > j0), np.float64(j2 > j1), np.float64(j3 > j2)
             a0 = flat[j0 * stride + start : j0 * stride + start + n]
             a1 = flat[j1 * stride + start : j1 * stride + start + n]
             a2 = flat[j2 * stride + start : j2 * stride + start + n]
@@ -107,14 +157,20 @@ def across(flat: Floats, stride: int, vectors: Floats, out: Floats, squares: Flo
                     y2, y3 = k2 * vectors[w, j2], k3 * vectors[w, j3]
                     t = out[w, start : start + n]
                     for i in range(n):
-                        s[i] += (a0[i] * x0 + a1[i] * x1) + (a2[i] * x2 + a3[i] * x3)
-                        t[i] += (a0[i] * y0 + a1[i] * y1) + (a2[i] * y2 + a3[i] * y3)
+                        b0, b1 = _f64(a0[i]), _f64(a1[i])
+                        b2, b3 = _f64(a2[i]), _f64(a3[i])
+                        s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
+                        t[i] += (b0 * y0 + b1 * y1) + (b2 * y2 + b3 * y3)
                 else:
                     for i in range(n):
-                        s[i] += (a0[i] * x0 + a1[i] * x1) + (a2[i] * x2 + a3[i] * x3)
+                        b0, b1 = _f64(a0[i]), _f64(a1[i])
+                        b2, b3 = _f64(a2[i]), _f64(a3[i])
+                        s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
             if squares.size:
                 q = squares[start : start + n]
+                z0, z1 = weights[j0], k1 * weights[j1]
+                z2, z3 = k2 * weights[j2], k3 * weights[j3]
                 for i in range(n):
-                    q[i] += (a0[i] * a0[i] + k1 * (a1[i] * a1[i])) + (
-                        k2 * (a2[i] * a2[i]) + k3 * (a3[i] * a3[i])
-                    )
+                    b0, b1 = _f64(a0[i]), _f64(a1[i])
+                    b2, b3 = _f64(a2[i]), _f64(a3[i])
+                    q[i] += (b0 * b0 * z0 + b1 * b1 * z1) + (b2 * b2 * z2 + b3 * b3 * z3)

@@ -1,7 +1,8 @@
-"""One pass over a matrix: its products with some vectors, and the squared norms of its rows.
+"""One pass over a matrix: its products with some vectors, and weighted squared norms of its rows.
 
-By numpy, or by a compiled loop that does all of it for a part of a row while that is in the
-innermost cache (`cleave.verify.kernels`), about three times as fast.
+All sums are in double precision, whatever the matrix is in: a check must err far less than what it
+judges. By numpy, or by a compiled loop that does all of it for a part of a row while that is in the
+innermost cache (`cleave.verify.kernels`), several times as fast.
 """
 
 from __future__ import annotations
@@ -16,28 +17,27 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from cleave.arrays import Buffer
+from cleave.arrays import Buffer, DType
 
-Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-Pass = Callable[[Buffer, Floats, Doubles | None], Floats]
-"""`project(matrix, vectors, squares)`.
+Pass = Callable[[Buffer, Doubles, Doubles | None], tuple[Doubles, Doubles]]
+"""`project(matrix, vectors, weights)`.
 
-A matrix of shape (rows, columns), any dtype and strides, and vectors of shape (count, columns),
-count 0 or more; returns their products, shape (count, rows), in fp32, and adds the squared norms of
-the rows to `squares`, shape (rows,), where they are asked for. The matrix is read from memory once.
+A matrix x of shape (rows, columns), any dtype and strides, and vectors of shape (count, columns),
+count 0 or more. Returns their products, shape (count, rows), and, where weights of shape (columns,)
+are given, the sums of weights_j x_ij^2, shape (rows,); else an empty array.
 """
 
-_AT_ONCE: Final = 400_000
-"""Elements; they stay in the cache from the first vector to the norms."""
-
-_FEW: Final = 4
-"""Vectors that are multiplied one by one, straight from the cache; for more BLAS packs it."""
+_AT_ONCE: Final = 100_000
+"""Elements; in double precision they stay in the cache from the first vector to the norms."""
 
 _ONE_THREAD: Final = 250_000
 """Multiply-adds of one product for which OpenBLAS starts no threads: they would spin for longer
 than they work, on processors that training wants."""
+
+_FEW: Final = 10
+"""Vectors for which the compiled loops are faster than BLAS."""
 
 _WORTH_COMPILING_BYTES: Final = 4e9
 """What is read before loops are compiled: it takes seconds, and saves a tenth of one a gigabyte."""
@@ -62,12 +62,14 @@ class Projector:
         """Whether it is that far."""
         return self._pass is not numpy_pass
 
-    def __call__(self, matrix: Buffer, vectors: Floats, squares: Doubles | None) -> Floats:
+    def __call__(
+        self, matrix: Buffer, vectors: Doubles, weights: Doubles | None
+    ) -> tuple[Doubles, Doubles]:
         if self._before_bytes > 0:
             self._before_bytes -= matrix.nbytes
             if self._before_bytes <= 0:
                 Thread(target=self._compile, name="cleave-compile", daemon=True).start()
-        return self._pass(matrix, vectors, squares)
+        return self._pass(matrix, vectors, weights)
 
     def _compile(self) -> None:
         try:
@@ -76,21 +78,20 @@ class Projector:
             warnings.warn(f"results are checked by numpy alone: {error}", stacklevel=1)
 
 
-def numpy_pass(matrix: Buffer, vectors: Floats, squares: Doubles | None) -> Floats:
+def numpy_pass(
+    matrix: Buffer, vectors: Doubles, weights: Doubles | None
+) -> tuple[Doubles, Doubles]:
     """The `Pass` by numpy."""
     count = len(vectors)
-    out = np.zeros((count, matrix.shape[0]), np.float32)
-    few = count <= _FEW
-    for m, k in _chunks(matrix, _AT_ONCE if few else _ONE_THREAD // count):
-        part = _float32(matrix, m, k)
-        if few:
-            for sums, vector in zip(out, vectors, strict=True):
-                sums[m] += part @ vector[k]
-        else:
+    out = np.zeros((count, matrix.shape[0]))
+    squares = np.zeros(0 if weights is None else matrix.shape[0])
+    for m, k in _chunks(matrix, min(_AT_ONCE, _ONE_THREAD // max(1, count))):
+        part = Buffer(matrix.array[m, k], matrix.dtype).float32().astype(np.float64)
+        if count:
             out[:, m] += vectors[:, k] @ part.T
-        if squares is not None:
-            squares[m] += _row_squares(part)
-    return out
+        if weights is not None:
+            squares[m] += np.square(part, out=part) @ weights[k]
+    return out, squares
 
 
 def compiled_pass() -> Pass:
@@ -101,40 +102,39 @@ def compiled_pass() -> Pass:
     """
     from cleave.verify import kernels
 
-    along, across = kernels.compiled()
+    loops = kernels.compiled()
 
-    def project(matrix: Buffer, vectors: Floats, squares: Doubles | None) -> Floats:
-        out = np.zeros((len(vectors), matrix.shape[0]), np.float32)
-        if matrix.array.size == 0:
-            return out
-        whole = [(slice(0, matrix.shape[0]), slice(0, matrix.shape[1]))]
-        for m, k in whole if matrix.dtype.itemsize == 4 else _chunks(matrix, _AT_ONCE):
-            part = Buffer(matrix.array[m, k], matrix.dtype).float32()
-            products = np.zeros((len(vectors), part.shape[0]), np.float32)
-            norms = np.zeros(0 if squares is None else part.shape[0], np.float32)
-            kernel = across if _lies_across(part) else along
-            kernel(*_flat(part), np.ascontiguousarray(vectors[:, k]), products, norms)
-            out[:, m] += products
-            if squares is not None:
-                squares[m] += _mended(part, norms)
-        return out
+    def project(
+        matrix: Buffer, vectors: Doubles, weights: Doubles | None
+    ) -> tuple[Doubles, Doubles]:
+        if len(vectors) > _FEW or matrix.array.size == 0:
+            return numpy_pass(matrix, vectors, weights)
+        if matrix.dtype is DType.FP16:  # the loops read fp32, and bf16 as its bits
+            matrix = Buffer(matrix.float32(), DType.FP32)
+        out = np.zeros((len(vectors), matrix.shape[0]))
+        squares = np.zeros(0 if weights is None else matrix.shape[0])
+        given = np.zeros(0) if weights is None else np.ascontiguousarray(weights, np.float64)
+        kernel = loops[matrix.dtype, _lies_across(matrix.array)]
+        kernel(*_flat(matrix.array), np.ascontiguousarray(vectors), given, out, squares)
+        return out, squares
 
     return project
 
 
-def _flat(part: Floats) -> tuple[Floats, int]:
+def _flat(part: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
     """All of a matrix's memory from its first element to its last, and the elements from one
     line, that is row or column, to the next."""
     lines = part.T if _lies_across(part) else part
     step, unit = lines.strides
-    if (unit != 4 and lines.shape[1] > 1) or step % 4 or step < 0:
+    size = lines.itemsize
+    if (unit != size and lines.shape[1] > 1) or step % size or step < 0:
         lines = np.ascontiguousarray(lines)
         step = lines.strides[0]
-    stride = step // 4 if len(lines) > 1 else lines.shape[1]
+    stride = step // size if len(lines) > 1 else lines.shape[1]
     if lines.flags.c_contiguous:
         return lines.reshape(-1), stride
     length = (len(lines) - 1) * stride + lines.shape[1]
-    return as_strided(lines, (length,), (4,), writeable=False), stride
+    return as_strided(lines, (length,), (size,), writeable=False), stride
 
 
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
@@ -155,27 +155,3 @@ def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
 def _lies_across(array: npt.NDArray[Any]) -> bool:
     """Whether its columns are nearer together in memory than its rows."""
     return abs(array.strides[0]) < abs(array.strides[1])
-
-
-def _float32(matrix: Buffer, rows: slice, columns: slice) -> Floats:
-    """A part of a matrix in fp32, aligned: bytes that came in a message may lie anywhere, and numpy
-    would copy them element by element where they enter a product transposed."""
-    part = Buffer(matrix.array[rows, columns], matrix.dtype).float32()
-    return part if part.flags.aligned else part.copy()
-
-
-def _row_squares(values: Floats) -> Doubles:
-    """Squared norms of rows."""
-    if _lies_across(values):
-        return _mended(values, np.square(values) @ np.ones(values.shape[1], np.float32))
-    return _mended(values, np.vecdot(values, values))
-
-
-def _mended(values: Floats, norms: Floats) -> Doubles:
-    """Squared norms of rows, in double precision where they vanish or overflow in fp32."""
-    squares = norms.astype(np.float64)
-    strange = ~((squares > 1e-26) & (squares < 1e36))
-    if strange.any():
-        some = values[strange]
-        squares[strange] = np.einsum("ij,ij->i", some, some, dtype=np.float64)
-    return squares

@@ -29,7 +29,7 @@ from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
-from cleave.verify import Fault
+from cleave.verify import Fault, Judgement
 
 HELLO = Hello(
     Role.DEVICE,
@@ -330,7 +330,7 @@ def test_quarantine_is_of_the_identity(coordinator: Coordinator, door: Door) -> 
     door.faults_before = int(QUARANTINE) - 1  # in sessions before
     come(coordinator, 1)
     check = one_result(coordinator, 1)
-    orders = coordinator.checked(check, Fault("row 3 is wrong"), 3.0)
+    orders = coordinator.checked(check, Judgement(Fault("row 3 is wrong")), 3.0)
     (error,) = [m for m in sent(orders, 1) if isinstance(m, messages.Error)]
     assert error.code is ErrorCode.QUARANTINED
     assert door.faults == {7: ["row 3 is wrong"]}

@@ -23,7 +23,7 @@ from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
-from cleave.verify import Fault
+from cleave.verify import Fault, Judgement
 
 HELLO = Hello(
     Role.DEVICE,
@@ -330,7 +330,7 @@ def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
     assert isinstance(check, Check)
     assert coordinator.received(1, _result(run, **changes), 2.0) == []
     assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
-    (place,) = coordinator.checked(check, None, 3.0)
+    (place,) = coordinator.checked(check, Judgement(), 3.0)
     assert isinstance(place, Place)
     assert place.payload is check.payload
 
@@ -342,7 +342,7 @@ def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None
     coordinator.received(1, messages.Drain(), 1.0)
     (check,) = coordinator.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
-    orders = coordinator.checked(check, Fault("it is off"), 3.0)
+    orders = coordinator.checked(check, Judgement(Fault("it is off")), 3.0)
     assert orders == [Send(1, messages.Bye("drained")), Close(1)]
 
 
@@ -542,7 +542,7 @@ def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes)
     assert isinstance(check, Check)
     assert coordinator.received(1, replace(answer, payload=second), 2.0) == []
     assert coordinator.dispatcher.counters.late == 1
-    (place,) = coordinator.checked(check, None, 3.0)
+    (place,) = coordinator.checked(check, Judgement(), 3.0)
     assert place == Place(check.unit, answer.payload)
     assert coordinator.placed(check.unit, 3.0) == [Done(1)]
 

@@ -25,7 +25,7 @@ from cleave.transport.join import DeviceSession, device_hello
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.opening import open_connection
 from cleave.transport.serve import ServedFleet
-from cleave.verify import Fault
+from cleave.verify import Judgement
 from tests.integration.processes import PATIENCE_S
 
 
@@ -139,7 +139,7 @@ def test_a_check_that_breaks_ends_the_work_with_its_reason(
     def broken(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("cleave.fleet.checks.Checks.fault", broken)
+    monkeypatch.setattr("cleave.fleet.checks.Checks.judge", broken)
     with (
         cleave.serve() as fleet,
         device(fleet, "honest", ExecutorComputer(NumpyExecutor())),
@@ -153,14 +153,14 @@ def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inline_flops: float
 ) -> None:
     checks = count()
-    whole = Checks.fault
+    whole = Checks.judge
 
-    def breaks_once(kept: Checks, future: GemmFuture, unit: Unit, payload: object) -> Fault | None:
+    def breaks_once(kept: Checks, future: GemmFuture, unit: Unit, payload: object) -> Judgement:
         if not next(checks):
             raise MemoryError("no room")
         return whole(kept, future, unit, payload)
 
-    monkeypatch.setattr("cleave.fleet.checks.Checks.fault", breaks_once)
+    monkeypatch.setattr("cleave.fleet.checks.Checks.judge", breaks_once)
     monkeypatch.setattr("cleave.transport.live.CHECK_INLINE_FLOPS", inline_flops)
     outcomes: list[object] = []
     with (

@@ -1,0 +1,202 @@
+"""The secret side of a check: A and B of a GEMM multiplied by secret vectors, read as few times as
+its blocks allow.
+
+The entries of the vectors have random signs and magnitudes uniform in [0.75, 1.25], so that no two
+wrong elements of a row cancel by construction (plain signs let a cancelling pair through half of
+the time) and none is hidden by a small entry. Before that each column is divided by what rounding
+typically does to its elements, as estimated from B's columns and a few random rows of A: so every
+column is held to its own size, and a large one hides nothing in the others.
+
+B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks; where tiles are
+cut differently, by the parts that all cuts together leave, so that A and B are read once each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cleave.arrays import Buffer, DType
+from cleave.gemm import Block, Span
+from cleave.verify.projection import Doubles, Pass
+from cleave.verify.rounding import variance
+
+VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
+"""Secret vectors by the operands' dtype. A pair of errors that cancel in a row hides where two
+entries of every vector are alike to within the rounding: with that of 16 bits two vectors let some
+hundredths of a percent of such errors of five root mean squares through, four the square of it."""
+
+_LEAST_ENTRY: Final = 0.75  # magnitudes go up to as much above 1
+_SAMPLED_ROWS: Final = 16  # of A, to estimate how large the columns of C are
+_SKETCHES: Final = 4  # random sums of these rows
+_SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
+
+
+class Expected(NamedTuple):
+    """What the server knows of a block.
+
+    Attributes:
+        products: A (B r), shape (vectors, rows).
+        a_squares: |a_i|^2, shape (rows,).
+        b_square: sum of w_j^2 |b_j|^2.
+    """
+
+    products: Doubles
+    a_squares: Doubles
+    b_square: float
+
+
+class SecretProducts:
+    """A and B of one GEMM times secret vectors.
+
+    Args:
+        a, b: the operands as they enter the product, shapes (M, K) and (K, N).
+        blocks: which columns and depths will be asked for together.
+        rng: draws the vectors.
+        project: multiplies with them.
+    """
+
+    def __init__(
+        self, a: Buffer, b: Buffer, blocks: Sequence[Block], rng: np.random.Generator, project: Pass
+    ) -> None:
+        self._a = a
+        self._b = b
+        self._project = project
+        self._count = VECTORS[a.dtype]
+        self._rng = rng
+        drawn = rng.uniform(_LEAST_ENTRY, 2 - _LEAST_ENTRY, (self._count, b.shape[1]))
+        self._entries: Doubles = np.where(rng.random(drawn.shape) < 0.5, -drawn, drawn)
+        self._weights = np.zeros(b.shape[1])  # 0 where they are not known yet
+        self._sketch: Doubles | None = None
+        self._sampled = 0
+        self._cuts = _cuts(a.shape, b.shape, blocks)
+        self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
+        for block in blocks:
+            for m in self._cuts.rows(block.m):
+                for k in self._cuts.depths(block.k):
+                    self._meets[m, k][block.n] = None
+        self._b_parts: dict[tuple[Span, Span], tuple[Doubles, float]] = {}
+        self._a_parts: dict[tuple[Span, Span], tuple[Doubles, dict[Span, Doubles]]] = {}
+
+    def vectors(self, n: Span) -> Doubles:
+        """Return the secret vectors of some columns, weights included; shape (vectors, n)."""
+        return self._entries[:, n.start : n.stop] * self.weights(n)
+
+    def weights(self, n: Span) -> Doubles:
+        """Return w_j of some columns: the inverse of what rounding typically does there."""
+        weights = self._weights[n.start : n.stop]
+        unknown = weights == 0
+        if unknown.any():
+            weights[unknown] = self._measured(n)[unknown]
+        return weights
+
+    def of(self, block: Block) -> Expected:
+        """Return what is known of a block's rows."""
+        b_square = sum(
+            self._b_part(depth, columns)[1]
+            for depth in self._cuts.depths(block.k)
+            for columns in self._cuts.columns(block.n)
+        )
+        if self._cuts.m is None:  # one part, the usual case: nothing to put together
+            squares, products = self._a_part(block.m, block.k, block.n)
+            return Expected(products[block.n], squares, b_square)
+        all_squares, all_products = [], []
+        for m in self._cuts.rows(block.m):
+            parts = [self._a_part(m, k, block.n) for k in self._cuts.depths(block.k)]
+            all_squares.append(sum((part[0] for part in parts), np.zeros(m.size)))
+            all_products.append(
+                sum((part[1][block.n] for part in parts), np.zeros((self._count, m.size)))
+            )
+        return Expected(np.concatenate(all_products, axis=1), np.concatenate(all_squares), b_square)
+
+    def _measured(self, n: Span) -> Doubles:
+        """What rounding typically does to each of some columns, inverted."""
+        if self._sketch is None:
+            rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
+            some = Buffer(self._a.array[rows], self._a.dtype).float32().astype(np.float64)
+            signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
+            self._sketch = (signs @ some) / np.sqrt(_SAMPLED_ROWS)
+        dtype = self._a.dtype
+        sketch = self._sketch if dtype is not DType.FP32 else self._sketch[:0]
+        part = self._b.region(Span(0, self._b.shape[0]), n).T
+        products, squares = self._project(part, sketch, np.ones(part.shape[1]))
+        with np.errstate(all="ignore"):
+            a_square = np.asarray(np.square(self._sketch).sum() / _SKETCHES)
+            length = np.square(products).mean(0) if len(products) else np.zeros(n.size)
+            typical = variance(a_square, squares, length, 1.0, part.shape[1], dtype)
+            weights = 1 / np.sqrt(typical)
+        return np.where(np.isfinite(weights) & (weights > 0), weights, 1.0)
+
+    def _a_part(self, m: Span, k: Span, wanted: Span) -> tuple[Doubles, dict[Span, Doubles]]:
+        """Squared norms of some rows of A over some depth, and its products with B r by columns."""
+        part = self._a_parts.get((m, k))
+        if part is None or wanted not in part[1]:  # it is there, and not: a block of no plan
+            columns = list(self._meets.get((m, k), ()) if part is None else ())
+            if wanted not in columns:
+                columns.append(wanted)
+            vectors = np.concatenate([self._b_vectors(k, n) for n in columns])
+            products, squares = self._project(self._a.region(m, k), vectors, np.ones(k.size))
+            split = {n: products[self._count * i :][: self._count] for i, n in enumerate(columns)}
+            part = self._a_parts[m, k] = (squares, split | (part[1] if part else {}))
+        return part
+
+    def _b_vectors(self, k: Span, n: Span) -> Doubles:
+        """B r over some depth, for the columns of a block; shape (vectors, k)."""
+        parts = []
+        for depth in self._cuts.depths(k):
+            sums: Any = 0.0
+            for columns in self._cuts.columns(n):
+                sums = sums + self._b_part(depth, columns)[0]
+            parts.append(sums)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _b_part(self, k: Span, n: Span) -> tuple[Doubles, float]:
+        """B r over some depth and columns, and the sum of the squares of its weighted elements."""
+        part = self._b_parts.get((k, n))
+        if part is None:
+            vectors, weights = self.vectors(n), np.square(self.weights(n))
+            products, squares = self._project(self._b.region(k, n), vectors, weights)
+            part = self._b_parts[k, n] = (products, float(squares.sum()))
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Where the parts of A and B that are read at once begin; None: those of the blocks."""
+
+    m: list[int] | None = None
+    n: list[int] | None = None
+    k: list[int] | None = None
+
+    def rows(self, m: Span) -> list[Span]:
+        return _split(m, self.m)
+
+    def columns(self, n: Span) -> list[Span]:
+        return _split(n, self.n)
+
+    def depths(self, k: Span) -> list[Span]:
+        return _split(k, self.k)
+
+
+def _split(span: Span, cuts: list[int] | None) -> list[Span]:
+    if cuts is None:
+        return [span]
+    inside = cuts[bisect_right(cuts, span.start) : bisect_left(cuts, span.stop)]
+    return [Span(*pair) for pair in pairwise((span.start, *inside, span.stop))]
+
+
+def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _Cuts:
+    """The blocks' own cuts, or where tiles are cut so differently that this reads A and B several
+    times, all cuts together."""
+    read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
+    read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})
+    if read_a + read_b <= _SHARED_PASSES * (a[0] * a[1] + b[0] * b[1]):
+        return _Cuts()
+    bounds = ({bound for x in blocks for bound in getattr(x, side)} for side in "mnk")
+    return _Cuts(*(sorted(side) for side in bounds))
