@@ -224,7 +224,8 @@ class Training:
     seq: int
 
     def __post_init__(self) -> None:
-        tokenizer = default_tokenizer(vocab_size=4096, progress=lambda _: None)
+        size = min(4096, self.spec.vocabulary)
+        tokenizer = default_tokenizer(vocab_size=size, progress=lambda _: None)
         corpus = build_corpus(None, tokenizer, min_tokens=self.seq + 1, progress=lambda _: None)
         self._loader = BatchLoader(corpus.train, batch=self.batch, seq=self.seq, seed=0)
         self._model = build_model(self.spec, seed=0).train()

@@ -122,7 +122,8 @@ class Product:
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)
         lost = ~np.isfinite(self.exact) | (self.reach + off > LARGEST_FP32)
-        return within | (lost & ~np.isfinite(values))
+        right: Truth = within | (lost & ~np.isfinite(values))
+        return right
 
     def likely(self, values: Floats, dtype: DType) -> Truth:
         """Which values are the right rounding of a sum whose own roundings are independent.
@@ -132,7 +133,8 @@ class Product:
         """
         off = _PROBABLE * np.sqrt(self.depth + 1) * UNIT * self.reach
         lost = ~np.isfinite(self.exact) | (self.reach + off > LARGEST_FP32)
-        return self._between(values, off, dtype) | lost
+        right: Truth = self._between(values, off, dtype) | lost
+        return right
 
     def _between(self, values: Floats, off: Doubles, dtype: DType) -> Truth:
         with np.errstate(all="ignore"):
@@ -143,7 +145,7 @@ class Product:
             )
             flushed = (values == 0) & (np.abs(self.exact) <= _FLUSHED[dtype] + off)
             right: Truth = (low <= values) & (values <= high) | flushed
-            return right
+        return right
 
 
 def _through(values: Floats, dtype: DType) -> Floats:
