@@ -144,11 +144,10 @@ class GemmCheck:
     def _doubt(self, block: Block, result: Buffer) -> npt.NDArray[np.bool_]:
         """Which rows of a block of few columns are off by more than rounding explains."""
         expected = self._products.of(block)
-        vectors = self._products.vectors(block.n)
-        weights = np.square(self._products.weights(block.n))
-        found, lengths = self._project(result, vectors, weights)
+        columns = self._products.columns(block.n)
+        found, lengths = self._project(result, columns.vectors, columns.weights)
         rounding = variance(
-            expected.a_squares, np.asarray(expected.b_square), lengths, float(weights.sum()),
+            expected.a_squares, np.asarray(expected.b_square), lengths, columns.total,
             block.k.size, result.dtype,
         )  # fmt: skip
         share = np.abs(found - expected.products) / np.sqrt(rounding)

@@ -82,8 +82,6 @@ def along(
 ) -> None:
     """The lines are rows."""
     count, columns = vectors.shape
-    if squares.size:
-        columns = weights.size
     rows = out.shape[1]
     for start in range(0, columns, _WIDE):
         n = min(_WIDE, columns - start)
@@ -94,6 +92,45 @@ def along(
             a1 = flat[i1 * stride + start : i1 * stride + start + n]
             a2 = flat[i2 * stride + start : i2 * stride + start + n]
             a3 = flat[i3 * stride + start : i3 * stride + start + n]
+            lines = min(4, rows - i0)
+            if squares.size and count == 2:  # the usual case, with each element read once
+                x, y, z = (
+                    vectors[0, start : start + n], vectors[1, start : start + n],
+                    weights[start : start + n],
+                )  # fmt: skip
+                s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = q0 = q1 = q2 = q3 = 0.0
+                for j in range(n):
+                    b0, b1 = _f64(a0[j]), _f64(a1[j])
+                    b2, b3 = _f64(a2[j]), _f64(a3[j])
+                    s0 += b0 * x[j]
+                    t0 += b0 * y[j]
+                    q0 += b0 * (b0 * z[j])
+                    s1 += b1 * x[j]
+                    t1 += b1 * y[j]
+                    q1 += b1 * (b1 * z[j])
+                    s2 += b2 * x[j]
+                    t2 += b2 * y[j]
+                    q2 += b2 * (b2 * z[j])
+                    s3 += b3 * x[j]
+                    t3 += b3 * y[j]
+                    q3 += b3 * (b3 * z[j])
+                for line in range(lines):
+                    out[0, i0 + line] += (s0, s1, s2, s3)[line]
+                    out[1, i0 + line] += (t0, t1, t2, t3)[line]
+                    squares[i0 + line] += (q0, q1, q2, q3)[line]
+                continue
+            if squares.size:
+                z = weights[start : start + n]
+                q0 = q1 = q2 = q3 = 0.0
+                for j in range(n):
+                    b0, b1 = _f64(a0[j]), _f64(a1[j])
+                    b2, b3 = _f64(a2[j]), _f64(a3[j])
+                    q0 += b0 * (b0 * z[j])
+                    q1 += b1 * (b1 * z[j])
+                    q2 += b2 * (b2 * z[j])
+                    q3 += b3 * (b3 * z[j])
+                for line in range(lines):
+                    squares[i0 + line] += (q0, q1, q2, q3)[line]
             for v in range(0, count, 2):
                 w = min(v + 1, count - 1)
                 x, y = vectors[v, start : start + n], vectors[w, start : start + n]
@@ -109,22 +146,10 @@ def along(
                     t2 += b2 * y[j]
                     s3 += b3 * x[j]
                     t3 += b3 * y[j]
-                for line in range(min(4, rows - i0)):
+                for line in range(lines):
                     out[v, i0 + line] += (s0, s1, s2, s3)[line]
                     if w > v:
                         out[w, i0 + line] += (t0, t1, t2, t3)[line]
-            if squares.size:
-                z = weights[start : start + n]
-                q0 = q1 = q2 = q3 = 0.0
-                for j in range(n):
-                    b0, b1 = _f64(a0[j]), _f64(a1[j])
-                    b2, b3 = _f64(a2[j]), _f64(a3[j])
-                    q0 += b0 * b0 * z[j]
-                    q1 += b1 * b1 * z[j]
-                    q2 += b2 * b2 * z[j]
-                    q3 += b3 * b3 * z[j]
-                for line in range(min(4, rows - i0)):
-                    squares[i0 + line] += (q0, q1, q2, q3)[line]
 
 
 def across(

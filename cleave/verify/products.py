@@ -35,7 +35,22 @@ hundredths of a percent of such errors of five root mean squares through, four t
 _LEAST_ENTRY: Final = 0.75  # magnitudes go up to as much above 1
 _SAMPLED_ROWS: Final = 16  # of A, to estimate how large the columns of C are
 _SKETCHES: Final = 4  # random sums of these rows
+_SAMPLED_DEPTH: Final = 128  # of B's columns, at least, to estimate how large they are
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
+
+
+class Columns(NamedTuple):
+    """The secret of some columns.
+
+    Attributes:
+        vectors: r_j w_j, shape (vectors, columns).
+        weights: w_j^2, shape (columns,).
+        total: the sum of the weights.
+    """
+
+    vectors: Doubles
+    weights: Doubles
+    total: float
 
 
 class Expected(NamedTuple):
@@ -72,7 +87,8 @@ class SecretProducts:
         self._rng = rng
         drawn = rng.uniform(_LEAST_ENTRY, 2 - _LEAST_ENTRY, (self._count, b.shape[1]))
         self._entries: Doubles = np.where(rng.random(drawn.shape) < 0.5, -drawn, drawn)
-        self._weights = np.zeros(b.shape[1])  # 0 where they are not known yet
+        self._weights = np.zeros(b.shape[1])  # w_j; 0 where they are not known yet
+        self._columns: dict[Span, Columns] = {}
         self._sketch: Doubles | None = None
         self._sampled = 0
         self._cuts = _cuts(a.shape, b.shape, blocks)
@@ -84,17 +100,17 @@ class SecretProducts:
         self._b_parts: dict[tuple[Span, Span], tuple[Doubles, float]] = {}
         self._a_parts: dict[tuple[Span, Span], tuple[Doubles, dict[Span, Doubles]]] = {}
 
-    def vectors(self, n: Span) -> Doubles:
-        """Return the secret vectors of some columns, weights included; shape (vectors, n)."""
-        return self._entries[:, n.start : n.stop] * self.weights(n)
-
-    def weights(self, n: Span) -> Doubles:
-        """Return w_j of some columns: the inverse of what rounding typically does there."""
-        weights = self._weights[n.start : n.stop]
-        unknown = weights == 0
-        if unknown.any():
-            weights[unknown] = self._measured(n)[unknown]
-        return weights
+    def columns(self, n: Span) -> Columns:
+        """Return the secret vectors of some columns."""
+        columns = self._columns.get(n)
+        if columns is None:
+            weights = self._weights[n.start : n.stop]
+            unknown = weights == 0
+            if unknown.any():
+                weights[unknown] = 1 / self._typical(n)[unknown]
+            vectors, weights = self._entries[:, n.start : n.stop] * weights, np.square(weights)
+            columns = self._columns[n] = Columns(vectors, weights, float(weights.sum()))
+        return columns
 
     def of(self, block: Block) -> Expected:
         """Return what is known of a block's rows."""
@@ -115,23 +131,31 @@ class SecretProducts:
             )
         return Expected(np.concatenate(all_products, axis=1), np.concatenate(all_squares), b_square)
 
-    def _measured(self, n: Span) -> Doubles:
-        """What rounding typically does to each of some columns, inverted."""
+    def _typical(self, n: Span) -> Doubles:
+        """What rounding typically does to the elements of each of some columns.
+
+        Of results of 16 bits that depends on how large the elements are, which random sums of a few
+        rows of A tell; else on how large B's columns are, for which a part of the depth will do.
+        """
         if self._sketch is None:
             rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
             some = Buffer(self._a.array[rows], self._a.dtype).float32().astype(np.float64)
             signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
             self._sketch = (signs @ some) / np.sqrt(_SAMPLED_ROWS)
-        dtype = self._a.dtype
-        sketch = self._sketch if dtype is not DType.FP32 else self._sketch[:0]
-        part = self._b.region(Span(0, self._b.shape[0]), n).T
-        products, squares = self._project(part, sketch, np.ones(part.shape[1]))
+        dtype, sketch, depth = self._a.dtype, self._sketch, self._b.shape[0]
+        k = Span(0, depth)
+        if dtype is DType.FP32:
+            size = min(depth, max(_SAMPLED_DEPTH, depth // 8))
+            start = int(self._rng.integers(depth - size + 1))
+            k, sketch = Span(start, start + size), sketch[:0, :size]
+        part = self._b.region(k, n).T
+        products, squares = self._project(part, sketch, np.ones(k.size))
+        squares *= depth / k.size
         with np.errstate(all="ignore"):
             a_square = np.asarray(np.square(self._sketch).sum() / _SKETCHES)
             length = np.square(products).mean(0) if len(products) else np.zeros(n.size)
-            typical = variance(a_square, squares, length, 1.0, part.shape[1], dtype)
-            weights = 1 / np.sqrt(typical)
-        return np.where(np.isfinite(weights) & (weights > 0), weights, 1.0)
+            typical = np.sqrt(variance(a_square, squares, length, 1.0, depth, dtype))
+        return np.where(np.isfinite(typical) & (typical > 0), typical, 1.0)
 
     def _a_part(self, m: Span, k: Span, wanted: Span) -> tuple[Doubles, dict[Span, Doubles]]:
         """Squared norms of some rows of A over some depth, and its products with B r by columns."""
@@ -160,8 +184,9 @@ class SecretProducts:
         """B r over some depth and columns, and the sum of the squares of its weighted elements."""
         part = self._b_parts.get((k, n))
         if part is None:
-            vectors, weights = self.vectors(n), np.square(self.weights(n))
-            products, squares = self._project(self._b.region(k, n), vectors, weights)
+            columns = self.columns(n)
+            region = self._b.region(k, n)
+            products, squares = self._project(region, columns.vectors, columns.weights)
             part = self._b_parts[k, n] = (products, float(squares.sum()))
         return part
 

@@ -107,7 +107,7 @@ def compiled_pass() -> Pass:
     def project(
         matrix: Buffer, vectors: Doubles, weights: Doubles | None
     ) -> tuple[Doubles, Doubles]:
-        if len(vectors) > _FEW or matrix.array.size == 0:
+        if matrix.array.size == 0:
             return numpy_pass(matrix, vectors, weights)
         if matrix.dtype is DType.FP16:  # the loops read fp32, and bf16 as its bits
             matrix = Buffer(matrix.float32(), DType.FP32)
