@@ -67,8 +67,8 @@ def train(
     eval_every: Annotated[int, typer.Option(help="Steps between held-out losses; 0: never.")] = 0,
     eval_batches: Annotated[int, typer.Option(help="Batches per held-out loss.")] = 8,
     checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between checkpoints; 0: none.")
-    ] = 500,
+        str, typer.Option(help="Between checkpoints: steps, as 500, or a time, as 10min; 0: none.")
+    ] = "10min",
     memory: Annotated[
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",
@@ -171,7 +171,7 @@ def _here(
         if stopping:
             raise KeyboardInterrupt
         stopping = True
-        display.note("stopping after this step; Ctrl-C again to stop now")
+        display.note("stopping after this step, with a checkpoint; once more to stop now")
 
     fleet = None
     if members:
@@ -189,12 +189,14 @@ def _here(
             display.plain(energy.to_record() | summary(energy, grid))
         display.record(record)
 
-    previous = signal.signal(signal.SIGINT, interrupted)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, interrupted) for number in numbers]
     try:
         with display:
             JobRunner(runs).train(asked, Setting(fleet, record, lambda: stopping))
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, before in zip(numbers, previous, strict=True):
+            signal.signal(number, before)
         if fleet is not None:
             fleet.close()
 

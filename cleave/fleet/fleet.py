@@ -187,6 +187,7 @@ class Fleet:
         self.decisions: Counter[Decision] = Counter()
         self._operands = count(1)
         self._works = count(1)
+        self._under_way: dict[int, GemmFuture] = {}
 
     @property
     def clock(self) -> str:
@@ -244,6 +245,7 @@ class Fleet:
                 self.absence.multiply(self.shell, future, fallback)
             else:
                 self.shell.start(future)
+                self._under_way[work.id] = future
         else:  # nothing to multiply: an empty sum is zero
             out.array[...] = 0
             future.done = True
@@ -254,6 +256,14 @@ class Fleet:
             self.shell.wait(future)
         else:
             self.absence.wait(self.shell, future)
+        self._under_way.pop(future.work.id, None)
+
+    def abandon(self) -> None:
+        """Take back every GEMM that nobody has waited for to its end."""
+        for future in self._under_way.values():
+            if not future.done:
+                self.shell.withdraw(future)
+        self._under_way.clear()
 
     def _stays(self, selector: Selector, gemm: Gemm, element: ElementBytes, dtype: DType) -> bool:
         """Whether the PS does it, which is counted."""

@@ -7,6 +7,22 @@ from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class StartRecord:
+    """A run begins, or goes on.
+
+    Attributes:
+        step: the last one that is done; 0 at the beginning.
+        steps: that are to be done in all.
+        run_folder: where everything is written.
+    """
+
+    EVENT: ClassVar[str] = "start"
+    step: int
+    steps: int
+    run_folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One optimizer step.
 
@@ -128,7 +144,7 @@ class DoneRecord:
     journal_gemms: int = 0
 
 
-Record: TypeAlias = StepRecord | EvalRecord | NoteRecord | PresenceRecord | DoneRecord
+Record: TypeAlias = StartRecord | StepRecord | EvalRecord | NoteRecord | PresenceRecord | DoneRecord
 
 
 def to_dict(record: Record) -> dict[str, Any]:

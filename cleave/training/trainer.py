@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cleave.device.executors import TorchExecutor
 from cleave.errors import CleaveError
-from cleave.fleet.absence import Absence, Fallback, Presence
+from cleave.fleet.absence import AbandonedError, Absence, Fallback, Leaving, Presence
 from cleave.fleet.fleet import Fleet, FleetCounters
 from cleave.fleet.selection import Kept, Selector, summarise
 from cleave.models.build import (
@@ -51,6 +51,7 @@ from cleave.training.records import (
     NoteRecord,
     PresenceRecord,
     Record,
+    StartRecord,
     StepRecord,
     to_dict,
 )
@@ -71,8 +72,9 @@ class Setting:
     Attributes:
         fleet: multiplies; None for plain PyTorch, the reference.
         report: takes every record as it comes.
-        stop: asked after every step; True ends the run early, with a checkpoint.
-        clock: seconds, to judge the journal by.
+        stop: asked between steps and while devices are waited for; True ends the run early, with a
+            checkpoint of the last whole step.
+        clock: seconds, for intervals between checkpoints and to judge the journal by.
     """
 
     fleet: Fleet | None
@@ -197,7 +199,8 @@ class Trainer:
             setting.fleet.selector = _selector() if auto else None
             setting.fleet.submitted.clear()
             setting.fleet.decisions.clear()
-            setting.fleet.absence = Absence(self._presence, _fallback(job))
+            leaving = Leaving(setting.stop, self._applied, TorchExecutor(), setting.clock)
+            setting.fleet.absence = Absence(self._presence, _fallback(job), leaving)
         self.journal = _open_journal(job, run, setting, base)
         if setting.fleet is not None:
             fleet = setting.fleet
@@ -209,6 +212,8 @@ class Trainer:
         self.folder = run
         self.setting = setting
         self.step = 0
+        self.saved: int | None = None  # the step of the last checkpoint
+        self.saved_s = setting.clock()
         self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
         # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
@@ -226,11 +231,14 @@ class Trainer:
         if self.journal is not None:
             self.journal.close()
         if self.setting.fleet is not None:
+            self.setting.fleet.abandon()
             self.setting.fleet.absence = None
 
     def run(self) -> DoneRecord:
         """Do the remaining steps."""
         job, report = self.job, self._report
+        where = str(self.folder.path)
+        self.setting.report(StartRecord(self.step, job.steps, where))
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         began_s, first = time.perf_counter(), self._counters()
@@ -238,13 +246,16 @@ class Trainer:
         tokens = 0
         stopped = False
         while self.step < job.steps and not stopped:
-            record = self.train_step()
-            report(record)
-            loss = record.loss
-            tokens += record.tokens
-            first_loss = loss if math.isnan(first_loss) else first_loss
-            if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
-                report(EvalRecord(self.step, self.evaluate()))
+            try:
+                record = self.train_step()
+                report(record)
+                loss = record.loss
+                tokens += record.tokens
+                first_loss = loss if math.isnan(first_loss) else first_loss
+                if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
+                    report(EvalRecord(self.step, self.evaluate()))
+            except AbandonedError:
+                self._note(f"stopping after step {self.step}, without waiting for devices")
             stopped = self.step < job.steps and self.setting.stop()
             if self._checkpoint_due(stopped):
                 self.save()
@@ -252,7 +263,7 @@ class Trainer:
                 before_s = self.setting.clock()
                 self.save()
                 self.journal.charge(self.setting.clock() - before_s)
-            if not math.isfinite(loss):
+            if tokens and not math.isfinite(loss):
                 raise CleaveError(
                     f"the loss of step {self.step} is {loss}; "
                     f"lower --learning-rate (now {self.schedule.peak:g}) or set --clip"
@@ -273,7 +284,7 @@ class Trainer:
             tiles=spent.tiles,
             blocks=spent.blocks,
             reissued=spent.reissued,
-            run_folder=str(self.folder.path),
+            run_folder=where,
             stopped=stopped,
             offload=job.offload,
             gemms=kept.total,
@@ -298,14 +309,25 @@ class Trainer:
         return summarise(fleet.decisions) if fleet.selector else fleet.would_keep(_selector())
 
     def train_step(self) -> StepRecord:
-        """Do one optimizer step."""
+        """Do one optimizer step.
+
+        Raises:
+            AbandonedError: when training is to stop; everything is then as before the step.
+        """
         before, began_s = self._counters(), time.perf_counter()
         journal_before = self._journal_counters()
         if self.journal is not None:
             self.journal.begin(self.step)
         rate = self.schedule.rate(self.step)
+        data, random = self.loader.state(), rng_state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
-        loss = self.optimizer.step(rate, lambda: self._backward(batches))
+        try:
+            loss = self.optimizer.step(rate, lambda: self._backward(batches))
+        except AbandonedError:
+            self.loader.restore(data)
+            restore_rng(random)
+            self.optimizer.forget_gradients()
+            raise
         wall_s = time.perf_counter() - began_s
         spent = self._counters() - before
         if self.journal is not None:
@@ -368,14 +390,19 @@ class Trainer:
 
     # --- checkpoints ---
 
+    def _applied(self) -> bool:
+        return self.optimizer.applied
+
     def _checkpoint_due(self, stopped: bool) -> bool:
-        every = self.job.checkpoint_every
-        if not every:
+        interval = self.job.interval
+        if not interval or self.saved == self.step:
             return False
-        # A finished run needs its journal no more, if only there is a checkpoint instead.
-        worth = self.step >= every or self.journal is not None
-        ended = self.step == self.job.steps and worth
-        return stopped or ended or self.step % every == 0
+        since_s = self.setting.clock() - self.saved_s
+        # A finished run needs its journal no more, if only there is a checkpoint instead. And what
+        # was saved once is not left behind.
+        worth = self.saved is not None or self.journal is not None
+        ended = self.step == self.job.steps and (worth or interval.passed(self.step, since_s))
+        return stopped or ended or interval.due(self.step, since_s)
 
     def save(self) -> None:
         """Write a checkpoint of everything the next step depends on."""
@@ -391,6 +418,7 @@ class Trainer:
                 "position": loader.position,
             },
         )
+        self.saved, self.saved_s = self.step, self.setting.clock()
         self._note(f"checkpoint written to {path}")
         if self.journal is not None:
             self.journal.covered(self.step)
@@ -421,10 +449,11 @@ class Trainer:
                         f"{self.job.model} it has {found}, not shape {tuple(parameter.shape)}"
                     )
                 parameter.copy_(saved)
-        self.optimizer.load_tensors(checkpoint.tensors)
+        if checkpoint.step:  # before the first step it has no state
+            self.optimizer.load_tensors(checkpoint.tensors)
         restore_rng(checkpoint.tensors)
         self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
-        self.step = checkpoint.step
+        self.step = self.saved = checkpoint.step
 
     # --- reports ---
 

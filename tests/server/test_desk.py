@@ -187,16 +187,20 @@ def test_a_job_is_remembered_as_it_goes(access: Access, desk: Desk, clock: Clock
     }  # fmt: skip
 
 
-def test_jobs_that_a_server_took_with_it_are_failed(access: Access, clock: Clock) -> None:
+def test_jobs_that_a_server_took_with_it_are_interrupted(access: Access, clock: Clock) -> None:
     history = JobHistory(access.store, access.ledger, clock)
     for number in (1, 2, 3):
         history.submitted(number, "opt-nano")
     history.changed(1, "done")
     history.changed(2, "running")
+    history.reported(2, {"event": "start", "step": 0, "steps": 9, "run_folder": "/runs/a b"})
     access.ledger.flush()
     later = JobHistory(access.store, access.ledger, clock)
     assert later.next_number == 4
-    assert [job.state for job in later.all()] == ["done", "failed", "failed"]
+    assert [job.state for job in later.all()] == ["done", "interrupted", "interrupted"]
+    assert [job.number for job in later.interrupted] == [2, 3]
     assert "server ended" in later.all()[1].reason
+    assert "--resume '/runs/a b'" in later.all()[1].reason
+    assert "submit it again" in later.all()[2].reason
     access.ledger.flush()
-    assert [job.state for job in access.store.jobs()] == ["done", "failed", "failed"]
+    assert [job.state for job in access.store.jobs()] == ["done", "interrupted", "interrupted"]
