@@ -24,6 +24,7 @@ _NOT_OF_THE_JOB = (
     "runs",
     "name",
     "resume",
+    "restart",
     "attach",
     "grid",
     "as_json",
@@ -87,6 +88,10 @@ def train(
     runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
     resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="With --resume: from step 1 if none is whole."),
+    ] = False,
     attach: Annotated[str, typer.Option(help="Follow this job of --server again.")] = "",
     grid: Annotated[
         str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
@@ -127,7 +132,9 @@ def train(
             )
     if resume:  # only what was asked for changes; the rest comes from the run folder
         settings = {key: value for key, value in settings.items() if key in given and value != ""}
-    request = {"job": settings, "resume": resume, "name": name}
+    request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
+    if restart:
+        request["restart"] = True
     display = make_display(as_json=as_json)
     if server:
         _on_server(server, request, attach, grid, display)

@@ -143,7 +143,7 @@ class Journal:
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
         """The file of a checkpoint, read up to where a crash cut it off; others are removed."""
-        path = self.folder / f"step-{base:06d}.blocks"
+        path = _file_of(self.folder, base)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = FileIO(path, "r+" if path.exists() else "w+")
@@ -480,6 +480,19 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
             f"the journal {str(path)!r} cannot be read ({error.strerror}): "
             f"check the disk, or go on with --no-journal"
         ) from error
+
+
+def holds_beginning(folder: Path) -> bool:
+    """Whether a journal has products of a run's first steps, before any checkpoint."""
+    try:
+        return _file_of(folder, 0).stat().st_size > len(_MAGIC)
+    except FileNotFoundError:
+        return False
+
+
+def _file_of(folder: Path, base: int) -> Path:
+    """Where the products since the checkpoint of step `base` are."""
+    return folder / f"step-{base:06d}.blocks"
 
 
 def discard(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -27,11 +27,13 @@ from cleave.models.build import (
 )
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
+    DamagedCheckpointError,
     LoadedCheckpoint,
     load_latest,
     restore_rng,
     rng_state,
     save_checkpoint,
+    set_aside,
 )
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
 from cleave.training.job import (
@@ -42,7 +44,13 @@ from cleave.training.job import (
     Precision,
     default_learning_rate,
 )
-from cleave.training.journal import Journal, JournalCounters, JournaledFleet, discard
+from cleave.training.journal import (
+    Journal,
+    JournalCounters,
+    JournaledFleet,
+    discard,
+    holds_beginning,
+)
 from cleave.training.offload import hold_weights, offload, restore
 from cleave.training.optimizer import Optimizer, Schedule
 from cleave.training.records import (
@@ -125,6 +133,7 @@ def train(
     setting: Setting,
     *,
     resume: bool = False,
+    restart: bool = False,
     materials: Materials | None = None,
 ) -> DoneRecord:
     """Train a model as the job says.
@@ -133,16 +142,23 @@ def train(
         job: what to train.
         run: where to write configuration, metrics, checkpoints and the loss plot.
         setting: fleet, and who listens.
-        resume: go on from the newest checkpoint in `run`; from the start where there is none.
+        resume: go on from the newest whole checkpoint in `run`.
+        restart: where there is none, begin again at step 1.
         materials: of `prepare`, where it was called already.
 
     Raises:
         CleaveError: for everything a user can mend; nothing half-written is left.
     """
     materials = materials or prepare(job, setting)
-    checkpoint = _newest_checkpoint(run, setting) if resume else None
+    damaged: list[DamagedCheckpointError] = []
+    checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
     if checkpoint is not None:
         _check_same(checkpoint, job, materials.tokenizer)
+    elif resume and not restart:
+        _check_start(job, run, damaged)
+    for fault in damaged:
+        aside = set_aside(fault.path).name
+        setting.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
     spec, folder = materials.source.spec, materials.source.folder
     size = f"{spec.parameters / 1e6:.1f}M parameters"
     setting.report(NoteRecord(f"building {spec.name} ({size})"))
@@ -158,6 +174,7 @@ def train(
             run.rewind(checkpoint.step)
             setting.report(NoteRecord(f"resuming after step {checkpoint.step}"))
         elif resume:
+            setting.report(NoteRecord("no checkpoint is there: starting from the beginning"))
             run.rewind(0)
         run.write_config(job.to_dict())
         return trainer.run()
@@ -166,16 +183,26 @@ def train(
         restore(model)
 
 
-def _newest_checkpoint(run: RunFolder, setting: Setting) -> LoadedCheckpoint | None:
-    """The newest whole checkpoint of a run; says what it passed over, and when there is none."""
+def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
+    """Refuse to begin again at step 1 as if that were to go on.
 
-    def passed_over(fault: str) -> None:
-        setting.report(NoteRecord(f"passed over: {fault}"))
+    A journal of the first steps is a way to go on, from the beginning.
 
-    found = load_latest(run.path / CHECKPOINTS, passed_over)
-    if found is None:
-        setting.report(NoteRecord("no whole checkpoint is there: starting from the beginning"))
-    return found
+    Raises:
+        CleaveError: when nothing can be gone on with.
+    """
+    where = str(run.path)
+    if damaged:
+        faults = "; ".join(f"{fault.path.name}: {fault.reason}" for fault in damaged)
+        raise CleaveError(
+            f"no checkpoint of {where!r} is whole ({faults}); put back a copy of one, or give "
+            f"--restart as well to begin again at step 1 (what is damaged is kept, renamed)"
+        )
+    if not (job.journal and holds_beginning(run.path / JOURNAL)):
+        raise CleaveError(
+            f"{where!r} has no checkpoint: that run ended before its first; give --restart as well "
+            f"to begin again at step 1"
+        )
 
 
 class Trainer:
