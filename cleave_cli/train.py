@@ -191,16 +191,18 @@ def _here(
     def record(record: Record) -> None:
         meter.sample()
         if isinstance(record, DoneRecord):  # stays the last line
-            energy = meter.finish()
-            RunFolder(Path(record.run_folder)).append(energy.to_record())
+            energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
+            patience = setting.patience(lambda: record.steps)
+            patience.insist(lambda: folder.append(energy.to_record()))
             display.plain(energy.to_record() | summary(energy, grid))
         display.record(record)
 
+    setting = Setting(fleet, record, lambda: stopping)
     numbers = (signal.SIGINT, signal.SIGTERM)
     previous = [signal.signal(number, interrupted) for number in numbers]
     try:
         with display:
-            JobRunner(runs).train(asked, Setting(fleet, record, lambda: stopping))
+            JobRunner(runs).train(asked, setting)
     finally:
         for number, before in zip(numbers, previous, strict=True):
             signal.signal(number, before)

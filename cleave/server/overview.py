@@ -256,6 +256,7 @@ class Overview:
         return {
             "job": job.id,
             "state": job.state.value,
+            "waits": job.waits,
             "model": job.model,
             "steps": job.steps,
             "started_s": job.started_s,

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import torch
 
 from cleave.errors import CleaveError
+from cleave.training.disk import DiskFullError, is_full
 from cleave.training.run_folder import sync_folder
 
 _FORMAT = 1
@@ -99,7 +100,8 @@ def save_checkpoint(
     anything JSON can hold. Afterwards, of the checkpoints up to this step the `keep` latest
     remain; later ones, of a run that was wound back, are never touched.
 
-    Raises CleaveError when it cannot be written; the earlier checkpoints are then as they were.
+    Raises CleaveError when it cannot be written, DiskFullError for lack of space; the earlier
+    checkpoints are then as they were.
     Raises TypeError or ValueError, before anything is written, for what cannot be stored.
     """
     if step < 0 or keep < 1:
@@ -135,7 +137,8 @@ def save_checkpoint(
         sync_folder(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CleaveError(
+        kind = DiskFullError if is_full(error) else CleaveError
+        raise kind(
             f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): free "
             "some space there or choose another folder; earlier checkpoints are as they were."
         ) from error

@@ -100,6 +100,22 @@ class PresenceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskRecord:
+    """The disk of the run folder is full and training waits, or there is space again.
+
+    Attributes:
+        step: the last one that is done.
+        state: `full` or `free`.
+        text: for people.
+    """
+
+    EVENT: ClassVar[str] = "disk"
+    step: int
+    state: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DoneRecord:
     """The end of a run.
 
@@ -144,7 +160,9 @@ class DoneRecord:
     journal_gemms: int = 0
 
 
-Record: TypeAlias = StartRecord | StepRecord | EvalRecord | NoteRecord | PresenceRecord | DoneRecord
+Record: TypeAlias = (
+    StartRecord | StepRecord | EvalRecord | NoteRecord | PresenceRecord | DiskRecord | DoneRecord
+)
 
 
 def to_dict(record: Record) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.models.build import resolve_model
 from cleave.training.job import JobSpec
-from cleave.training.records import DoneRecord, Record, to_dict
+from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -118,17 +118,22 @@ class JobRunner:
         from cleave.training.trainer import Setting  # torch: a server without a job needs none
 
         request = JobRequest.from_dict(arguments)
+        done = 0
         meter = self.meter() if self.meter is not None else None
 
         def record(record: Record) -> None:
+            nonlocal done
+            if isinstance(record, StepRecord):
+                done = record.step
             if meter is not None and isinstance(record, DoneRecord):  # stays the last line
-                energy = meter.record()
-                RunFolder(Path(record.run_folder)).append(energy)
+                energy, folder = meter.record(), RunFolder(Path(record.run_folder))
+                setting.patience(lambda: done).insist(lambda: folder.append(energy))
                 report(energy)
             report(to_dict(record))
 
+        setting = Setting(fleet, record, stop)
         try:
-            self.train(request, Setting(fleet, record, stop))
+            self.train(request, setting)
         finally:
             if meter is not None:
                 meter.close()
@@ -142,5 +147,6 @@ class JobRunner:
             folder = RunFolder(Path(request.resume))
             return train(spec, folder, setting, resume=True, restart=request.restart)
         materials = prepare(spec, setting)  # a job that is refused leaves no folder
-        folder = RunFolder.create(self.runs, request.name or None)
+        patience = setting.patience(lambda: 0)
+        folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
         return train(spec, folder, setting, materials=materials)

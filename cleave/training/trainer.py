@@ -36,6 +36,7 @@ from cleave.training.checkpoint import (
     set_aside,
 )
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
+from cleave.training.disk import Patience
 from cleave.training.job import (
     FallbackMode,
     JobSpec,
@@ -54,6 +55,7 @@ from cleave.training.journal import (
 from cleave.training.offload import hold_weights, offload, restore
 from cleave.training.optimizer import Optimizer, Schedule
 from cleave.training.records import (
+    DiskRecord,
     DoneRecord,
     EvalRecord,
     NoteRecord,
@@ -83,12 +85,22 @@ class Setting:
         stop: asked between steps and while devices are waited for; True ends the run early, with a
             checkpoint of the last whole step.
         clock: seconds, for intervals between checkpoints and to judge the journal by.
+        sleep: waits for some seconds, while a disk is full.
     """
 
     fleet: Fleet | None
     report: Callable[[Record], None]
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+    def patience(self, step: Callable[[], int]) -> Patience:
+        """Waits for space on the disk, and reports it, with the last step that is done."""
+
+        def tell(full: bool, text: str) -> None:
+            self.report(DiskRecord(step(), "full" if full else "free", text))
+
+        return Patience(tell, self.stop, self.sleep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +183,12 @@ def train(
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint)
-            run.rewind(checkpoint.step)
+            trainer.patience.insist(lambda: run.rewind(base))
             setting.report(NoteRecord(f"resuming after step {checkpoint.step}"))
         elif resume:
             setting.report(NoteRecord("no checkpoint is there: starting from the beginning"))
-            run.rewind(0)
-        run.write_config(job.to_dict())
+            trainer.patience.insist(lambda: run.rewind(0))
+        trainer.patience.insist(lambda: run.write_config(job.to_dict()))
         return trainer.run()
     finally:
         trainer.close()
@@ -218,6 +230,8 @@ class Trainer:
         setting: Setting,
         base: int = 0,
     ) -> None:
+        self.step = 0
+        self.patience = setting.patience(lambda: self.step)
         lean = _lean(job, spec)
         if lean:
             enable_checkpointing(model)
@@ -228,7 +242,7 @@ class Trainer:
             setting.fleet.decisions.clear()
             leaving = Leaving(setting.stop, self._applied, TorchExecutor(), setting.clock)
             setting.fleet.absence = Absence(self._presence, _fallback(job), leaving)
-        self.journal = _open_journal(job, run, setting, base)
+        self.journal = _open_journal(job, run, setting, base, self.patience)
         if setting.fleet is not None:
             fleet = setting.fleet
             offload(model, JournaledFleet(fleet, self.journal) if self.journal else fleet)
@@ -238,7 +252,6 @@ class Trainer:
         self.tokenizer = materials.tokenizer
         self.folder = run
         self.setting = setting
-        self.step = 0
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = setting.clock()
         self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
@@ -287,9 +300,9 @@ class Trainer:
             if self._checkpoint_due(stopped):
                 self.save()
             elif self.journal is not None and self.journal.outgrown(self._checkpoint_bytes()):
-                before_s = self.setting.clock()
+                before_s = self.setting.clock() - self.patience.waited_s
                 self.save()
-                self.journal.charge(self.setting.clock() - before_s)
+                self.journal.charge(self.setting.clock() - self.patience.waited_s - before_s)
             if tokens and not math.isfinite(loss):
                 raise CleaveError(
                     f"the loss of step {self.step} is {loss}; "
@@ -325,7 +338,7 @@ class Trainer:
             journal_gemms=journal.taken,
         )
         report(done)
-        self.folder.plot()
+        self.patience.insist(self.folder.plot)
         return done
 
     def _kept(self) -> Kept:
@@ -434,16 +447,15 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of everything the next step depends on."""
         loader = self.loader.state()
-        path = save_checkpoint(
-            self.folder.path / CHECKPOINTS,
-            step=self.step,
-            tensors=self._tensors(),
-            meta={
-                "job": self.job.to_dict(),
-                "tokenizer": self.tokenizer.fingerprint,
-                "epoch": loader.epoch,
-                "position": loader.position,
-            },
+        meta = {
+            "job": self.job.to_dict(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "epoch": loader.epoch,
+            "position": loader.position,
+        }
+        folder, tensors = self.folder.path / CHECKPOINTS, self._tensors()
+        path = self.patience.insist(
+            lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta)
         )
         self.saved, self.saved_s = self.step, self.setting.clock()
         self._note(f"checkpoint written to {path}")
@@ -502,7 +514,7 @@ class Trainer:
         self.setting.report(NoteRecord(text))
 
     def _report(self, record: Record) -> None:
-        self.folder.append(to_dict(record))
+        self.patience.insist(lambda: self.folder.append(to_dict(record)))
         self.setting.report(record)
 
 
@@ -519,7 +531,9 @@ def _fallback(job: JobSpec) -> Fallback | None:
     return Fallback(TorchExecutor(), job.fallback_after_s)
 
 
-def _open_journal(job: JobSpec, run: RunFolder, setting: Setting, base: int) -> Journal | None:
+def _open_journal(
+    job: JobSpec, run: RunFolder, setting: Setting, base: int, patience: Patience
+) -> Journal | None:
     folder = run.path / JOURNAL
     if not job.journal:
         discard(folder)
@@ -531,7 +545,7 @@ def _open_journal(job: JobSpec, run: RunFolder, setting: Setting, base: int) -> 
     def say(text: str) -> None:
         setting.report(NoteRecord(text))
 
-    return Journal(folder, base, say=say, clock=setting.clock)
+    return Journal(folder, base, say=say, clock=setting.clock, patience=patience)
 
 
 def _selector() -> Selector:

@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_pat
 def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
     corpus_file: Path, tmp_path: Path
 ) -> None:
-    """`cleave train --resume` refuses and touches nothing; with --restart it keeps what it found."""
+    """`cleave train --resume` refuses and touches nothing; --restart keeps what it finds."""
     job = JobSpec(
         model="opt-nano", data=str(corpus_file), steps=3, batch=1, seq=16, checkpoint_every=1
     )
@@ -199,6 +199,6 @@ def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(
     job = JobSpec("opt-nano", str(corpus_file), steps=1, batch=1, seq=16, checkpoint_every=0)
     train(job, RunFolder(tmp_path), Setting(None, lambda record: None))
     metrics = RunFolder(tmp_path).metrics_path.read_bytes()
-    with pytest.raises(CleaveError, match="has no checkpoint.*--restart"):
+    with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):
         train(job, RunFolder(tmp_path), Setting(None, lambda record: None), resume=True)
     assert RunFolder(tmp_path).metrics_path.read_bytes() == metrics

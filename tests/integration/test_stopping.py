@@ -14,6 +14,7 @@ import pytest
 from cleave.training.job import JobSpec
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import CHECKPOINTS
+from tests.disks import small_disk
 from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
@@ -95,25 +96,38 @@ def test_a_server_that_ends_while_its_job_waits_for_devices(
     assert [r["loss"] for r in written] == pytest.approx(plain_losses(job_spec), rel=1e-4)
 
 
-def test_a_server_stopped_before_the_first_step_goes_on_from_there(
+def test_a_full_disk_makes_the_job_wait_and_say_so(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """To whoever follows it, in `cleave status` and in the server's log."""
     monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
-    serve = ("serve", "--port", "0", "--json")
-    submit = (
-        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "2", "--batch",
-        "1", "--seq", "16", "--name", "run", "--json",
-    )  # fmt: skip
-    with ExitStack() as stack:
-        server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
+    with small_disk(tmp_path) as disk, ExitStack() as stack:
+        serve = ("serve", "--port", "0", "--data", str(tmp_path / "data"), "--json")
+        _, lines = stack.enter_context(started(*serve, "--runs", str(disk.path)))
         listening = wait_for_event(lines, "listening")
-        _, steps = stack.enter_context(started(*submit, "--server", listening["operator_url"]))
-        wait_for_event(steps, "fleet")  # nobody has joined
-        server.send_signal(signal.SIGINT)
-        assert server.wait(PATIENCE_S) == 0
-    answer = run("train", "--resume", "runs/run", "--devices", "1", "--json", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    assert "resuming after step 0" in answer.stderr
+        operator = ("--server", listening["operator_url"])
+        stack.enter_context(started("join", listening["url"], *DEVICE))
+        disk.fill(300_000)  # for records, and for no checkpoint
+        submit = (
+            "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3", "--batch",
+            "1", "--seq", "16", "--checkpoint-every", "2", "--name", "run", "--json",
+        )  # fmt: skip
+        client, steps = stack.enter_context(started(*submit, *operator))
+        full = wait_for_event(steps, "disk")
+        assert (full["state"], full["step"]) == ("full", 2)
+        shown = run("status", *operator)
+        assert "waits  the disk is full" in shown.stdout
+        disk.free()
+        assert wait_for_event(steps, "disk")["state"] == "free"
+        assert wait_for_event(steps, "done")["steps"] == 3
+        assert client.wait(PATIENCE_S) == 0
+        assert "waits  the" not in run("status", *operator).stdout
+        notes: list[str] = []
+        while not notes or "space on the disk again" not in notes[-1]:
+            notes.append(wait_for_event(lines, "note")["text"])
+        assert any("job-1: the disk is full" in note for note in notes)
+        found = [path.name for path in (disk.path / "run" / CHECKPOINTS).iterdir()]
+        assert sorted(found) == ["step-000002", "step-000003"]
 
 
 def test_a_run_in_this_process_is_stopped_by_sigterm(corpus_file: Path, tmp_path: Path) -> None:
