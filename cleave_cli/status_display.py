@@ -66,7 +66,10 @@ class Seen:
 def shown(seen: Seen) -> RenderableType:
     """Job, fleet, traffic, energy and events."""
     overview = seen.latest
-    parts: list[RenderableType] = [_server(overview["server"]), ""]
+    parts: list[RenderableType] = [_server(overview["server"])]
+    if trouble := overview["server"].get("store"):
+        parts.append(Text(f"store  {trouble}", style="bold"))
+    parts.append("")
     parts += [*_job(overview["job"], seen.steps), ""]
     parts += [_fleet(overview["devices"]), ""]
     parts += [*_traffic(overview), ""]

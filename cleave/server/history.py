@@ -102,4 +102,4 @@ class JobHistory:
     def _keep(self, job: JobRecord) -> None:
         with self._lock:
             self._jobs[job.number] = job
-        self._ledger.soon(lambda: self._store.save_job(job))
+        self._ledger.owe(("job", job.number), lambda: self._store.save_job(job))
