@@ -125,8 +125,9 @@ class Ledger:
                 return
             try:
                 order()
-            except StoreError as error:
-                self._failed(error)
+            except StoreError as error:  # of what may be dropped
+                if not self._error:
+                    self._complain(str(error))
             if order == self._write_all:  # its end counts: orders come between two of them
                 written_s = time.monotonic()
 
@@ -162,11 +163,12 @@ class Ledger:
             return
         try:
             self._store.credit(done, self._clock())
-        except StoreError:
+        except StoreError as error:
             for device, part in done.items():  # for the next batch
                 self.add(device, part)
-            raise
-        self._succeeded()
+            self._failed(error)
+        else:
+            self._succeeded()
 
     def _failed(self, error: StoreError) -> None:
         with self._lock:

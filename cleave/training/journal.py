@@ -211,14 +211,36 @@ class Journal:
         self.counters.spent_s += spent_s
 
     def covered(self, base: int) -> None:
-        """A checkpoint of step `base` is safely on disk: begin anew."""
+        """A checkpoint of step `base` is safely on disk: begin anew.
+
+        Of the step after it some products may be there already, where it was given up: they stay.
+        """
         if not self.on:
             discard(self.folder)
             return
-        self._writer.forget()
-        self._file.close()
+        given_up = self._step == base and self._place > 0
+        if given_up:
+            self._writer.drain()
+        else:
+            self._writer.forget()
+        before, before_path = self._file, self._path
         self._path, self._file = self._patience.insist(lambda: self._open(base))
         self._writer.path, self._writer.file = self._path, self._file
+        if given_up and before_path != self._path:
+            self._carry_over(before, base)
+        before.close()
+
+    def _carry_over(self, before: FileIO, base: int) -> None:
+        """Copy the products of later steps from another file; as far as there is space."""
+        self._read(before)
+        kept = [entry for (step, _), entry in self._entries.items() if step >= base]
+        self._entries.clear()
+        with suppress(OSError):  # what is cut short is not read
+            for entry in kept:
+                before.seek(entry.offset - _RECORD_BYTES)
+                record = before.read(_RECORD_BYTES + entry.nbytes)
+                _write_all(self._file, record)
+                self._size_bytes += len(record)
 
     def close(self) -> None:
         """Write what is under way. A journal that holds nothing is removed."""
@@ -460,6 +482,14 @@ class _Writer:
             self._dropped += 1
             self._change.notify_all()
             self._change.wait_for(lambda: not self._busy)
+
+    def drain(self) -> None:
+        """Wait until what is queued is written, or cannot be."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self.failure or self._full or not (self._queue or self._busy)
+            )
+        self.forget()
 
     def close(self) -> None:
         """Write what is queued and end."""

@@ -96,6 +96,30 @@ def test_a_step_is_given_up_or_finished_and_never_halved(
     assert (finished_here > 0) is (memory == "lean")
 
 
+def test_what_a_journal_has_of_a_step_that_is_given_up_is_not_lost(
+    corpus_file: Path, tmp_path: Path, planner: TilePlanner
+) -> None:
+    """Stopped late in a step, after a checkpoint and before the first."""
+    job = JobSpec(
+        "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, checkpoint_every=1, journal=True
+    )
+    materials = prepare(job, Setting(None, lambda record: None))
+    whole, asked = run(job, materials, planner, tmp_path / "whole")
+    expected = losses(whole)
+    for steps_done in (0, 1):
+        folder = tmp_path / str(steps_done)
+        moment = asked * (2 * steps_done + 1) // (2 * STEPS)  # in the middle of a step
+        first, _ = run(job, materials, planner, folder, after=moment)
+        done = first[-1]
+        assert isinstance(done, DoneRecord)
+        assert (done.steps, done.stopped) == (steps_done, True)
+        again, _ = run(job, materials, planner, folder, resume=True)
+        done = again[-1]
+        assert isinstance(done, DoneRecord)
+        assert done.journal_gemms > 0
+        assert losses(first) | losses(again) == pytest.approx(expected, rel=1e-4)
+
+
 def test_waiting_for_devices_that_never_come_ends_at_once(
     corpus_file: Path, tmp_path: Path
 ) -> None:
