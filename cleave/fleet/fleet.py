@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from types import TracebackType
 from typing import Protocol, Self
+from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
@@ -93,7 +94,7 @@ class Side:
         return (columns, rows) if self.transposed else (rows, columns)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class GemmFuture:
     """A GEMM under way. `result` waits for it."""
 
@@ -187,7 +188,8 @@ class Fleet:
         self.decisions: Counter[Decision] = Counter()
         self._operands = count(1)
         self._works = count(1)
-        self._under_way: dict[int, GemmFuture] = {}
+        # While one is under way its shell holds it.
+        self._under_way: WeakValueDictionary[int, GemmFuture] = WeakValueDictionary()
 
     @property
     def clock(self) -> str:
@@ -260,7 +262,7 @@ class Fleet:
 
     def abandon(self) -> None:
         """Take back every GEMM that nobody has waited for to its end."""
-        for future in self._under_way.values():
+        for future in list(self._under_way.values()):
             if not future.done:
                 self.shell.withdraw(future)
         self._under_way.clear()

@@ -198,6 +198,7 @@ class Desk:
             "sessions": device.sessions,
             "losses": device.losses,
             "wrong_results": device.faults,
+            "code": device.code,
             **asdict(device.done),
         }
 
