@@ -282,7 +282,7 @@ def kill_runs(course: Course, kills: int, seed: int) -> None:
         while not (run / "config.toml").is_file():  # there was nothing to resume yet
             run.rename(run.with_name(f"{name}-before-{rng.random()}")) if run.exists() else None
             require(forked(lambda o=start: _train(course.root, *o)) == 0, f"{name} failed")  # type: ignore[misc]
-        resume = ("--resume", str(run))
+        resume = ("--resume", str(run), "--restart")  # some die before their first checkpoint
         if rng.random() < 0.5:
             died += course.killed(name, resume, rng.randrange(course.calls // 4, course.calls))
         status = forked(lambda r=resume: _train(course.root, *r))  # type: ignore[misc]

@@ -95,7 +95,15 @@ def revoke(
       cleave devices revoke annas-laptop --reason 'sold'
     """
     answer = ask("revoke", {"device": name, "reason": reason}, server, data)
-    _say(answer, f"{answer['device']['name']} is revoked", as_json=as_json)
+    text = f"{answer['device']['name']} is revoked"
+    for code in answer["codes"]:
+        left = code["uses"] - code["used"]
+        text += (
+            f"; the join code it came by ({code['id']}) is void as well: where {left:,} more "
+            f"{'device was' if left == 1 else 'devices were'} to use it, give them another with: "
+            f"cleave pair --uses {left}"
+        )
+    _say(answer, text, as_json=as_json)
 
 
 @app.command("release")
@@ -115,3 +123,5 @@ def _say(answer: dict[str, Any], text: str, *, as_json: bool) -> None:
         typer.echo(json.dumps(answer))
     else:
         typer.echo(text, err=True)
+        if answer["unwritten"]:
+            typer.echo(f"this holds, but it is not on disk yet: {answer['unwritten']}", err=True)

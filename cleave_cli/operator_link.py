@@ -94,14 +94,19 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
     """Do it without a server."""
     from cleave.server.access import Access
     from cleave.server.desk import Desk
-    from cleave.server.store import Store
+    from cleave.server.history import as_without_server
+    from cleave.server.store import JobRecord, Store
 
     with contextlib.ExitStack() as stack:
         store = Store(path)
         stack.callback(store.close)
         access = Access(store, operator_token="")
         stack.callback(access.close)
-        return Desk(access, store.jobs, time.time).answer(action, arguments)
+
+        def jobs() -> list[JobRecord]:
+            return [as_without_server(job) for job in store.jobs()]
+
+        return Desk(access, jobs, time.time).answer(action, arguments)
 
 
 def when(unix_s: float | None) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from cleave.errors import UsageError
 from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.qr import qr_code, write_qr_png
@@ -30,6 +33,12 @@ def pair(
     qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
     png: Annotated[Path | None, typer.Option(help="Write the QR code to this PNG file.")] = None,
     android: Annotated[bool, typer.Option("--android", help="For the Android app.")] = False,
+    list_codes: Annotated[
+        bool, typer.Option("--list", help="List the join codes: uses, expiry, who came by them.")
+    ] = False,
+    void: Annotated[
+        int | None, typer.Option(help="Make the code with this id void; its devices stay.")
+    ] = None,
     server: Server = "",
     data: Data = None,
     as_json: Json = False,
@@ -50,7 +59,19 @@ def pair(
       cleave pair --android
 
       cleave pair --server @operator.url --json
+
+      cleave pair --list
+
+      cleave pair --void 7
     """
+    if list_codes and void is not None:
+        raise UsageError(f"--list shows join codes and --void {void} ends one; give one of the two")
+    if list_codes:
+        _list(ask("codes", {}, server, data), as_json=as_json)
+        return
+    if void is not None:
+        _say_void(ask("void", {"code": void}, server, data), as_json=as_json)
+        return
     answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes}, server, data)
     answer["app_url"] = app_link(answer["page_url"])
     url = answer["app_url" if android else "page_url"]
@@ -77,3 +98,37 @@ def pair(
         typer.echo(qr_code(url), err=True)
     if android:
         typer.echo(_SIDELOADING, err=True)
+
+
+def _list(answer: dict[str, Any], *, as_json: bool) -> None:
+    """Codes without the codes themselves: nobody knows those but who was given them."""
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    if not answer["codes"]:
+        typer.echo("no join codes yet; make one with: cleave pair", err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("id", "used", "state", "made", "expires", "devices"):
+        table.add_column(heading, justify="right" if heading in ("id", "used") else "left")
+    for code in answer["codes"]:
+        reason = f" ({code['reason']})" if code["reason"] else ""
+        table.add_row(
+            str(code["id"]), f"{code['used']} of {code['uses']}", f"{code['state']}{reason}",
+            when(code["made_s"]), when(code["expires_s"]), ", ".join(code["devices"]),
+        )  # fmt: skip
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table, markup=False)
+
+
+def _say_void(answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    code = answer["code"]
+    stay = f"; who came by it stays: {', '.join(code['devices'])}" if code["devices"] else ""
+    typer.echo(f"join code {code['id']} is void: nobody joins with it any more{stay}", err=True)
+    if answer["unwritten"]:
+        typer.echo(f"this holds, but it is not on disk yet: {answer['unwritten']}", err=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cleave.server.store import CodeRecord, DeviceRecord
     from cleave.transport.serve import ServedFleet
 
-STOP_S = 600.0  # how long a running job may take to finish its step and write a checkpoint
+STOP_S = 600.0  # how long a running job may take to come to its end and write a checkpoint
 
 
 def serve(
@@ -187,20 +187,22 @@ def serve(
             ),
         )
         with fleet:
-            runner = JobRunner(runs, lambda: office.meter(fleet))
+            runner = JobRunner(runs.absolute(), lambda: office.meter(fleet))
             jobs = Jobs(fleet, runner, log, office.history, office.overview.job_happened)
             sessions.jobs, sessions.fleet, office.overview.jobs = jobs, fleet, jobs
             office.open(fleet)
+            for job in office.history.interrupted:
+                log(f"job-{job.number} ({job.model}) was interrupted: {job.reason}")
             code = None if credential else office.access.pair()
             _welcome(fleet, credential, code, office.url_file, as_json=as_json)
             if code is not None:
                 office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
             while not stop.wait(SAMPLE_S):
                 office.power.used()  # before the counters are full
-            log("stopping: a running job finishes its step and writes a checkpoint")
+            log("stopping: a running job writes a checkpoint of its last whole step")
             for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
                 signal.signal(number, signal.SIG_DFL)
-            jobs.close(STOP_S if fleet.device_count else 0)  # without devices no step ends
+            jobs.close(STOP_S)
 
 
 def _welcome(

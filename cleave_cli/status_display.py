@@ -66,7 +66,10 @@ class Seen:
 def shown(seen: Seen) -> RenderableType:
     """Job, fleet, traffic, energy and events."""
     overview = seen.latest
-    parts: list[RenderableType] = [_server(overview["server"]), ""]
+    parts: list[RenderableType] = [_server(overview["server"])]
+    if trouble := overview["server"].get("store"):
+        parts.append(Text(f"store  {trouble}", style="bold"))
+    parts.append("")
     parts += [*_job(overview["job"], seen.steps), ""]
     parts += [_fleet(overview["devices"]), ""]
     parts += [*_traffic(overview), ""]
@@ -101,10 +104,11 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
     if job is None:
         return [Text("no job; submit one with: cleave train --server")]
     title = f"{job['job']} ({job['model']}) {job['state']}"
+    waits = [Text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
     if not steps:
-        return [Text(f"{title}, no step yet of {job['steps']:,}", style="bold")]
+        return [Text(f"{title}, no step yet of {job['steps']:,}", style="bold"), *waits]
     last, recent = steps[-1], steps[-_RECENT_STEPS:]
-    lines = [Text(f"{title}, step {last['step']:,} of {job['steps']:,}", style="bold")]
+    lines = [Text(f"{title}, step {last['step']:,} of {job['steps']:,}", style="bold"), *waits]
     losses = [float(record["loss"]) for record in steps]
     lines.append(Text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
     wall_s = sum(record["wall_s"] for record in recent) / len(recent)

@@ -24,6 +24,7 @@ _NOT_OF_THE_JOB = (
     "runs",
     "name",
     "resume",
+    "restart",
     "attach",
     "grid",
     "as_json",
@@ -67,8 +68,8 @@ def train(
     eval_every: Annotated[int, typer.Option(help="Steps between held-out losses; 0: never.")] = 0,
     eval_batches: Annotated[int, typer.Option(help="Batches per held-out loss.")] = 8,
     checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between checkpoints; 0: none.")
-    ] = 500,
+        str, typer.Option(help="Between checkpoints: steps, as 500, or a time, as 10min; 0: none.")
+    ] = "10min",
     memory: Annotated[
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",
@@ -87,6 +88,10 @@ def train(
     runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
     resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="With --resume: from step 1 if none is whole."),
+    ] = False,
     attach: Annotated[str, typer.Option(help="Follow this job of --server again.")] = "",
     grid: Annotated[
         str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
@@ -127,7 +132,9 @@ def train(
             )
     if resume:  # only what was asked for changes; the rest comes from the run folder
         settings = {key: value for key, value in settings.items() if key in given and value != ""}
-    request = {"job": settings, "resume": resume, "name": name}
+    request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
+    if restart:
+        request["restart"] = True
     display = make_display(as_json=as_json)
     if server:
         _on_server(server, request, attach, grid, display)
@@ -171,7 +178,7 @@ def _here(
         if stopping:
             raise KeyboardInterrupt
         stopping = True
-        display.note("stopping after this step; Ctrl-C again to stop now")
+        display.note("stopping after this step, with a checkpoint; once more to stop now")
 
     fleet = None
     if members:
@@ -184,17 +191,21 @@ def _here(
     def record(record: Record) -> None:
         meter.sample()
         if isinstance(record, DoneRecord):  # stays the last line
-            energy = meter.finish()
-            RunFolder(Path(record.run_folder)).append(energy.to_record())
+            energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
+            patience = setting.patience(lambda: record.steps)
+            patience.insist(lambda: folder.append(energy.to_record()))
             display.plain(energy.to_record() | summary(energy, grid))
         display.record(record)
 
-    previous = signal.signal(signal.SIGINT, interrupted)
+    setting = Setting(fleet, record, lambda: stopping)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, interrupted) for number in numbers]
     try:
         with display:
-            JobRunner(runs).train(asked, Setting(fleet, record, lambda: stopping))
+            JobRunner(runs).train(asked, setting)
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, before in zip(numbers, previous, strict=True):
+            signal.signal(number, before)
         if fleet is not None:
             fleet.close()
 

@@ -97,7 +97,7 @@ class HumanDisplay(Display):
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
             case "eval":
                 self.note(f"held-out loss after step {record['step']}: {record['eval_loss']:.4f}")
-            case "note" | "fleet":
+            case "note" | "fleet" | "disk":
                 self.note(str(record.get("text", "")))
             case "energy":
                 self._energy = record

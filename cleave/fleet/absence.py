@@ -1,7 +1,8 @@
 """What training does while no device is there: it waits, or multiplies on the PS itself.
 
-It lives in the training thread, beside `Fleet.submit` and `GemmFuture.result`, and knows the fleet
-only by its shell: how many devices there are, and time.
+And how it comes away from waiting when it is to stop. It lives in the training thread, beside
+`Fleet.submit` and `GemmFuture.result`, and knows the fleet only by its shell: how many devices
+there are, and time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cleave.dispatch.dispatcher import WITHDRAWN
+from cleave.errors import CleaveError
 
 if TYPE_CHECKING:
     from cleave.device.executors import Executor
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.5
 """How often the fleet is looked at while a GEMM is waited for."""
+
+
+STEP_END_S: Final = 30.0
+"""How long a step may go on after training was asked to stop, while devices are there."""
+
+
+class AbandonedError(CleaveError):
+    """Training is to stop, and the step under way is given up: nothing of it was applied."""
 
 
 class Presence(Enum):
@@ -47,27 +57,89 @@ class Fallback:
     after_s: float
 
 
+class Leaving:
+    """When training is to stop and does not wait any longer for the step under way.
+
+    A step that no device works on ends at once. While devices are there it gets some time to end
+    by itself.
+
+    Args:
+        asked: whether training is to stop.
+        applied: whether something of the step under way was applied to the model already, so that
+            it can only be finished, and not be given up.
+        executor: multiplies what is then left of it.
+        clock: seconds, of this machine.
+        patience_s: that a step gets while devices are there.
+    """
+
+    def __init__(
+        self,
+        asked: Callable[[], bool],
+        applied: Callable[[], bool],
+        executor: Executor,
+        clock: Callable[[], float],
+        patience_s: float = STEP_END_S,
+    ) -> None:
+        self.executor = executor
+        self._asked = asked
+        self._applied = applied
+        self._clock = clock
+        self._patience_s = patience_s
+        self._since_s: float | None = None
+
+    def now(self, devices: int) -> bool:
+        """Whether to wait no longer, with so many devices there."""
+        if not self._asked():
+            return False
+        if self._since_s is None:
+            self._since_s = self._clock()
+        return not devices or self._clock() - self._since_s >= self._patience_s
+
+    def give_up(self) -> None:
+        """Leave the step, if it can be left.
+
+        Raises:
+            AbandonedError: if so.
+        """
+        if not self._applied():
+            raise AbandonedError("the step under way was given up, for training is to stop")
+
+
 class Absence:
     """Notices that no device is there, and says so once per change.
 
     Args:
         tell: told of every change, in the training thread.
         fallback: multiplies meanwhile; None for waiting.
+        leaving: when not to wait any longer; None to wait for ever.
 
     Attributes:
         presence: as told last.
         gemms: how many were multiplied on the PS.
     """
 
-    def __init__(self, tell: Callable[[Presence], None], fallback: Fallback | None = None) -> None:
+    def __init__(
+        self,
+        tell: Callable[[Presence], None],
+        fallback: Fallback | None = None,
+        leaving: Leaving | None = None,
+    ) -> None:
         self.presence = Presence.PRESENT
         self.gemms = 0
         self._tell = tell
         self._fallback = fallback
+        self._leaving = leaving
         self._absent_s = 0.0
 
     def takes(self, shell: Shell) -> Fallback | None:
-        """Who multiplies a new GEMM instead of the fleet; None when the fleet is to."""
+        """Who multiplies a new GEMM instead of the fleet; None when the fleet is to.
+
+        Raises:
+            AbandonedError: see `wait`.
+        """
+        if self._leaving is not None and self._leaving.now(shell.device_count()):
+            self._leaving.give_up()
+            return Fallback(self._leaving.executor, 0.0)
         if self.presence is not Presence.LOCAL:
             return None
         if shell.device_count():
@@ -76,9 +148,20 @@ class Absence:
         return self._fallback
 
     def wait(self, shell: Shell, future: GemmFuture) -> None:
-        """Return when the future is done, by the fleet or without it."""
+        """Return when the future is done, by the fleet or without it.
+
+        Raises:
+            AbandonedError: when training is to stop and the step can be given up. The future is
+                still under way then.
+        """
         while True:
             timeout_s: float | None = LOOK_S
+            if self._leaving is not None and self._leaving.now(shell.device_count()):
+                if shell.wait(future, 0.0):
+                    return
+                self._leaving.give_up()
+                self._take_back(shell, future, Fallback(self._leaving.executor, 0.0))
+                return
             if shell.device_count():
                 self._become(Presence.PRESENT)
             elif shell.wait(future, 0.0):  # the last device answered before it went

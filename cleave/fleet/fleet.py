@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from types import TracebackType
 from typing import Protocol, Self
+from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer, DType
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
@@ -93,7 +94,7 @@ class Side:
         return (columns, rows) if self.transposed else (rows, columns)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class GemmFuture:
     """A GEMM under way. `result` waits for it."""
 
@@ -187,6 +188,8 @@ class Fleet:
         self.decisions: Counter[Decision] = Counter()
         self._operands = count(1)
         self._works = count(1)
+        # While one is under way its shell holds it.
+        self._under_way: WeakValueDictionary[int, GemmFuture] = WeakValueDictionary()
 
     @property
     def clock(self) -> str:
@@ -244,6 +247,7 @@ class Fleet:
                 self.absence.multiply(self.shell, future, fallback)
             else:
                 self.shell.start(future)
+                self._under_way[work.id] = future
         else:  # nothing to multiply: an empty sum is zero
             out.array[...] = 0
             future.done = True
@@ -254,6 +258,14 @@ class Fleet:
             self.shell.wait(future)
         else:
             self.absence.wait(self.shell, future)
+        self._under_way.pop(future.work.id, None)
+
+    def abandon(self) -> None:
+        """Take back every GEMM that nobody has waited for to its end."""
+        for future in list(self._under_way.values()):
+            if not future.done:
+                self.shell.withdraw(future)
+        self._under_way.clear()
 
     def _stays(self, selector: Selector, gemm: Gemm, element: ElementBytes, dtype: DType) -> bool:
         """Whether the PS does it, which is counted."""

@@ -29,7 +29,8 @@ from cleave.server.codes import (
     new_code,
     read_code,
 )
-from cleave.server.ledger import Ledger
+from cleave.server.ledger import RETRY_S, Ledger
+from cleave.server.standings import Standings
 from cleave.server.store import Absence, CodeRecord, DeviceRecord, Standing, Store, StoreError
 
 FAULTS_COUNT_S: Final = 86400.0
@@ -86,10 +87,12 @@ class Access:
         random_bytes: random credentials, of so many bytes, as text.
         choose: picks a random character.
         complain: told when the store cannot be written.
+        retry_s: after which what could not be written is tried again.
 
     Attributes:
         server: the server's id.
         ledger: what is still to be written.
+        standings: what is decided of devices and codes, written or not.
         on_redeemed: told when a code was used, and by which device; in the server's loop.
     """
 
@@ -104,6 +107,7 @@ class Access:
         random_bytes: Callable[[int], str] = secrets.token_urlsafe,
         choose: Callable[[str], str] = secrets.choice,
         complain: Callable[[str], None] | None = None,
+        retry_s: float = RETRY_S,
     ) -> None:
         self.store = store
         self.on_redeemed: Redeemed | None = None
@@ -117,7 +121,8 @@ class Access:
         self._attempts = Attempts(clocks.steady)
         id = "".join(choose(ALPHABET) for _ in range(_SERVER_ID_LENGTH))
         self.server = store.fact("server", id)
-        self.ledger = Ledger(store, clocks.wall, self._complain)
+        self.ledger = Ledger(store, clocks.wall, self._complain, retry_s)
+        self.standings = Standings(store, self.ledger, clocks.wall)
 
     # --- devices ---
 
@@ -135,6 +140,7 @@ class Access:
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
         device = self.store.device_of(hash_secret(hello.credential))
+        device = self.standings.of(device) if device is not None else None
         if device is not None and device.standing is Standing.ADMITTED:
             return Admission() if hello.measure else self._welcome(device)
         if device is not None and device.standing is Standing.QUARANTINED:
@@ -157,8 +163,9 @@ class Access:
             device: that came with a credential which is revoked.
         """
         code = self.store.code(hash_secret(text)) if text else None
+        code = self.standings.code(code) if code is not None else None
         now_s = self._clocks.wall()
-        if code is None or code.used >= code.uses or code.expires_s <= now_s:
+        if code is None or not code.is_open(now_s):
             if device is not None:
                 why = f": {device.reason}" if device.reason else ""
                 text = f"this device's credential was revoked{why}; to join again, {_NEW_CODE}"
@@ -182,6 +189,8 @@ class Access:
             return f"this server does not know this credential, nor is it a join code; {_NEW_CODE}"
         if code is None:
             return f"this server knows no such join code; check it, or {_NEW_CODE}"
+        if code.void:
+            return f"this join code is void: {code.void}; {_NEW_CODE}"
         if code.used >= code.uses:
             return (
                 f"this join code has been used already, and not by this device under this name; "
@@ -192,7 +201,7 @@ class Access:
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
         now_s = self._clocks.wall()
         self.ledger.soon(lambda: self.store.arrived(device.id, now_s))
-        faults = self.store.faults_since(device.id, now_s - FAULTS_COUNT_S)
+        faults = self.standings.faults_since(device.id, now_s - FAULTS_COUNT_S)
         return Admission(device.id, device.name, credential, faults)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -206,17 +215,34 @@ class Access:
 
     def faulted(self, identity: int, fault: str) -> None:
         """See `Doorkeeper.faulted`."""
-        try:  # at once: it is counted again when the device comes back
-            self.store.fault(identity, fault, self._clocks.wall())
-        except StoreError as error:
-            self._complain(str(error))
+        self.standings.fault(identity, fault)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """See `Doorkeeper.quarantined`. Written at once: it must not come back in meanwhile."""
-        try:
-            self.store.stand(identity, Standing.QUARANTINED, reason, self._clocks.wall())
-        except StoreError as error:
-            self._complain(str(error))
+        """See `Doorkeeper.quarantined`. It holds at once: it must not come back in meanwhile."""
+        name = f"device {identity}"
+        self.standings.decide(identity, name, Standing.QUARANTINED, reason)
+
+    def codes(self) -> list[CodeRecord]:
+        """Every join code that is still known, oldest first."""
+        return [self.standings.code(code) for code in self.store.codes()]
+
+    def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
+        """Make void what a device came by, or it comes again as another.
+
+        Returns:
+            The join codes that others could still have used.
+        """
+        now_s = self._clocks.wall()
+        # Of a device that came before this was kept, all codes that it can have come by.
+        its = [
+            code
+            for code in self.codes()
+            if code.is_open(now_s)
+            and (code.id == device.code or (device.code is None and code.used and not code.made_s))
+        ]
+        for code in its:
+            self.standings.void(code.id, "a device that came by it was revoked")
+        return its
 
     # --- operators ---
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
@@ -11,11 +11,15 @@ from cleave.fleet.admission import clean_text
 from cleave.protocol.messages import ErrorCode
 from cleave.server.access import Access
 from cleave.server.codes import CODE_LIFE_S
-from cleave.server.store import DeviceRecord, JobRecord, Standing
+from cleave.server.store import CodeRecord, DeviceRecord, JobRecord, Standing
 
 Answer = dict[str, Any]
 
 _MAX_REASON: Final = 200  # characters
+_FLUSH_S: Final = 2.0  # the server's loop waits no longer for a store that cannot be written
+_ACTIONS: Final = (
+    "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "history",
+)  # fmt: skip
 
 
 class Sessions(Protocol):
@@ -70,7 +74,7 @@ class Desk:
 
     def knows(self, action: str) -> bool:
         """Whether this is asked here."""
-        return action in ("pair", "dashboard", "devices", "revoke", "release", "history")
+        return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
         """Do what is asked.
@@ -81,6 +85,10 @@ class Desk:
         match action:
             case "pair":
                 return self._pair(arguments)
+            case "codes":
+                return {"codes": self._codes()}
+            case "void":
+                return self._void(arguments)
             case "dashboard":
                 return {"url": self._running().dashboard_url}
             case "devices":
@@ -102,12 +110,48 @@ class Desk:
             raise UsageError("`uses` is a count and `life_s` a number of seconds")
         code = self._access.pair(uses, life_s)
         return {
+            "id": code.record.id,
             "code": code.text,
             "url": sessions.join_url(code.text),
             "page_url": sessions.join_page_url(code.text),
             "uses": code.record.uses,
             "expires_s": code.record.expires_s,
         }
+
+    def _codes(self) -> list[Answer]:
+        devices = self._store.devices()
+        return [_describe_code(code, devices, self._clock()) for code in self._access.codes()]
+
+    def _void(self, arguments: Mapping[str, Any]) -> Answer:
+        wanted = arguments.get("code")
+        found = [code for code in self._access.codes() if code.id == wanted]
+        if not found or type(wanted) is not int:
+            raise UsageError(
+                f"this server knows no join code with the id {wanted!r}; `cleave pair --list` "
+                f"lists them"
+            )
+        state = _state(found[0], self._clock())
+        if state != "open":
+            raise UsageError(
+                f"join code {wanted} is {state}: nobody can join with it; nothing was changed"
+            )
+        self._access.standings.void(wanted, "the server's operator made it so")
+        return {"code": self._codes_by_id()[wanted], "unwritten": self._written()}
+
+    def _codes_by_id(self) -> dict[int, Answer]:
+        return {code["id"]: code for code in self._codes()}
+
+    def _written(self) -> str:
+        """Have what was decided written; what it says where that cannot be done now.
+
+        Raises:
+            CleaveError: where no server runs that could go on trying.
+        """
+        self._access.ledger.flush(_FLUSH_S if self.sessions is not None else None)
+        trouble = self._access.ledger.trouble
+        if trouble and self.sessions is None:
+            raise CleaveError(f"this could not be written: {trouble}")
+        return trouble
 
     def _running(self) -> Sessions:
         if self.sessions is None:
@@ -130,13 +174,13 @@ class Desk:
         if self.sessions is None:
             return {}
         self.sessions.credit()
-        self._access.ledger.flush()
+        self._access.ledger.flush(_FLUSH_S)
         return {s["identity"]: s for s in self.sessions.describe_devices()}
 
     def _describe(
         self, device: DeviceRecord, here: Mapping[object, Mapping[str, object]]
     ) -> Answer:
-        session = here.get(device.id)
+        session, device = here.get(device.id), self._access.standings.of(device)
         if session is not None:
             state, reason = session["state"], session["reason"]
         elif device.standing is not Standing.ADMITTED:
@@ -154,6 +198,7 @@ class Desk:
             "sessions": device.sessions,
             "losses": device.losses,
             "wrong_results": device.faults,
+            "code": device.code,
             **asdict(device.done),
         }
 
@@ -163,15 +208,17 @@ class Desk:
         if device is None:
             known = ", ".join(d.name for d in self._store.devices()[:20]) or "none yet"
             raise UsageError(f"this server knows no device {wanted!r}; it knows {known}")
-        return device
+        return self._access.standings.of(device)
 
     def _revoke(self, device: DeviceRecord, reason: str) -> Answer:
-        self._store.stand(device.id, Standing.REVOKED, reason, self._clock())
+        self._access.standings.decide(device.id, device.name, Standing.REVOKED, reason)
         if self.sessions is not None:
             why = f": {reason}" if reason else ""
             text = f"the operator revoked this device's credential{why}; it needs a new join code"
             self.sessions.end_identity(device.id, ErrorCode.CREDENTIAL, text)
-        return self._now(device)
+        void = [code.id for code in self._access.void_codes_of(device)]
+        unwritten, known = self._written(), self._codes_by_id()
+        return {**self._now(device), "codes": [known[id] for id in void], "unwritten": unwritten}
 
     def _release(self, device: DeviceRecord) -> Answer:
         if device.standing is Standing.REVOKED:
@@ -181,13 +228,36 @@ class Desk:
             )
         if device.standing is not Standing.QUARANTINED:
             raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
-        self._store.stand(device.id, Standing.ADMITTED, "", self._clock())
-        return self._now(device)
+        self._access.standings.decide(device.id, device.name, Standing.ADMITTED, "")
+        unwritten = self._written()
+        return {**self._now(device), "unwritten": unwritten}
 
     def _now(self, device: DeviceRecord) -> Answer:
         found = self._store.device(device.id)
         assert found is not None
         return {"device": self._describe(found, self._here())}
+
+
+def _state(code: CodeRecord, now_s: float) -> str:
+    """Whether devices may use a code, as people read it."""
+    if code.is_open(now_s):
+        return "open"
+    if code.void:
+        return "void"
+    return "used up" if code.used >= code.uses else "expired"
+
+
+def _describe_code(code: CodeRecord, devices: Sequence[DeviceRecord], now_s: float) -> Answer:
+    return {
+        "id": code.id,
+        "state": _state(code, now_s),
+        "reason": code.void,
+        "uses": code.uses,
+        "used": code.used,
+        "made_s": code.made_s or None,
+        "expires_s": code.expires_s,
+        "devices": [device.name for device in devices if device.code == code.id],
+    }
 
 
 def _job(job: JobRecord) -> Answer:

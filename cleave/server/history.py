@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +16,19 @@ STEPS_WRITTEN_S: Final = 5.0
 """How often the progress of a running job is written."""
 
 _UNFINISHED: Final = ("queued", "running")
+_INTERRUPTED: Final = "interrupted"
+
+
+def as_without_server(job: JobRecord) -> JobRecord:
+    """A job as it is where no server runs that could be at it."""
+    if job.state not in _UNFINISHED:
+        return job
+    if job.run_folder:
+        how = f"go on with `cleave train --server URL --resume {shlex.quote(job.run_folder)}`"
+    else:
+        how = "it had not begun; submit it again"
+    reason = f"the server ended before the job did; {how}"
+    return replace(job, state=_INTERRUPTED, reason=reason, ended_s=None)
 
 
 class JobHistory:
@@ -24,6 +38,9 @@ class JobHistory:
         store: where they are remembered.
         ledger: whose thread writes.
         clock: Unix time, in seconds.
+
+    Attributes:
+        interrupted: the jobs that were running or queued when the server before was killed.
     """
 
     def __init__(self, store: Store, ledger: Ledger, clock: Callable[[], float]) -> None:
@@ -33,11 +50,11 @@ class JobHistory:
         self._lock = threading.Lock()
         self._jobs = {job.number: job for job in store.jobs()}
         self._written_s: dict[int, float] = {}
-        for job in list(self._jobs.values()):
-            if job.state in _UNFINISHED:  # the server was killed
-                resume = f"; resume it from {job.run_folder}" if job.run_folder else ""
-                reason = f"the server ended before the job did{resume}"
-                self._keep(replace(job, state="failed", reason=reason, ended_s=None))
+        self.interrupted = [
+            as_without_server(job) for job in self._jobs.values() if job.state in _UNFINISHED
+        ]
+        for job in self.interrupted:
+            self._keep(job)
 
     @property
     def next_number(self) -> int:
@@ -64,6 +81,7 @@ class JobHistory:
     def reported(self, number: int, record: Mapping[str, Any]) -> None:
         """A job reported a record."""
         job = self._jobs[number]
+        begins = "run_folder" in record and not job.run_folder
         if "run_folder" in record:
             job = replace(job, run_folder=str(record["run_folder"]))
         if record.get("event") == "step":
@@ -74,7 +92,7 @@ class JobHistory:
         if job == self._jobs[number]:
             return
         now_s = self._clock()
-        if now_s - self._written_s.get(number, 0.0) >= STEPS_WRITTEN_S:
+        if begins or now_s - self._written_s.get(number, 0.0) >= STEPS_WRITTEN_S:
             self._written_s[number] = now_s
             self._keep(job)
         else:
@@ -84,4 +102,4 @@ class JobHistory:
     def _keep(self, job: JobRecord) -> None:
         with self._lock:
             self._jobs[job.number] = job
-        self._ledger.soon(lambda: self._store.save_job(job))
+        self._ledger.owe(("job", job.number), lambda: self._store.save_job(job))

@@ -39,6 +39,7 @@ class Job:
     Attributes:
         steps: that it is to have done at its end.
         started_s: Unix time; None before.
+        waits: for what, as a sentence; empty while it goes on.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Job:
     steps: int
     started_s: float | None = None
     state: JobState = JobState.QUEUED
+    waits: str = ""
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     followers: list[Callable[[], None]] = field(default_factory=list)
@@ -202,8 +204,17 @@ class Jobs:
     def _report(self, job: Job, record: Record) -> None:
         if self._history is not None:
             self._history.reported(job.number, record)
-        if record.get("event") == "fleet":
-            self._witness(EventKind.PAUSE, str(record.get("text", "")))
+        text = str(record.get("text", ""))
+        match record.get("event"):
+            case "fleet":
+                self._witness(EventKind.PAUSE, text)
+                job.waits = text if record.get("state") == "absent" else ""
+            case "disk":
+                self._witness(EventKind.PAUSE, text)
+                self._log(f"{job.id}: {text}")
+                job.waits = text if record.get("state") == "full" else ""
+            case "end" | "failed" | "stopped":
+                job.waits = ""
         with self._lock:
             job.records.append(record)
             followers = list(job.followers)

@@ -117,6 +117,7 @@ def open_office(
             energy,
             Clocks(),
             power.used,
+            lambda: access.ledger.trouble,
         )
         operators = OperatorSessions(desk, overview)
         site = Site(Pages.of_package(), Metrics(overview, access.admit_operator))

@@ -103,8 +103,8 @@ class OperatorSessions:
                 case _:
                     raise UsageError(
                         f"unknown request {request.action!r}; "
-                        f"this server knows submit, attach, stop, status, overview, pair, "
-                        f"dashboard, devices, revoke, release and history"
+                        f"this server knows submit, attach, stop, status, overview, pair, codes, "
+                        f"void, dashboard, devices, revoke, release and history"
                     )
         except CleaveError as error:
             failed = {"text": str(error), "exit_code": error.exit_code}

@@ -122,6 +122,7 @@ class Overview:
         energy: adds up what they use.
         clocks: the time; the steady one is the fleet's.
         power: says what the server's own machine drew; None where nobody knows.
+        trouble: says what is wrong with the server's store; empty for nothing.
 
     Attributes:
         live: its fleet; None until it listens.
@@ -136,8 +137,10 @@ class Overview:
         energy: EnergyMeter,
         clocks: Clocks,
         power: Callable[[], Ps] | None = None,
+        trouble: Callable[[], str] = lambda: "",
     ) -> None:
         self._power = power
+        self._trouble = trouble
         self.live: Live | None = None
         self.jobs: Jobs | None = None
         self._facts = facts
@@ -238,6 +241,7 @@ class Overview:
             "now_s": self._clocks.wall(),
             "verify": facts.verify,
             "name": facts.name,
+            "store": self._trouble(),
         }
 
     def _job(self, question: Question) -> Answer | None:
@@ -256,6 +260,7 @@ class Overview:
         return {
             "job": job.id,
             "state": job.state.value,
+            "waits": job.waits,
             "model": job.model,
             "steps": job.steps,
             "started_s": job.started_s,

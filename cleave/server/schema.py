@@ -63,5 +63,10 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
             run_folder TEXT NOT NULL DEFAULT ''
         ) STRICT""",
     ),
+    (  # Of older devices nobody knows by which code they came, of older codes when they were made.
+        "ALTER TABLE devices ADD COLUMN code INTEGER",
+        "ALTER TABLE codes ADD COLUMN made_s REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE codes ADD COLUMN void TEXT NOT NULL DEFAULT ''",
+    ),
 )
 """Step N leads from version N - 1 to version N. Steps are never changed; new ones follow."""

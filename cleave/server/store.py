@@ -20,7 +20,7 @@ from cleave.errors import CleaveError
 from cleave.fleet.admission import CONTRIBUTION_FIELDS, Contribution
 from cleave.server.schema import MIGRATIONS, Migration
 
-BUSY_S: Final = 10.0
+BUSY_S: Final = 5.0
 """How long a write waits for another process's."""
 
 CODES_KEPT_S: Final = 30 * 86400.0
@@ -58,6 +58,7 @@ class DeviceRecord:
         absence, absence_reason: how its last session ended.
         sessions, losses: how often it came, and was lost.
         faults: wrong results, ever.
+        code: the join code that it came by; None where that is not known.
         done: what it contributed.
     """
 
@@ -72,6 +73,7 @@ class DeviceRecord:
     sessions: int
     losses: int
     faults: int
+    code: int | None
     done: Contribution
 
 
@@ -83,12 +85,20 @@ class CodeRecord:
         expires_s: Unix time.
         uses: for how many devices it is.
         used: by how many it was used.
+        made_s: Unix time; 0 where that is not known.
+        void: why nobody may use it any more; empty while devices may.
     """
 
     id: int
     expires_s: float
     uses: int
     used: int
+    made_s: float = 0.0
+    void: str = ""
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether a device may use it."""
+        return not self.void and self.used < self.uses and self.expires_s > now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,32 +132,45 @@ class Store:
     Args:
         path: of the database; None to keep everything in memory.
         migrations: the steps to the present tables.
+        busy_s: see `BUSY_S`.
 
     Raises:
         StoreError: by every method, when the file cannot be used; at first also when it is of a
             newer version of Cleave.
     """
 
-    def __init__(self, path: Path | None, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        busy_s: float = BUSY_S,
+    ) -> None:
         self._path = path
         self._lock = threading.Lock()
         try:
             if path is not None:  # made here, so that it is readable to its owner alone
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(
-                ":memory:" if path is None else path,
-                timeout=BUSY_S,
-                isolation_level=None,  # transactions are begun below, in the open
-                check_same_thread=False,  # the lock sees to that
-            )
+            self._db = self._connect(busy_s)
             self._db.execute("PRAGMA foreign_keys = ON")
             self._db.execute("PRAGMA journal_mode = WAL")
             # A kill loses nothing, a power failure perhaps the last moments: a device whose
             # credential is among them asks for another code.
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._migrate(migrations)
+            # Reading never waits for a write that waits for the disk or for another process.
+            alone = path is None
+            self._reader = self._db if alone else self._connect(busy_s)
+            self._reading = self._lock if alone else threading.Lock()
         except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from None
+
+    def _connect(self, busy_s: float) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path or ":memory:",
+            timeout=busy_s,
+            isolation_level=None,  # transactions are begun below, in the open
+            check_same_thread=False,  # the locks see to that
+        )
 
     def _failed(self, error: Exception) -> StoreError:
         return StoreError(
@@ -157,6 +180,8 @@ class Store:
 
     def close(self) -> None:
         """Write everything to the file and close it."""
+        with self._reading:
+            self._reader.close()
         with self._lock:
             self._db.close()
 
@@ -191,9 +216,9 @@ class Store:
                 raise self._failed(error) from None
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._reading:
             try:
-                return self._db.execute(sql, values).fetchall()
+                return self._reader.execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 raise self._failed(error) from None
 
@@ -273,14 +298,14 @@ class Store:
                 "INSERT INTO faults (device, at_s, fault) VALUES (?, ?, ?)", (device, now_s, fault)
             )
 
-    def faults_since(self, device: int, since_s: float) -> int:
-        """Wrong results of a device since then, and since it was released."""
-        ((found,),) = self._rows(
-            "SELECT COUNT(*) FROM faults JOIN devices ON devices.id = device "
+    def faults_since(self, device: int, since_s: float) -> list[float]:
+        """When a device sent wrong results, since then and since it was released."""
+        found = self._rows(
+            "SELECT at_s FROM faults JOIN devices ON devices.id = device "
             "WHERE device = ? AND at_s >= ? AND at_s > released_s",
             device, since_s,
         )  # fmt: skip
-        return int(found)
+        return [float(at_s) for (at_s,) in found]
 
     # --- join codes ---
 
@@ -289,30 +314,41 @@ class Store:
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(
-                "INSERT INTO codes (hash, expires_s, uses) VALUES (?, ?, ?)",
-                (hash, expires_s, uses),
+                "INSERT INTO codes (hash, expires_s, uses, made_s) VALUES (?, ?, ?, ?)",
+                (hash, expires_s, uses, now_s),
             )
-            return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0)
+            return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s)
 
     def code(self, hash: bytes) -> CodeRecord | None:
         """The join code with this hash."""
-        found = self._rows("SELECT id, expires_s, uses, used FROM codes WHERE hash = ?", hash)
+        found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return CodeRecord(*found[0]) if found else None
+
+    def codes(self) -> list[CodeRecord]:
+        """Every join code that is still known, oldest first."""
+        return [CodeRecord(*row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
+
+    def void(self, code: int, reason: str) -> None:
+        """Nobody may use a join code any more."""
+        with self._writing() as db:
+            db.execute("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
 
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Use a join code: a new device with this credential. None if it is used up or expired."""
+        """Use a join code: a new device with this credential. None if it is not open."""
         with self._writing() as db:
             taken = db.execute(
-                "UPDATE codes SET used = used + 1 WHERE id = ? AND used < uses AND expires_s > ?",
+                "UPDATE codes SET used = used + 1 "
+                "WHERE id = ? AND used < uses AND expires_s > ? AND void = ''",
                 (code, now_s),
             )
             if taken.rowcount == 0:
                 return None
             added = db.execute(
-                "INSERT INTO devices (name, standing, paired_s, seen_s) VALUES (?, ?, ?, ?)",
-                (_free_name(db, name), Standing.ADMITTED.value, now_s, now_s),
+                "INSERT INTO devices (name, standing, paired_s, seen_s, code) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (_free_name(db, name), Standing.ADMITTED.value, now_s, now_s, code),
             )
             device = int(added.lastrowid or 0)
             db.execute("INSERT INTO credentials VALUES (?, ?)", (credential_hash, device))
@@ -335,10 +371,11 @@ class Store:
 
 _DEVICE: Final = (
     "SELECT id, name, standing, reason, paired_s, seen_s, absence, absence_reason, sessions, "
-    "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), "
+    "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), code, "
     f"{', '.join(CONTRIBUTION_FIELDS)} FROM devices"
 )
 _BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 1
+_CODE: Final = ", ".join(CodeRecord.__slots__)
 _JOB: Final = ", ".join(JobRecord.__slots__)
 
 

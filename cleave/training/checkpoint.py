@@ -5,6 +5,9 @@
 
 A checkpoint is written beside its place and renamed into it once it is safely on disk, so a
 folder with the right name is whole. A folder of checkpoints has one writer at a time.
+
+One that is damaged all the same (a disk may do that) is passed over, never deleted: it may be all
+that is left. One that cannot be read just now is not damaged, and nothing older takes its place.
 """
 
 import hashlib
@@ -23,6 +26,7 @@ from typing import Any, BinaryIO
 import torch
 
 from cleave.errors import CleaveError
+from cleave.training.disk import DiskFullError, is_full
 from cleave.training.run_folder import sync_folder
 
 _FORMAT = 1
@@ -43,6 +47,23 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+class DamagedCheckpointError(CleaveError):
+    """A checkpoint is not what was written.
+
+    Attributes:
+        path: of its folder.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"The checkpoint {str(path)!r} is damaged ({reason}): put a copy in its place, go on "
+            "from an older one, or start again."
+        )
+        self.path = path
+        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +100,8 @@ def save_checkpoint(
     anything JSON can hold. Afterwards, of the checkpoints up to this step the `keep` latest
     remain; later ones, of a run that was wound back, are never touched.
 
-    Raises CleaveError when it cannot be written; the earlier checkpoints are then as they were.
+    Raises CleaveError when it cannot be written, DiskFullError for lack of space; the earlier
+    checkpoints are then as they were.
     Raises TypeError or ValueError, before anything is written, for what cannot be stored.
     """
     if step < 0 or keep < 1:
@@ -115,7 +137,8 @@ def save_checkpoint(
         sync_folder(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CleaveError(
+        kind = DiskFullError if is_full(error) else CleaveError
+        raise kind(
             f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): free "
             "some space there or choose another folder; earlier checkpoints are as they were."
         ) from error
@@ -130,8 +153,8 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     """Read the checkpoint in the folder `path`, checking every byte of its tensors.
 
     The tensors may be backed by the file: copy them into the model before you rely on the file
-    being gone. Raises CleaveError when `path` is not a checkpoint, is damaged, or was written by
-    a newer version.
+    being gone. Raises DamagedCheckpointError when it is not whole, CleaveError when it cannot be
+    read or was written by a newer version.
     """
     header = _verified_header(path)
     return LoadedCheckpoint(header.step, _read_tensors(path, header), header.meta)
@@ -140,13 +163,15 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint in `folder`, or None where there is none.
 
-    Broken ones are passed over with a warning (`warnings.warn`), unfinished ones silently. This
+    Damaged ones are passed over with a warning (`warnings.warn`), unfinished ones silently. This
     reads the newest checkpoint once; use `load_latest` to read it only once altogether.
+
+    Raises CleaveError when one cannot be read, which does not mean that it is damaged.
     """
     for path in _newest_first(folder):
         try:
             _verified_header(path)
-        except CleaveError as error:
+        except DamagedCheckpointError as error:
             warnings.warn(str(error), stacklevel=2)
         else:
             return path
@@ -154,21 +179,41 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def load_latest(
-    folder: Path, passed_over: Callable[[str], None] | None = None
+    folder: Path, passed_over: Callable[[DamagedCheckpointError], None] | None = None
 ) -> LoadedCheckpoint | None:
     """`load_checkpoint` of the newest whole checkpoint in `folder`, or None where there is none.
 
-    Broken ones are passed over, of which `passed_over` is told; with a warning where it is None.
+    Damaged ones are passed over, of which `passed_over` is told; with a warning where it is None.
+    Raises CleaveError as `latest_checkpoint` does.
     """
     for path in _newest_first(folder):
         try:
             return load_checkpoint(path)
-        except CleaveError as error:
+        except DamagedCheckpointError as error:
             if passed_over is None:
                 warnings.warn(str(error), stacklevel=2)
             else:
-                passed_over(str(error))
+                passed_over(error)
     return None
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint a name under which nothing finds, replaces or removes it.
+
+    Returns its new path. Raises CleaveError when it cannot be renamed.
+    """
+    aside, number = path.with_name(f"{path.name}.damaged"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise CleaveError(
+            f"The damaged checkpoint {str(path)!r} cannot be renamed to {aside.name!r} "
+            f"({error.strerror}): check that you may write there, or move it away."
+        ) from error
+    return aside
 
 
 def rng_state() -> dict[str, torch.Tensor]:
@@ -315,27 +360,30 @@ def _verified_header(path: Path) -> _Header:
     try:
         with (path / _TENSORS).open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(path, f"{_TENSORS} is missing") from error
     except OSError as error:
-        raise _damaged(path, f"{_TENSORS} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, _TENSORS, error) from error
     if sha256 != header.tensors_sha256:
-        raise _damaged(path, f"the checksum of {_TENSORS} is wrong")
+        raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
     return header
 
 
 def _read_header(path: Path) -> _Header:
     try:
         text = (path / _META).read_bytes()
-    except OSError as error:
-        raise CleaveError(
-            f"{str(path)!r} is not a checkpoint, its {_META} cannot be read ({error.strerror}): "
-            "give a folder named like step-000123 that `cleave train` wrote."
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpointError(
+            path, f"it has no {_META}, so it is not a checkpoint"
         ) from error
+    except OSError as error:
+        raise _unreadable(path, _META, error) from error
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise _damaged(path, f"{_META} is not JSON") from error
+        raise DamagedCheckpointError(path, f"{_META} is not JSON") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
-        raise _damaged(path, f"{_META} names no format version")
+        raise DamagedCheckpointError(path, f"{_META} names no format version")
     if fields["format"] > _FORMAT:
         raise CleaveError(
             f"The checkpoint {str(path)!r} has format {fields['format']}, this version of Cleave "
@@ -344,7 +392,7 @@ def _read_header(path: Path) -> _Header:
     kinds = {"step": int, "tensors_sha256": str, "aliases": dict, "meta": dict}
     for field, kind in kinds.items():
         if not isinstance(fields.get(field), kind):
-            raise _damaged(path, f"{_META} has no proper {field!r}")
+            raise DamagedCheckpointError(path, f"{_META} has no proper {field!r}")
     return _Header(**{field: fields[field] for field in kinds})
 
 
@@ -355,12 +403,16 @@ def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
     try:
         tensors = load_file(path / _TENSORS)
         return tensors | {name: tensors[kept] for name, kept in header.aliases.items()}
-    except (SafetensorError, OSError, KeyError) as error:
-        raise _damaged(path, f"{_TENSORS} does not hold what {_META} says") from error
+    except (SafetensorError, KeyError) as error:
+        reason = f"{_TENSORS} does not hold what {_META} says"
+        raise DamagedCheckpointError(path, reason) from error
+    except OSError as error:
+        raise _unreadable(path, _TENSORS, error) from error
 
 
-def _damaged(path: Path, reason: str) -> CleaveError:
+def _unreadable(path: Path, name: str, error: OSError) -> CleaveError:
     return CleaveError(
-        f"The checkpoint {str(path)!r} is damaged ({reason}): remove it and resume from an "
-        "older one, or start again."
+        f"The checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), which "
+        "does not mean that it is damaged: mend that and try again, or move its folder away to go "
+        "on from an older one."
     )

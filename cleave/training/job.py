@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Self
 
 from cleave.errors import UsageError
+from cleave.training.interval import DEFAULT, Interval
 from cleave.workload.registry import ModelSpec
 
 
@@ -69,7 +70,8 @@ class JobSpec:
         clip: largest gradient norm; 0 for none.
         seed: of weights and data order.
         eval_every, eval_batches: held-out loss every so many steps (0: never) over so many batches.
-        checkpoint_every: steps between checkpoints, one more at the end; 0 for none.
+        checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them; one more
+            at the end; 0 for none.
         memory: see `MemoryMode`.
         offload: see `OffloadMode`.
         journal: keep finished products on disk between checkpoints (`cleave.training.journal`).
@@ -91,7 +93,7 @@ class JobSpec:
     seed: int = 0
     eval_every: int = 0
     eval_batches: int = 8
-    checkpoint_every: int = 500
+    checkpoint_every: int | str = DEFAULT
     memory: str = "auto"
     offload: str = "all"
     journal: bool = False
@@ -102,17 +104,18 @@ class JobSpec:
         for name in ("steps", "batch", "seq", "accumulate", "eval_batches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 1 or more")
-        for name in ("learning_rate", "weight_decay", "clip", "eval_every", "checkpoint_every"):
+        for name in ("learning_rate", "weight_decay", "clip", "eval_every"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
+        Interval.of(self.checkpoint_every)
         if not 0 <= self.fallback_after_s < float("inf"):
             raise UsageError(
                 f"--fallback-after is {self.fallback_after_s}; give seconds, 0 or more"
             )
-        if self.journal and not self.checkpoint_every:
+        if self.journal and not self.interval:
             raise UsageError(
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "
-                "makes none; give it 1 or more"
+                "makes none; give it a number of steps or a time"
             )
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
@@ -127,6 +130,11 @@ class JobSpec:
                 raise UsageError(
                     f"--{name} is {getattr(self, name)!r}; use one of {', '.join(values)}"
                 )
+
+    @property
+    def interval(self) -> Interval:
+        """Between checkpoints."""
+        return Interval.of(self.checkpoint_every)
 
     def check_model(self, spec: ModelSpec) -> None:
         """Refuse what this model cannot do.
@@ -157,6 +165,7 @@ class JobSpec:
             "int": int,
             "float": (int, float),
             "bool": bool,
+            "int | str": (int, str),
         }
         for name, value in values.items():
             if name not in known:

@@ -26,6 +26,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -37,6 +38,7 @@ import numpy as np
 from cleave.arrays import Array, Buffer, unpack
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet, Operand, Side
+from cleave.training.disk import DiskFullError, Patience, cannot_write, is_full
 from cleave.training.offload import Pending
 from cleave.training.run_folder import sync_folder
 
@@ -51,6 +53,8 @@ QUEUE_BYTES: Final = 256 * 2**20
 
 LEAST_BYTES: Final = 64 * 2**20
 """A journal below this size is not worth an early checkpoint."""
+
+_RETRY_S: Final = 1.0  # after a write that found the disk full
 
 _JUDGED_STEPS: Final = 4
 
@@ -107,6 +111,7 @@ class Journal:
             that very checkpoint is used, other files are removed.
         say: told in one sentence when it switches itself off.
         clock: seconds, as `time.perf_counter`.
+        patience: waits where the disk is full.
         queue_bytes: see `QUEUE_BYTES`.
 
     Raises:
@@ -120,6 +125,7 @@ class Journal:
         *,
         say: Callable[[str], None],
         clock: Callable[[], float],
+        patience: Patience,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self.folder = folder
@@ -127,6 +133,8 @@ class Journal:
         self.on = True
         self._say = say
         self._clock = clock
+        self._patience = patience
+        self._waited_s = 0.0
         self._step = base
         self._place = 0
         self._entries: dict[tuple[int, int], _Entry] = {}
@@ -136,14 +144,14 @@ class Journal:
         self._at_begin = (0.0, 0)
         self._judged: deque[tuple[float, float]] = deque(maxlen=_JUDGED_STEPS)
         self._size_bytes = 0
-        self._path, self._file = self._open(base)
-        self._writer = _Writer(self._file, queue_bytes, clock)
+        self._path, self._file = self._patience.insist(lambda: self._open(base))
+        self._writer = _Writer(self._path, self._file, queue_bytes, clock)
 
     # --- the file ---
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
         """The file of a checkpoint, read up to where a crash cut it off; others are removed."""
-        path = self.folder / f"step-{base:06d}.blocks"
+        path = _file_of(self.folder, base)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = FileIO(path, "r+" if path.exists() else "w+")
@@ -157,7 +165,8 @@ class Journal:
                 if _NAME.fullmatch(other.name) and other != path:
                     other.unlink()
         except OSError as error:
-            raise CleaveError(
+            kind = DiskFullError if is_full(error) else CleaveError
+            raise kind(
                 f"the journal {str(path)!r} cannot be opened ({error.strerror}): "
                 f"free some space there, or go on with --no-journal"
             ) from error
@@ -202,14 +211,36 @@ class Journal:
         self.counters.spent_s += spent_s
 
     def covered(self, base: int) -> None:
-        """A checkpoint of step `base` is safely on disk: begin anew."""
+        """A checkpoint of step `base` is safely on disk: begin anew.
+
+        Of the step after it some products may be there already, where it was given up: they stay.
+        """
         if not self.on:
             discard(self.folder)
             return
-        self._writer.forget()
-        self._file.close()
-        self._path, self._file = self._open(base)
-        self._writer.file = self._file
+        given_up = self._step == base and self._place > 0
+        if given_up:
+            self._writer.drain()
+        else:
+            self._writer.forget()
+        before, before_path = self._file, self._path
+        self._path, self._file = self._patience.insist(lambda: self._open(base))
+        self._writer.path, self._writer.file = self._path, self._file
+        if given_up and before_path != self._path:
+            self._carry_over(before, base)
+        before.close()
+
+    def _carry_over(self, before: FileIO, base: int) -> None:
+        """Copy the products of later steps from another file; as far as there is space."""
+        self._read(before)
+        kept = [entry for (step, _), entry in self._entries.items() if step >= base]
+        self._entries.clear()
+        with suppress(OSError):  # what is cut short is not read
+            for entry in kept:
+                before.seek(entry.offset - _RECORD_BYTES)
+                record = before.read(_RECORD_BYTES + entry.nbytes)
+                _write_all(self._file, record)
+                self._size_bytes += len(record)
 
     def close(self) -> None:
         """Write what is under way. A journal that holds nothing is removed."""
@@ -229,6 +260,7 @@ class Journal:
             del self._entries[place]  # this time nobody asked for it
         counters = self.counters
         self._at_begin = (counters.spent_s, counters.taken)
+        self._waited_s = self._patience.waited_s
         self._began_s = self._clock()
 
     def end(self) -> None:
@@ -238,11 +270,17 @@ class Journal:
         wall_s = self._clock() - self._began_s
         spent_s, taken = self._at_begin
         counters = self.counters
+        try:
+            self._patience.insist(self._writer.check)
+        except DiskFullError as error:  # the run is to stop
+            self._switch_off(str(error))
+            return
         # What was left to write of a step counts for the next one.
         write_s, counters.write_s = counters.write_s, self._writer.write_s
         if self._writer.failure:
             self._switch_off(f"it cannot be written ({self._writer.failure})")
-        elif counters.taken == taken:  # a step that was partly taken from disk says nothing
+        elif counters.taken == taken and self._patience.waited_s == self._waited_s:
+            # A step that was partly taken from disk, or waited for space there, says nothing.
             spent_s = counters.spent_s - spent_s
             self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
             self._writer.sync()
@@ -293,7 +331,11 @@ class Journal:
             return
         # A copy: the caller adds a bias in place.
         product = _Product(*place, key, took_s, np.array(out.array, order="C"))
-        self._writer.put(product)
+        try:
+            self._patience.insist(lambda: self._writer.put(product))
+        except DiskFullError as error:  # the run is to stop
+            self._switch_off(str(error))
+            return
         self._size_bytes += _RECORD_BYTES + product.elements.nbytes
         self.counters.written += 1
         self.counters.written_bytes += product.elements.nbytes
@@ -370,13 +412,21 @@ class JournaledFleet:
 class _Writer:
     """Appends products to a file, in a thread of its own, with bounded memory.
 
+    Where the disk is full it tries again what it is at, and `put` and `check` say so.
+
     Attributes:
+        path, file: where to; the file stands at its end.
         write_s: seconds spent on it.
         failure: why nothing can be written any more; empty while it can.
     """
 
-    def __init__(self, file: FileIO, queue_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, file: FileIO, queue_bytes: int, clock: Callable[[], float]
+    ) -> None:
+        self.path = path
         self.file = file
+        self._full: OSError | None = None
+        self._dropped = 0  # how often everything was dropped
         self.write_s = 0.0
         self.failure = ""
         self._limit_bytes = queue_bytes
@@ -390,19 +440,33 @@ class _Writer:
         self._thread.start()
 
     def put(self, product: _Product) -> None:
-        """Append a product later; waits while too much is queued."""
+        """Append a product later; waits while too much is queued.
+
+        Raises:
+            DiskFullError: when too much is, because the disk is full; nothing is appended then.
+        """
         nbytes = product.elements.nbytes
+
+        def fits() -> bool:
+            return not self._queued_bytes or self._queued_bytes + nbytes <= self._limit_bytes
+
         with self._change:
-            self._change.wait_for(
-                lambda: (
-                    not self._queued_bytes
-                    or self._queued_bytes + nbytes <= self._limit_bytes
-                    or self.failure
-                )
-            )
+            self._change.wait_for(lambda: fits() or self.failure or self._full)
+            if self._full and not fits():
+                raise cannot_write(self.path, self._full)
             self._queue.append(product)
             self._queued_bytes += nbytes
             self._change.notify_all()
+
+    def check(self) -> None:
+        """Refuse to go on while the disk is full.
+
+        Raises:
+            DiskFullError: when it is.
+        """
+        with self._change:
+            if self._full and not self.failure:
+                raise cannot_write(self.path, self._full)
 
     def sync(self) -> None:
         """Have what was appended survive a power loss, too."""
@@ -415,8 +479,17 @@ class _Writer:
         with self._change:
             self._queue.clear()
             self._queued_bytes = 0
+            self._dropped += 1
             self._change.notify_all()
             self._change.wait_for(lambda: not self._busy)
+
+    def drain(self) -> None:
+        """Wait until what is queued is written, or cannot be."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self.failure or self._full or not (self._queue or self._busy)
+            )
+        self.forget()
 
     def close(self) -> None:
         """Write what is queued and end."""
@@ -432,20 +505,43 @@ class _Writer:
                 if not self._queue:
                     return
                 product = self._queue.popleft()
-                self._busy = True
-            began_s = self._clock()
+                self._busy, dropped = True, self._dropped
             try:
-                if not self.failure:
-                    self._write(product)
+                while not self.failure and not self._written(product):
+                    with self._change:
+                        self._change.wait(_RETRY_S)
+                        if self._closing:  # a killed run would have lost it as well
+                            self.failure = "the disk is full"
+                        elif self._dropped > dropped:
+                            break
             except OSError as error:  # said at the end of the step
                 self.failure = error.strerror or str(error)
             finally:
                 with self._change:
                     self._busy = False
-                    self.write_s += self._clock() - began_s
+                    self._full = None
                     if product is not None and self._queued_bytes:
                         self._queued_bytes -= product.elements.nbytes
                     self._change.notify_all()
+
+    def _written(self, product: _Product | None) -> bool:
+        """Write a product; or, where the disk is full, nothing of it."""
+        end, began_s = self.file.tell(), self._clock()
+        try:
+            self._write(product)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            with suppress(OSError):  # it is cut off when it is read, at the latest
+                self.file.truncate(end)
+            self.file.seek(end)
+            with self._change:
+                self._full = error
+                self._change.notify_all()
+            return False
+        finally:
+            self.write_s += self._clock() - began_s
+        return True
 
     def _write(self, product: _Product | None) -> None:
         if product is None:
@@ -480,6 +576,19 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
             f"the journal {str(path)!r} cannot be read ({error.strerror}): "
             f"check the disk, or go on with --no-journal"
         ) from error
+
+
+def holds_beginning(folder: Path) -> bool:
+    """Whether a journal has products of a run's first steps, before any checkpoint."""
+    try:
+        return _file_of(folder, 0).stat().st_size > len(_MAGIC)
+    except FileNotFoundError:
+        return False
+
+
+def _file_of(folder: Path, base: int) -> Path:
+    """Where the products since the checkpoint of step `base` are."""
+    return folder / f"step-{base:06d}.blocks"
 
 
 def discard(folder: Path) -> None:

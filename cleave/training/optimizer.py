@@ -48,6 +48,9 @@ class Optimizer:
         in_backward: step each parameter inside the backward pass, as soon as its gradient is
             complete, and free the gradient: the usual update with memory for one gradient at a
             time. With clipping the norm is needed first, so the pass is done twice.
+
+    Attributes:
+        applied: whether some parameters have made the step under way, and others have not.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Optimizer:
     ) -> None:
         self.clip = clip
         self.in_backward = in_backward
+        self.applied = False
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._optimizers = {
             name: torch.optim.AdamW(
@@ -78,15 +82,23 @@ class Optimizer:
         Returns:
             What `backward` returned.
         """
+        self.forget_gradients()
         for optimizer in self._optimizers.values():
             optimizer.param_groups[0]["lr"] = rate
+        loss = self._step_in_backward(backward) if self.in_backward else self._step(backward)
+        self.applied = False
+        return loss
+
+    def forget_gradients(self) -> None:
+        """Free them all."""
+        for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-        return self._step_in_backward(backward) if self.in_backward else self._step(backward)
 
     def _step(self, backward: Callable[[], float]) -> float:
         loss = backward()
         if self.clip:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
+        self.applied = True
         for optimizer in self._optimizers.values():
             optimizer.step()
         return loss
@@ -113,6 +125,7 @@ class Optimizer:
                 assert parameter.grad is not None
                 if self.clip and scale != 1.0:
                     parameter.grad.mul_(scale)
+                self.applied = True
                 self._optimizers[name].step()
                 parameter.grad = None
 

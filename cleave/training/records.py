@@ -7,6 +7,22 @@ from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class StartRecord:
+    """A run begins, or goes on.
+
+    Attributes:
+        step: the last one that is done; 0 at the beginning.
+        steps: that are to be done in all.
+        run_folder: where everything is written.
+    """
+
+    EVENT: ClassVar[str] = "start"
+    step: int
+    steps: int
+    run_folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One optimizer step.
 
@@ -84,6 +100,22 @@ class PresenceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskRecord:
+    """The disk of the run folder is full and training waits, or there is space again.
+
+    Attributes:
+        step: the last one that is done.
+        state: `full` or `free`.
+        text: for people.
+    """
+
+    EVENT: ClassVar[str] = "disk"
+    step: int
+    state: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DoneRecord:
     """The end of a run.
 
@@ -128,7 +160,9 @@ class DoneRecord:
     journal_gemms: int = 0
 
 
-Record: TypeAlias = StepRecord | EvalRecord | NoteRecord | PresenceRecord | DoneRecord
+Record: TypeAlias = (
+    StartRecord | StepRecord | EvalRecord | NoteRecord | PresenceRecord | DiskRecord | DoneRecord
+)
 
 
 def to_dict(record: Record) -> dict[str, Any]:

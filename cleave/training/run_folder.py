@@ -12,12 +12,15 @@ import os
 import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
 from cleave.errors import CleaveError, UsageError
+from cleave.training.disk import cannot_write
 
 
 def sync_folder(folder: Path) -> None:
@@ -79,7 +82,7 @@ class RunFolder:
                     ) from None
                 attempt += 1
             except OSError as error:
-                raise _cannot_write(path, error) from error
+                raise cannot_write(path, error) from error
             else:
                 return cls(path)
 
@@ -102,7 +105,7 @@ class RunFolder:
         try:
             write_atomically(self.config_path, tomli_w.dumps(_without_none(config)).encode())
         except OSError as error:
-            raise _cannot_write(self.config_path, error) from error
+            raise cannot_write(self.config_path, error) from error
 
     def read_config(self) -> dict[str, Any]:
         """What `write_config` wrote. Raises UsageError where there is none or it is damaged."""
@@ -119,17 +122,17 @@ class RunFolder:
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line to metrics.jsonl. It is in the operating system's hands on return.
+        """Add one line to metrics.jsonl, or nothing. It is in the system's hands on return.
 
         NaN and infinity, which JSON lacks, are written as null; numpy and torch scalars as
         numbers. After a crash call `rewind` before the first `append`.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
-            with self.metrics_path.open("a", encoding="utf-8") as file:
-                file.write(line)
+            with self.metrics_path.open("ab", buffering=0) as file:
+                _append_whole(file, line.encode())
         except OSError as error:
-            raise _cannot_write(self.metrics_path, error) from error
+            raise cannot_write(self.metrics_path, error) from error
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records so far, in order. A last line that is still being written is left out.
@@ -160,7 +163,7 @@ class RunFolder:
         try:
             write_atomically(self.metrics_path, b"".join(kept))
         except OSError as error:
-            raise _cannot_write(self.metrics_path, error) from error
+            raise cannot_write(self.metrics_path, error) from error
 
     def plot(self) -> Path | None:
         """Draw "loss" and, where recorded, "eval_loss" over "step" into loss.png.
@@ -192,7 +195,7 @@ class RunFolder:
         try:
             write_atomically(self.plot_path, image.getvalue())
         except OSError as error:
-            raise _cannot_write(self.plot_path, error) from error
+            raise cannot_write(self.plot_path, error) from error
         return self.plot_path
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
@@ -208,6 +211,19 @@ class RunFolder:
                 f"{str(self.metrics_path)!r} cannot be read ({error.strerror}): "
                 "check the file and its permissions."
             ) from error
+
+
+def _append_whole(file: FileIO, data: bytes) -> None:
+    """Write at the end of a file. Raises OSError, and has then written nothing."""
+    end = file.seek(0, os.SEEK_END)
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -255,10 +271,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_none(item) for item in value if item is not None]
     return str(value) if isinstance(value, Path) else value
-
-
-def _cannot_write(path: Path, error: OSError) -> CleaveError:
-    return CleaveError(
-        f"{str(path)!r} cannot be written ({error.strerror}): "
-        "free some space there, or choose another folder."
-    )

@@ -11,7 +11,7 @@ from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.models.build import resolve_model
 from cleave.training.job import JobSpec
-from cleave.training.records import DoneRecord, Record, to_dict
+from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ class JobRequest:
         job: settings of `JobSpec` by name; with `resume`, only those that are to change.
         resume: an existing run folder, or empty.
         name: of a new run folder; empty for one made of the time.
+        restart: with `resume`, begin again at step 1 where no checkpoint is whole.
     """
 
     job: Mapping[str, Any]
     resume: str = ""
     name: str = ""
+    restart: bool = False
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
@@ -40,9 +42,16 @@ class JobRequest:
             UsageError: when they are of another form.
         """
         job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
-        if not isinstance(job, dict) or not isinstance(resume, str) or not isinstance(name, str):
-            raise UsageError("a submitted job is a map with `job`, and `resume` or `name` as text")
-        return cls(job, resume, name)
+        restart = values.get("restart", False)
+        texts = isinstance(resume, str) and isinstance(name, str)
+        if not isinstance(job, dict) or not texts or not isinstance(restart, bool):
+            raise UsageError(
+                "a submitted job is a map with `job`, `resume` or `name` as text, and `restart` as "
+                "true or false"
+            )
+        if restart and not resume:
+            raise UsageError("--restart goes with --resume: which run is to begin again?")
+        return cls(job, resume, name, restart)
 
     def spec(self) -> JobSpec:
         """The whole job, a resumed one's settings read from its folder.
@@ -109,17 +118,22 @@ class JobRunner:
         from cleave.training.trainer import Setting  # torch: a server without a job needs none
 
         request = JobRequest.from_dict(arguments)
+        done = 0
         meter = self.meter() if self.meter is not None else None
 
         def record(record: Record) -> None:
+            nonlocal done
+            if isinstance(record, StepRecord):
+                done = record.step
             if meter is not None and isinstance(record, DoneRecord):  # stays the last line
-                energy = meter.record()
-                RunFolder(Path(record.run_folder)).append(energy)
+                energy, folder = meter.record(), RunFolder(Path(record.run_folder))
+                setting.patience(lambda: done).insist(lambda: folder.append(energy))
                 report(energy)
             report(to_dict(record))
 
+        setting = Setting(fleet, record, stop)
         try:
-            self.train(request, Setting(fleet, record, stop))
+            self.train(request, setting)
         finally:
             if meter is not None:
                 meter.close()
@@ -130,7 +144,9 @@ class JobRunner:
 
         spec = request.spec()
         if request.resume:
-            return train(spec, RunFolder(Path(request.resume)), setting, resume=True)
+            folder = RunFolder(Path(request.resume))
+            return train(spec, folder, setting, resume=True, restart=request.restart)
         materials = prepare(spec, setting)  # a job that is refused leaves no folder
-        folder = RunFolder.create(self.runs, request.name or None)
+        patience = setting.patience(lambda: 0)
+        folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
         return train(spec, folder, setting, materials=materials)

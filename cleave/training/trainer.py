@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cleave.device.executors import TorchExecutor
 from cleave.errors import CleaveError
-from cleave.fleet.absence import Absence, Fallback, Presence
+from cleave.fleet.absence import AbandonedError, Absence, Fallback, Leaving, Presence
 from cleave.fleet.fleet import Fleet, FleetCounters
 from cleave.fleet.selection import Kept, Selector, summarise
 from cleave.models.build import (
@@ -27,13 +27,16 @@ from cleave.models.build import (
 )
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
+    DamagedCheckpointError,
     LoadedCheckpoint,
     load_latest,
     restore_rng,
     rng_state,
     save_checkpoint,
+    set_aside,
 )
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
+from cleave.training.disk import Patience
 from cleave.training.job import (
     FallbackMode,
     JobSpec,
@@ -42,15 +45,23 @@ from cleave.training.job import (
     Precision,
     default_learning_rate,
 )
-from cleave.training.journal import Journal, JournalCounters, JournaledFleet, discard
+from cleave.training.journal import (
+    Journal,
+    JournalCounters,
+    JournaledFleet,
+    discard,
+    holds_beginning,
+)
 from cleave.training.offload import hold_weights, offload, restore
 from cleave.training.optimizer import Optimizer, Schedule
 from cleave.training.records import (
+    DiskRecord,
     DoneRecord,
     EvalRecord,
     NoteRecord,
     PresenceRecord,
     Record,
+    StartRecord,
     StepRecord,
     to_dict,
 )
@@ -71,14 +82,25 @@ class Setting:
     Attributes:
         fleet: multiplies; None for plain PyTorch, the reference.
         report: takes every record as it comes.
-        stop: asked after every step; True ends the run early, with a checkpoint.
-        clock: seconds, to judge the journal by.
+        stop: asked between steps and while devices are waited for; True ends the run early, with a
+            checkpoint of the last whole step.
+        clock: seconds, for intervals between checkpoints and to judge the journal by.
+        sleep: waits for some seconds, while a disk is full.
     """
 
     fleet: Fleet | None
     report: Callable[[Record], None]
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+    def patience(self, step: Callable[[], int]) -> Patience:
+        """Waits for space on the disk, and reports it, with the last step that is done."""
+
+        def tell(full: bool, text: str) -> None:
+            self.report(DiskRecord(step(), "full" if full else "free", text))
+
+        return Patience(tell, self.stop, self.sleep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +145,7 @@ def train(
     setting: Setting,
     *,
     resume: bool = False,
+    restart: bool = False,
     materials: Materials | None = None,
 ) -> DoneRecord:
     """Train a model as the job says.
@@ -131,16 +154,23 @@ def train(
         job: what to train.
         run: where to write configuration, metrics, checkpoints and the loss plot.
         setting: fleet, and who listens.
-        resume: go on from the newest checkpoint in `run`; from the start where there is none.
+        resume: go on from the newest whole checkpoint in `run`.
+        restart: where there is none, begin again at step 1.
         materials: of `prepare`, where it was called already.
 
     Raises:
         CleaveError: for everything a user can mend; nothing half-written is left.
     """
     materials = materials or prepare(job, setting)
-    checkpoint = _newest_checkpoint(run, setting) if resume else None
+    damaged: list[DamagedCheckpointError] = []
+    checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
     if checkpoint is not None:
         _check_same(checkpoint, job, materials.tokenizer)
+    elif resume and not restart:
+        _check_start(job, run, damaged)
+    for fault in damaged:
+        aside = set_aside(fault.path).name
+        setting.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
     spec, folder = materials.source.spec, materials.source.folder
     size = f"{spec.parameters / 1e6:.1f}M parameters"
     setting.report(NoteRecord(f"building {spec.name} ({size})"))
@@ -153,27 +183,38 @@ def train(
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint)
-            run.rewind(checkpoint.step)
+            trainer.patience.insist(lambda: run.rewind(base))
             setting.report(NoteRecord(f"resuming after step {checkpoint.step}"))
         elif resume:
-            run.rewind(0)
-        run.write_config(job.to_dict())
+            setting.report(NoteRecord("no checkpoint is there: starting from the beginning"))
+            trainer.patience.insist(lambda: run.rewind(0))
+        trainer.patience.insist(lambda: run.write_config(job.to_dict()))
         return trainer.run()
     finally:
         trainer.close()
         restore(model)
 
 
-def _newest_checkpoint(run: RunFolder, setting: Setting) -> LoadedCheckpoint | None:
-    """The newest whole checkpoint of a run; says what it passed over, and when there is none."""
+def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
+    """Refuse to begin again at step 1 as if that were to go on.
 
-    def passed_over(fault: str) -> None:
-        setting.report(NoteRecord(f"passed over: {fault}"))
+    A journal of the first steps is a way to go on, from the beginning.
 
-    found = load_latest(run.path / CHECKPOINTS, passed_over)
-    if found is None:
-        setting.report(NoteRecord("no whole checkpoint is there: starting from the beginning"))
-    return found
+    Raises:
+        CleaveError: when nothing can be gone on with.
+    """
+    where = str(run.path)
+    if damaged:
+        faults = "; ".join(f"{fault.path.name}: {fault.reason}" for fault in damaged)
+        raise CleaveError(
+            f"no checkpoint of {where!r} is whole ({faults}); put back a copy of one, or give "
+            f"--restart as well to begin again at step 1 (what is damaged is kept, renamed)"
+        )
+    if not (job.journal and holds_beginning(run.path / JOURNAL)):
+        raise CleaveError(
+            f"{where!r} has no checkpoint: that run ended before its first; give --restart as well "
+            f"to begin again at step 1"
+        )
 
 
 class Trainer:
@@ -189,6 +230,8 @@ class Trainer:
         setting: Setting,
         base: int = 0,
     ) -> None:
+        self.step = 0
+        self.patience = setting.patience(lambda: self.step)
         lean = _lean(job, spec)
         if lean:
             enable_checkpointing(model)
@@ -197,8 +240,9 @@ class Trainer:
             setting.fleet.selector = _selector() if auto else None
             setting.fleet.submitted.clear()
             setting.fleet.decisions.clear()
-            setting.fleet.absence = Absence(self._presence, _fallback(job))
-        self.journal = _open_journal(job, run, setting, base)
+            leaving = Leaving(setting.stop, self._applied, TorchExecutor(), setting.clock)
+            setting.fleet.absence = Absence(self._presence, _fallback(job), leaving)
+        self.journal = _open_journal(job, run, setting, base, self.patience)
         if setting.fleet is not None:
             fleet = setting.fleet
             offload(model, JournaledFleet(fleet, self.journal) if self.journal else fleet)
@@ -208,7 +252,8 @@ class Trainer:
         self.tokenizer = materials.tokenizer
         self.folder = run
         self.setting = setting
-        self.step = 0
+        self.saved: int | None = None  # the step of the last checkpoint
+        self.saved_s = setting.clock()
         self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
         # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
@@ -226,11 +271,14 @@ class Trainer:
         if self.journal is not None:
             self.journal.close()
         if self.setting.fleet is not None:
+            self.setting.fleet.abandon()
             self.setting.fleet.absence = None
 
     def run(self) -> DoneRecord:
         """Do the remaining steps."""
         job, report = self.job, self._report
+        where = str(self.folder.path)
+        self.setting.report(StartRecord(self.step, job.steps, where))
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         began_s, first = time.perf_counter(), self._counters()
@@ -238,21 +286,24 @@ class Trainer:
         tokens = 0
         stopped = False
         while self.step < job.steps and not stopped:
-            record = self.train_step()
-            report(record)
-            loss = record.loss
-            tokens += record.tokens
-            first_loss = loss if math.isnan(first_loss) else first_loss
-            if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
-                report(EvalRecord(self.step, self.evaluate()))
+            try:
+                record = self.train_step()
+                report(record)
+                loss = record.loss
+                tokens += record.tokens
+                first_loss = loss if math.isnan(first_loss) else first_loss
+                if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
+                    report(EvalRecord(self.step, self.evaluate()))
+            except AbandonedError:
+                self._note(f"stopping after step {self.step}, without waiting for devices")
             stopped = self.step < job.steps and self.setting.stop()
             if self._checkpoint_due(stopped):
                 self.save()
             elif self.journal is not None and self.journal.outgrown(self._checkpoint_bytes()):
-                before_s = self.setting.clock()
+                before_s = self.setting.clock() - self.patience.waited_s
                 self.save()
-                self.journal.charge(self.setting.clock() - before_s)
-            if not math.isfinite(loss):
+                self.journal.charge(self.setting.clock() - self.patience.waited_s - before_s)
+            if tokens and not math.isfinite(loss):
                 raise CleaveError(
                     f"the loss of step {self.step} is {loss}; "
                     f"lower --learning-rate (now {self.schedule.peak:g}) or set --clip"
@@ -273,7 +324,7 @@ class Trainer:
             tiles=spent.tiles,
             blocks=spent.blocks,
             reissued=spent.reissued,
-            run_folder=str(self.folder.path),
+            run_folder=where,
             stopped=stopped,
             offload=job.offload,
             gemms=kept.total,
@@ -287,7 +338,7 @@ class Trainer:
             journal_gemms=journal.taken,
         )
         report(done)
-        self.folder.plot()
+        self.patience.insist(self.folder.plot)
         return done
 
     def _kept(self) -> Kept:
@@ -298,14 +349,25 @@ class Trainer:
         return summarise(fleet.decisions) if fleet.selector else fleet.would_keep(_selector())
 
     def train_step(self) -> StepRecord:
-        """Do one optimizer step."""
+        """Do one optimizer step.
+
+        Raises:
+            AbandonedError: when training is to stop; everything is then as before the step.
+        """
         before, began_s = self._counters(), time.perf_counter()
         journal_before = self._journal_counters()
         if self.journal is not None:
             self.journal.begin(self.step)
         rate = self.schedule.rate(self.step)
+        data, random = self.loader.state(), rng_state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
-        loss = self.optimizer.step(rate, lambda: self._backward(batches))
+        try:
+            loss = self.optimizer.step(rate, lambda: self._backward(batches))
+        except AbandonedError:
+            self.loader.restore(data)
+            restore_rng(random)
+            self.optimizer.forget_gradients()
+            raise
         wall_s = time.perf_counter() - began_s
         spent = self._counters() - before
         if self.journal is not None:
@@ -368,29 +430,34 @@ class Trainer:
 
     # --- checkpoints ---
 
+    def _applied(self) -> bool:
+        return self.optimizer.applied
+
     def _checkpoint_due(self, stopped: bool) -> bool:
-        every = self.job.checkpoint_every
-        if not every:
+        interval = self.job.interval
+        if not interval or self.saved == self.step:
             return False
-        # A finished run needs its journal no more, if only there is a checkpoint instead.
-        worth = self.step >= every or self.journal is not None
-        ended = self.step == self.job.steps and worth
-        return stopped or ended or self.step % every == 0
+        since_s = self.setting.clock() - self.saved_s
+        # A finished run needs its journal no more, if only there is a checkpoint instead. And what
+        # was saved once is not left behind.
+        worth = self.saved is not None or self.journal is not None
+        ended = self.step == self.job.steps and (worth or interval.passed(self.step, since_s))
+        return stopped or ended or interval.due(self.step, since_s)
 
     def save(self) -> None:
         """Write a checkpoint of everything the next step depends on."""
         loader = self.loader.state()
-        path = save_checkpoint(
-            self.folder.path / CHECKPOINTS,
-            step=self.step,
-            tensors=self._tensors(),
-            meta={
-                "job": self.job.to_dict(),
-                "tokenizer": self.tokenizer.fingerprint,
-                "epoch": loader.epoch,
-                "position": loader.position,
-            },
+        meta = {
+            "job": self.job.to_dict(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "epoch": loader.epoch,
+            "position": loader.position,
+        }
+        folder, tensors = self.folder.path / CHECKPOINTS, self._tensors()
+        path = self.patience.insist(
+            lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta)
         )
+        self.saved, self.saved_s = self.step, self.setting.clock()
         self._note(f"checkpoint written to {path}")
         if self.journal is not None:
             self.journal.covered(self.step)
@@ -421,10 +488,11 @@ class Trainer:
                         f"{self.job.model} it has {found}, not shape {tuple(parameter.shape)}"
                     )
                 parameter.copy_(saved)
-        self.optimizer.load_tensors(checkpoint.tensors)
+        if checkpoint.step:  # before the first step it has no state
+            self.optimizer.load_tensors(checkpoint.tensors)
         restore_rng(checkpoint.tensors)
         self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
-        self.step = checkpoint.step
+        self.step = self.saved = checkpoint.step
 
     # --- reports ---
 
@@ -446,7 +514,7 @@ class Trainer:
         self.setting.report(NoteRecord(text))
 
     def _report(self, record: Record) -> None:
-        self.folder.append(to_dict(record))
+        self.patience.insist(lambda: self.folder.append(to_dict(record)))
         self.setting.report(record)
 
 
@@ -463,7 +531,9 @@ def _fallback(job: JobSpec) -> Fallback | None:
     return Fallback(TorchExecutor(), job.fallback_after_s)
 
 
-def _open_journal(job: JobSpec, run: RunFolder, setting: Setting, base: int) -> Journal | None:
+def _open_journal(
+    job: JobSpec, run: RunFolder, setting: Setting, base: int, patience: Patience
+) -> Journal | None:
     folder = run.path / JOURNAL
     if not job.journal:
         discard(folder)
@@ -475,7 +545,7 @@ def _open_journal(job: JobSpec, run: RunFolder, setting: Setting, base: int) -> 
     def say(text: str) -> None:
         setting.report(NoteRecord(text))
 
-    return Journal(folder, base, say=say, clock=setting.clock)
+    return Journal(folder, base, say=say, clock=setting.clock, patience=patience)
 
 
 def _selector() -> Selector:

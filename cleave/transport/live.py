@@ -400,7 +400,9 @@ class LiveShell:
         """See `Shell.withdraw`."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._withdraw, future.work.id)
-        self.wait(future)
+            self.wait(future)
+        elif not self.wait(future, 0.0):  # there is no loop any more that could finish it
+            future.error, future.done = _CLOSING, True
 
     def _withdraw(self, work: int) -> None:
         self._obey(self.coordinator.withdraw(work, self._now()))

@@ -30,6 +30,7 @@ from cleave.transport.join import DeviceSession, RefusedError, device_hello
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.opening import open_connection
 from cleave.transport.serve import ServedFleet, serve
+from tests.disks import small_disk
 from tests.integration.processes import (
     CLEAVE,
     PATIENCE_S,
@@ -143,6 +144,53 @@ def test_a_code_is_for_one_device_which_is_known_from_then_on(place: Place) -> N
         assert place.states()["anna"] == "revoked"
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE_S) == 0
+
+
+def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> None:
+    """Not even on another machine under another name; who came by it before stays."""
+    with place.server():
+        code = place.ask("pair", "--uses", "9", "--minutes", "60")
+        spare = place.ask("pair", "--uses", "2")
+        with place.device(code["url"], "anna") as anna, place.device(code["url"], "ben") as ben:
+            anna.ready()
+            ben.ready()
+            shown = run("devices", "revoke", "anna", "--data", str(place.data))
+            assert f"it came by ({code['id']}) is void as well" in shown.stderr
+            assert "cleave pair --uses 7" in shown.stderr
+            assert "revoked this device's credential" in anna.end()
+            with place.device(code["url"], "carla") as carla:
+                assert "join code is void: a device that came by it was revoked" in carla.end()
+            assert place.states() == {"anna": "revoked", "ben": "ready"}
+        listed = {c["id"]: c for c in place.ask("pair", "--list")["codes"]}
+        assert (listed[code["id"]]["state"], listed[code["id"]]["used"]) == ("void", 2)
+        assert sorted(listed[code["id"]]["devices"]) == ["anna", "ben"]
+        place.ask("pair", "--void", str(spare["id"]))
+        with place.device(spare["url"], "carla") as carla:
+            assert "join code is void: the server's operator made it so" in carla.end()
+    table = run("pair", "--list", "--data", str(place.data)).stdout  # the server is gone
+    assert "anna" in table
+    assert code["code"] not in table
+    assert run("pair", "--void", "99", "--data", str(place.data)).returncode == 2
+    assert run("pair", "--list", "--void", "1", "--data", str(place.data)).returncode == 2
+
+
+def test_a_revocation_holds_though_the_disk_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        place = Place(disk.path)
+        with place.server() as (server, _, url), place.device(url, "anna") as anna:
+            anna.ready()
+            disk.fill(0)
+            shown = run("devices", "revoke", "anna", "--data", str(place.data))
+            assert "anna is revoked" in shown.stderr, shown.stderr
+            assert anna.process.wait(PATIENCE_S) == 1
+            assert place.states() == {"anna": "revoked"}
+            disk.free()
+            store = "not asked yet"
+            while store:  # what is to be written is tried again every two seconds
+                status = run("status", "--data", str(place.data), "--json")
+                store = json.loads(status.stdout)["server"]["store"]
+            server.kill()
+        assert place.states() == {"anna": "revoked"}
 
 
 def test_expired_unknown_and_missing_codes(place: Place) -> None:

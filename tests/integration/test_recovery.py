@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cleave
+from cleave.errors import CleaveError
 from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
@@ -151,3 +152,53 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_pat
     notes = [record.text for record in again if isinstance(record, NoteRecord)]
     assert any("passed over" in text and "step-000004" in text for text in notes)
     assert "resuming after step 3" in notes
+    folder = newest.parent.parent  # kept, though its step was written again
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step-000003", "step-000004", "step-000004.damaged",
+    ]  # fmt: skip
+
+
+def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
+    corpus_file: Path, tmp_path: Path
+) -> None:
+    """`cleave train --resume` refuses and touches nothing; --restart keeps what it finds."""
+    job = JobSpec(
+        model="opt-nano", data=str(corpus_file), steps=3, batch=1, seq=16, checkpoint_every=1
+    )
+    seen: list[Record] = []
+    train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
+    folder = tmp_path / "run" / CHECKPOINTS
+    os.truncate(folder / "step-000003" / "tensors.safetensors", 100)
+    (folder / "step-000002" / "meta.json").unlink()
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    resume = ("train", "--resume", str(tmp_path / "run"), "--devices", "0", "--json")
+    refused = run(*resume)
+    assert refused.returncode == 1
+    for words in ("step-000003: the checksum", "step-000002: it has no meta.json", "--restart"):
+        assert words in refused.stderr
+    assert {p: p.read_bytes() for p in before} == before
+    assert len([p for p in (tmp_path / "run").rglob("*") if p.is_file()]) == len(before)
+
+    again = run(*resume, "--restart")
+    assert again.returncode == 0, again.stderr
+    assert [r["loss"] for r in records(again.stdout) if r["event"] == "step"] == losses(seen)
+    kept = sorted(path.name for path in folder.iterdir())
+    assert kept == [
+        "step-000002", "step-000002.damaged", "step-000003", "step-000003.damaged",
+    ]  # fmt: skip
+    # And a whole one is gone on with, --restart or not.
+    whole = run(*resume, "--restart", "--steps", "4")
+    assert whole.returncode == 0, whole.stderr
+    assert "resuming after step 3" in whole.stderr
+    assert run("train", "--model", "opt-nano", "--restart").returncode == 2
+
+
+def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(
+    corpus_file: Path, tmp_path: Path
+) -> None:
+    job = JobSpec("opt-nano", str(corpus_file), steps=1, batch=1, seq=16, checkpoint_every=0)
+    train(job, RunFolder(tmp_path), Setting(None, lambda record: None))
+    metrics = RunFolder(tmp_path).metrics_path.read_bytes()
+    with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):
+        train(job, RunFolder(tmp_path), Setting(None, lambda record: None), resume=True)
+    assert RunFolder(tmp_path).metrics_path.read_bytes() == metrics

@@ -61,7 +61,19 @@ def url_of(fleet: ServedFleet, token: str) -> str:
 
 @pytest.mark.parametrize(
     "action",
-    ["submit", "attach", "stop", "pair", "dashboard", "devices", "revoke", "release", "history"],
+    [
+        "submit",
+        "attach",
+        "stop",
+        "pair",
+        "codes",
+        "void",
+        "dashboard",
+        "devices",
+        "revoke",
+        "release",
+        "history",
+    ],
 )
 def test_viewers_may_only_look(tmp_path: Path, action: str) -> None:
     async def scenario(url: str) -> None:

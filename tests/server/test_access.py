@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,9 @@ from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.server.access import MAX_USES, Access
 from cleave.server.attempts import BURST, REFILL_S
 from cleave.server.codes import ALPHABET, CODE_LENGTH, hash_secret, new_code, read_code
+from cleave.server.schema import MIGRATIONS
 from cleave.server.store import Absence, Standing, Store
+from tests.disks import small_disk
 from tests.server.clocks import Clock
 
 HELLO = Hello(Role.DEVICE, name="phone")
@@ -159,14 +163,14 @@ def test_a_revoked_device_is_refused_until_it_has_a_new_code(access: Access, clo
     assert new.name == "phone-2"
 
 
-def test_quarantine_lasts_and_can_be_lifted(access: Access, clock: Clock) -> None:
+def test_quarantine_lasts_and_can_be_lifted(access: Access) -> None:
     device = come(access, access.pair().text)
     assert device.identity is not None
     access.quarantined(device.identity, "3 wrong results")
     refusal = refused(access, device.credential, access.pair().text)
     assert refusal.code is ErrorCode.QUARANTINED
     assert "3 wrong results" in refusal.reason
-    access.store.stand(device.identity, Standing.ADMITTED, "", clock())
+    access.standings.decide(device.identity, "phone", Standing.ADMITTED, "")
     assert come(access, device.credential).identity == device.identity
 
 
@@ -266,9 +270,210 @@ def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
     access.ledger.flush()
     access.store.close()
     assert refused(access, device.credential).code is ErrorCode.LIMIT
-    access.quarantined(device.identity, "lies")
     access.faulted(device.identity, "wrong")
     access.contributed(device.identity, Contribution(blocks=1))
+    access.ledger.flush()
+    assert "cannot be used" in access.ledger.trouble
+    access.quarantined(device.identity, "lies")
     access.close()
-    assert len(said) == 4
-    assert all("cannot be used" in text for text in said)
+    assert sum("cannot be used" in text for text in said) == 2  # refused, and cannot be written
+    what = f"device {device.identity} is quarantined (lies)"
+    assert sum("this holds" in text and what in text for text in said) == 1
+    assert "never written" in said[-1]
+    assert what in said[-1]
+
+
+# --- what is decided holds, whatever becomes of the store ---
+
+
+class Trouble:
+    """A store on a file, and what keeps it from being written."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
+        self.clock = clock
+        self.said: list[str] = []
+        self.store = Store(path, busy_s=0.001)
+        self.access = self.opened(self.store)
+        self._locker: sqlite3.Connection | None = None
+
+    def opened(self, store: Store) -> Access:
+        return Access(
+            store, TOKEN, clocks=self.clock.clocks, complain=self.said.append, retry_s=0.001
+        )
+
+    def begin(self, kind: str) -> None:
+        """Nothing can be written from now on."""
+        self.access.ledger.flush()
+        if kind == "locked":
+            self._locker = sqlite3.connect(self.path, isolation_level=None)
+            self._locker.execute("BEGIN IMMEDIATE")
+        else:
+            self.store._db.execute("PRAGMA max_page_count = 1")  # SQLITE_FULL
+
+    def end(self) -> None:
+        """Everything can be written again; and is."""
+        if self._locker is not None:
+            self._locker.close()
+        self.store._db.execute("PRAGMA max_page_count = 1000000")
+        while self.access.ledger.trouble:
+            self.access.ledger.flush()
+
+    def again(self) -> Access:
+        """The server is started again."""
+        self.access.close()
+        self.store.close()
+        self.store = Store(self.path)
+        self.access = self.opened(self.store)
+        return self.access
+
+
+@pytest.fixture
+def trouble(tmp_path: Path, clock: Clock) -> Iterator[Trouble]:
+    trouble = Trouble(tmp_path / "store.db", clock)
+    yield trouble
+    trouble.access.close()
+    trouble.store.close()
+
+
+LONG = "lies " * 2000  # more than a page of the database, so that a full one cannot take it
+
+
+@pytest.mark.parametrize("kind", ["locked", "full"])
+def test_what_is_decided_holds_at_once_and_is_written_when_it_can_be(
+    trouble: Trouble, kind: str
+) -> None:
+    access, store = trouble.access, trouble.store
+    code = access.pair(uses=5)
+    liar, sold, honest = (come(access, code.text) for _ in range(3))
+    assert liar.identity
+    assert sold.identity
+    trouble.begin(kind)
+    access.quarantined(liar.identity, LONG)
+    record = store.device(sold.identity)
+    assert record is not None
+    access.standings.decide(sold.identity, "phone-2", Standing.REVOKED, LONG)
+    assert [void.id for void in access.void_codes_of(record)] == [code.record.id]
+    while "is revoked" not in access.ledger.trouble:
+        access.ledger.flush()
+    # Nothing of it is in the store, and all of it holds.
+    for device in (liar, sold):
+        assert device.identity
+        written = store.device(device.identity)
+        assert written is not None
+        assert written.standing is Standing.ADMITTED
+    assert refused(access, liar.credential).code is ErrorCode.QUARANTINED
+    assert refused(access, sold.credential).code is ErrorCode.CREDENTIAL
+    assert refused(access, sold.credential, code.text).code is ErrorCode.CREDENTIAL
+    assert "void" in refused(access, code.text).reason
+    assert come(access, honest.credential).identity == honest.identity
+    # It is said, once each.
+    assert sum("is revoked" in text for text in trouble.said) == 1
+    assert sum("device 1 is quarantined" in text for text in trouble.said) == 1
+    trouble.end()
+    assert "up to date" in trouble.said[-1]
+    again = trouble.again()
+    assert refused(again, liar.credential).code is ErrorCode.QUARANTINED
+    assert "void" in refused(again, code.text).reason
+    assert come(again, honest.credential).identity == honest.identity
+
+
+def test_the_latest_decision_is_what_is_written(trouble: Trouble) -> None:
+    access = trouble.access
+    device = come(access, access.pair().text)
+    assert device.identity
+    trouble.begin("locked")
+    for _ in range(2):
+        access.faulted(device.identity, "wrong")
+    access.quarantined(device.identity, "lies")
+    access.standings.decide(device.identity, "phone", Standing.ADMITTED, "")
+    assert come(access, device.credential).faults == 0  # released: they count no more
+    access.faulted(device.identity, "wrong")
+    assert come(access, device.credential).faults == 1
+    trouble.end()
+    assert come(trouble.again(), device.credential).faults == 1
+    found = trouble.store.device(device.identity)
+    assert found is not None
+    assert (found.standing, found.faults) == (Standing.ADMITTED, 3)
+
+
+def test_faults_are_counted_once_whether_they_are_written_or_not(trouble: Trouble) -> None:
+    access = trouble.access
+    device = come(access, access.pair().text)
+    assert device.identity
+    access.faulted(device.identity, "wrong")
+    trouble.begin("locked")
+    access.faulted(device.identity, "wrong")
+    assert come(access, device.credential).faults == 2
+    trouble.end()
+    assert come(access, device.credential).faults == 2
+
+
+def test_a_disk_that_is_full(tmp_path: Path, clock: Clock) -> None:
+    with small_disk(tmp_path) as disk:
+        trouble = Trouble(disk.path / "store.db", clock)
+        device = come(trouble.access, trouble.access.pair().text)
+        assert device.identity
+        trouble.access.ledger.flush()
+        disk.fill(0)
+        trouble.access.quarantined(device.identity, LONG)
+        while not trouble.access.ledger.trouble:
+            trouble.access.ledger.flush()
+        assert refused(trouble.access, device.credential).code is ErrorCode.QUARANTINED
+        disk.free()
+        trouble.end()
+        assert refused(trouble.again(), device.credential).code is ErrorCode.QUARANTINED
+        trouble.access.close()
+        trouble.store.close()
+
+
+# --- revoked devices and the codes they came by ---
+
+
+def test_a_revoked_device_does_not_come_back_as_another(access: Access) -> None:
+    classroom, other = access.pair(uses=30), access.pair(uses=2)
+    thief, honest = come(access, classroom.text), come(access, classroom.text)
+    come(access, other.text)
+    assert thief.identity
+    record = access.store.device(thief.identity)
+    assert record is not None
+    access.standings.decide(thief.identity, record.name, Standing.REVOKED, "stolen")
+    assert [code.id for code in access.void_codes_of(record)] == [classroom.record.id]
+    for credential in ("", thief.credential, "x" * 43):
+        refusal = refused(access, credential, classroom.text, address=f"192.0.2.{len(credential)}")
+        assert refusal.code is ErrorCode.CREDENTIAL
+        assert "stolen" not in refusal.reason or credential == thief.credential
+    assert come(access, honest.credential).identity == honest.identity
+    assert come(access, other.text).identity is not None
+    assert access.void_codes_of(record) == []
+
+
+def test_of_devices_that_came_before_codes_were_kept_all_their_codes_are_void(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A store of the version before: nobody knows which of the used codes it was."""
+    path = tmp_path / "store.db"
+    Store(path, MIGRATIONS[:1]).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.executemany(
+            "INSERT INTO codes (hash, expires_s, uses, used) VALUES (?, ?, ?, ?)",
+            [
+                (hash_secret(text * 12), clock() + 60, 9, used)
+                for text, used in (("A", 1), ("B", 0))
+            ],
+        )
+        db.execute(
+            "INSERT INTO devices (name, standing, paired_s, seen_s) VALUES ('a', 'admitted', 0, 0)"
+        )
+        db.commit()
+    with (
+        closing(Store(path)) as store,
+        closing(Access(store, TOKEN, clocks=clock.clocks)) as access,
+    ):
+        (device,) = store.devices()
+        new = access.pair(uses=9)
+        come(access, new.text)
+        assert [code.id for code in access.void_codes_of(device)] == [1]
+        assert "void" in refused(access, "A" * 12).reason
+        come(access, "B" * 12)
+        come(access, new.text)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.admission import Admission, Contribution
+from cleave.fleet.admission import Admission, Contribution, Refusal
 from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.server.access import Access
 from cleave.server.desk import Desk
@@ -122,6 +124,56 @@ def test_revoking_ends_the_session_and_lasts(desk: Desk, access: Access) -> None
         desk.answer("release", {"device": "a"})
 
 
+def test_codes_are_listed_and_made_void(desk: Desk, access: Access, clock: Clock) -> None:
+    many = desk.answer("pair", {"uses": 3, "life_s": 60})
+    for name in ("a", "b"):
+        access.admit(Hello(Role.DEVICE, name=name, credential=many["code"]), "")
+    once = desk.answer("pair", {"life_s": 600})
+    (first, second) = desk.answer("codes", {})["codes"]
+    assert (first["id"], first["used"], first["uses"]) == (many["id"], 2, 3)
+    assert (first["state"], first["devices"]) == ("open", ["a", "b"])
+    assert (first["made_s"], first["expires_s"]) == (clock(), clock() + 60)
+    assert (second["id"], second["state"], second["devices"]) == (once["id"], "open", [])
+    assert many["code"] not in str([first, second])
+    answer = desk.answer("void", {"code": once["id"]})
+    assert (answer["code"]["state"], answer["unwritten"]) == ("void", "")
+    with pytest.raises(UsageError, match=r"is void.*nothing was changed"):
+        desk.answer("void", {"code": once["id"]})
+    clock.now_s += 60
+    states = [code["state"] for code in desk.answer("codes", {})["codes"]]
+    assert states == ["expired", "void"]
+    for unknown in (99, "1", None, True):
+        with pytest.raises(UsageError, match="cleave pair --list"):
+            desk.answer("void", {"code": unknown})
+
+
+def test_revoking_makes_the_code_void_that_a_device_came_by(desk: Desk, access: Access) -> None:
+    code = desk.answer("pair", {"uses": 5})
+    for name in ("a", "b"):
+        access.admit(Hello(Role.DEVICE, name=name, credential=code["code"]), "")
+    answer = desk.answer("revoke", {"device": "a"})
+    (void,) = answer["codes"]
+    assert (void["id"], void["state"], void["used"], void["uses"]) == (code["id"], "void", 2, 5)
+    assert desk.answer("revoke", {"device": "b"})["codes"] == []  # it was void already
+    assert isinstance(access.admit(Hello(Role.DEVICE, credential=code["code"]), ""), Refusal)
+
+
+def test_without_a_server_what_cannot_be_written_is_refused(tmp_path: Path, clock: Clock) -> None:
+    store = Store(tmp_path / "store.db", busy_s=0.001)
+    access = Access(store, "token", clocks=clock.clocks)
+    code = access.pair()
+    access.admit(Hello(Role.DEVICE, name="a", credential=code.text), "")
+    access.ledger.flush()
+    desk = Desk(access, store.jobs, clock)
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(CleaveError, match=r"could not be written.*locked.*a is revoked"):
+        desk.answer("revoke", {"device": "a"})
+    other.close()
+    access.close()
+    store.close()
+
+
 def test_releasing_ends_a_quarantine(desk: Desk, access: Access) -> None:
     id = pair(desk, access, "a")
     with pytest.raises(UsageError, match="not in quarantine"):
@@ -187,16 +239,20 @@ def test_a_job_is_remembered_as_it_goes(access: Access, desk: Desk, clock: Clock
     }  # fmt: skip
 
 
-def test_jobs_that_a_server_took_with_it_are_failed(access: Access, clock: Clock) -> None:
+def test_jobs_that_a_server_took_with_it_are_interrupted(access: Access, clock: Clock) -> None:
     history = JobHistory(access.store, access.ledger, clock)
     for number in (1, 2, 3):
         history.submitted(number, "opt-nano")
     history.changed(1, "done")
     history.changed(2, "running")
+    history.reported(2, {"event": "start", "step": 0, "steps": 9, "run_folder": "/runs/a b"})
     access.ledger.flush()
     later = JobHistory(access.store, access.ledger, clock)
     assert later.next_number == 4
-    assert [job.state for job in later.all()] == ["done", "failed", "failed"]
+    assert [job.state for job in later.all()] == ["done", "interrupted", "interrupted"]
+    assert [job.number for job in later.interrupted] == [2, 3]
     assert "server ended" in later.all()[1].reason
+    assert "--resume '/runs/a b'" in later.all()[1].reason
+    assert "submit it again" in later.all()[2].reason
     access.ledger.flush()
-    assert [job.state for job in access.store.jobs()] == ["done", "failed", "failed"]
+    assert [job.state for job in access.store.jobs()] == ["done", "interrupted", "interrupted"]

@@ -57,7 +57,7 @@ def test_everything_is_there_again(path: Path) -> None:
     found = again.device_of(b"c")
     assert found == DeviceRecord(
         device.id, "phone", Standing.QUARANTINED, "lies", NOW_S, NOW_S + 5, Absence.LOST, "gone",
-        1, 1, 1, Contribution(2, 1e9, 30, 40, 0.5, 6.0),
+        1, 1, 1, device.code, Contribution(2, 1e9, 30, 40, 0.5, 6.0),
     )  # fmt: skip
     assert again.devices() == [found]
     assert again.device_of(b"other") is None
@@ -97,16 +97,44 @@ def test_a_code_is_used_as_often_as_it_is_for(path: Path) -> None:
     store.close()
 
 
+def test_a_void_code_is_of_no_use_and_devices_remember_theirs(path: Path) -> None:
+    store = Store(path)
+    code = store.add_code(b"x", 2, NOW_S + 600, NOW_S)
+    device = store.redeem(code.id, "d", b"1", NOW_S)
+    assert device is not None
+    assert device.code == code.id
+    store.void(code.id, "lost")
+    assert store.redeem(code.id, "d", b"2", NOW_S) is None
+    (found,) = store.codes()
+    assert (found.used, found.void, found.is_open(NOW_S)) == (1, "lost", False)
+    store.close()
+
+
+def test_reading_does_not_wait_for_writing(path: Path) -> None:
+    """Another process holds the file for writing: what is known can be asked all the same."""
+    store = Store(path, busy_s=0.01)
+    device = add_device(store)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreError, match="locked"):
+        store.fault(device.id, "wrong", NOW_S)
+    assert store.device(device.id) == device
+    other.execute("COMMIT")
+    other.close()
+    store.fault(device.id, "wrong", NOW_S)
+    store.close()
+
+
 def test_faults_before_a_release_count_no_more() -> None:
     store = Store(None)
     device = add_device(store)
     for at_s in (1.0, 2.0, 3.0):
         store.fault(device.id, "wrong", NOW_S + at_s)
-    assert store.faults_since(device.id, NOW_S + 2) == 2
+    assert store.faults_since(device.id, NOW_S + 2) == [NOW_S + 2, NOW_S + 3]
     store.stand(device.id, Standing.ADMITTED, "", NOW_S + 3)
-    assert store.faults_since(device.id, NOW_S) == 0
+    assert store.faults_since(device.id, NOW_S) == []
     store.fault(device.id, "wrong", NOW_S + 4)
-    assert store.faults_since(device.id, NOW_S) == 1
+    assert store.faults_since(device.id, NOW_S) == [NOW_S + 4]
     found = store.device(device.id)
     assert found is not None
     assert found.faults == 4

@@ -17,12 +17,14 @@ from safetensors.torch import load_file
 
 from cleave.errors import CleaveError
 from cleave.training.checkpoint import (
+    DamagedCheckpointError,
     latest_checkpoint,
     load_checkpoint,
     load_latest,
     restore_rng,
     rng_state,
     save_checkpoint,
+    set_aside,
 )
 
 DTYPES = [
@@ -210,6 +212,55 @@ def test_any_damage_to_the_tensors_is_noticed(
         loaded = load_latest(folder)
     assert loaded is not None
     assert loaded.step == 1
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "meta.json"])
+def test_what_cannot_be_read_is_not_damaged_and_nothing_older_is_taken(
+    tmp_path: Path, name: str
+) -> None:
+    """A link that leads to itself: the system refuses to open it, whoever asks."""
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / name
+    file.rename(file.with_suffix(".kept"))
+    file.symlink_to(file)
+    for find in (load_latest, latest_checkpoint):
+        with pytest.raises(CleaveError, match=r"step-000002.*cannot be read.*move") as failed:
+            find(tmp_path)
+        assert not isinstance(failed.value, DamagedCheckpointError)
+    file.unlink()
+    file.with_suffix(".kept").rename(file)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000002"
+
+
+def test_a_disk_that_reports_errors_is_not_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("cleave.training.checkpoint.hashlib.file_digest", broken)
+    with pytest.raises(CleaveError, match=r"Input/output error.*not mean that it is damaged"):
+        load_latest(tmp_path)
+
+
+def test_what_is_newer_than_this_cleave_is_not_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "meta.json").write_text('{"format": 99}')
+    with pytest.raises(CleaveError, match="update Cleave"):
+        load_latest(tmp_path)
+
+
+def test_what_is_set_aside_is_kept_and_neither_found_nor_counted(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert set_aside(save(tmp_path, 5, value=5.0)).name.startswith("step-000005.damaged")
+    for step in (6, 7, 8):
+        save(tmp_path, step)
+    assert names(tmp_path) == [
+        "step-000005.damaged", "step-000005.damaged-2", "step-000007", "step-000008",
+    ]  # fmt: skip
+    assert load_checkpoint(tmp_path / "step-000005.damaged-2").meta == {"value": 5.0}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from cleave.device.executors import NumpyExecutor
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Side
 from cleave.training import journal as j
+from cleave.training.disk import Patience
 from cleave.training.job import JobSpec
 from cleave.training.journal import Journal
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
@@ -58,11 +59,22 @@ class Scene:
         self.fleet = emulated(1, executor=self.executor)
         self.said: list[str] = []
         self.clock = Clock()
+        self.stopping = False
+        self.told: list[bool] = []
+        self.patience = Patience(
+            lambda full, text: self.told.append(full), lambda: self.stopping, self.asleep
+        )
+        self.woken: Callable[[], None] = lambda: None
+
+    def asleep(self, seconds: float) -> None:
+        """While a full disk is waited for."""
+        self.woken()
 
     def journal(self, base: int = 0, queue_bytes: int = j.QUEUE_BYTES) -> Journal:
         return Journal(
-            self.folder, base, say=self.said.append, clock=self.clock, queue_bytes=queue_bytes
-        )
+            self.folder, base, say=self.said.append, clock=self.clock, patience=self.patience,
+            queue_bytes=queue_bytes,
+        )  # fmt: skip
 
     def step(self, journal: Journal, step: int, seed: int = 0, lasts_s: float = 1.0) -> int:
         """Do some products; returns how many the fleet computed."""
@@ -219,16 +231,47 @@ def test_it_is_off_when_steps_are_shorter_than_its_cost(scene: Scene) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_disk_switches_it_off(scene: Scene) -> None:
-    journal = scene.journal()
+@pytest.mark.parametrize("queue_bytes", [1, j.QUEUE_BYTES])
+def test_a_full_disk_is_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, queue_bytes: int
+) -> None:
+    """Whether what is to be written fits into memory or not."""
+    monkeypatch.setattr(j, "_RETRY_S", 0.001)
+    journal = scene.journal(queue_bytes=queue_bytes)
+    assert scene.step(journal, 0) > 0
+    with open("/dev/full", "r+b", buffering=0) as full:
+        file, journal._writer.file = journal._writer.file, full
+
+        def space() -> None:
+            journal._writer.file = file
+
+        scene.woken = space
+        for place in range(1, 4):
+            assert scene.step(journal, place) > 0
+        while journal._writer.file is full:  # the thread came to it after the last step
+            journal.end()
+    assert scene.told in ([True, False], [True, False] * 2)
+    assert journal.on
+    journal.close()
+    assert scene.said == []
+    assert scene.journal().held == 4 * len(SIDES)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_switches_it_off_when_training_is_to_stop(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(j, "_RETRY_S", 0.001)
+    journal = scene.journal(queue_bytes=1)
+    scene.stopping = True
     with open("/dev/full", "r+b", buffering=0) as full:
         journal._writer.file = full
         assert scene.step(journal, 0) > 0
-        journal._writer.close()
-        scene.step(journal, 1)
-    assert not journal.on
-    assert "No space left" in scene.said[0]
-    journal._file.close()
+        assert not journal.on
+        assert "No space left" in scene.said[0]
+        assert scene.step(journal, 1) > 0
+        journal.close()
+    assert len(scene.said) == 1
 
 
 def test_it_needs_checkpoints() -> None:

@@ -1,0 +1,66 @@
+"""How often checkpoints are written: every so many steps, or every so much time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from cleave.errors import UsageError
+
+DEFAULT: Final = "10min"
+"""Unless a job says otherwise: what a crash may cost, whatever a step takes."""
+
+_UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h)")
+_MOST_DIGITS: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One of the two is above 0, or neither: never.
+
+    Attributes:
+        steps: optimizer steps.
+        seconds: at the end of the first step after so much time.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, text: int | str) -> Interval:
+        """Read `500` (steps), `90s`, `10min`, `2h`, or `0`: never.
+
+        Raises:
+            UsageError: when it is none of these.
+        """
+        said = str(text).strip()
+        if said.isascii() and said.isdigit() and len(said) <= _MOST_DIGITS:
+            return cls(steps=int(said))
+        found = _TIME.fullmatch(said)
+        seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+        if not seconds:
+            raise UsageError(
+                f"--checkpoint-every is {text!r}; give a number of steps, a time like 90s, 10min "
+                f"or 2h, or 0 for no checkpoints"
+            )
+        return cls(seconds=seconds)
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.seconds)
+
+    def due(self, step: int, since_s: float) -> bool:
+        """Whether a checkpoint is due after a step.
+
+        Args:
+            step: how many are done, counted from the run's first.
+            since_s: seconds since the last checkpoint, or since the run began or went on.
+        """
+        if self.steps:
+            return step % self.steps == 0
+        return bool(self.seconds) and since_s >= self.seconds
+
+    def passed(self, step: int, since_s: float) -> bool:
+        """Whether so much was done, in steps or time, that it is worth one at the end."""
+        return step >= self.steps if self.steps else since_s >= self.seconds

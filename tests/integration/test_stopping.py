@@ -1,0 +1,145 @@
+"""Servers and runs that are stopped, whatever they wait for: nothing that was done is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cleave.training.job import JobSpec
+from cleave.training.run_folder import RunFolder
+from cleave.training.trainer import CHECKPOINTS
+from tests.disks import small_disk
+from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
+
+DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+STEPS = 9
+
+
+def jobs(data: Path) -> list[dict[str, Any]]:
+    """As `cleave jobs` lists them."""
+    answer = run("jobs", "--data", str(data), "--json")
+    assert answer.returncode == 0, answer.stderr
+    found: list[dict[str, Any]] = json.loads(answer.stdout)["jobs"]
+    return found
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_while_its_job_waits_for_devices(
+    corpus_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plain_losses: Callable[[JobSpec], list[float]],
+    end: signal.Signals,
+) -> None:
+    """Stopped, it writes the last whole step; killed, it says next time what it was at."""
+    monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
+    data, folder = tmp_path / "data", tmp_path / "runs" / "run"
+    serve = ("serve", "--port", "0", "--data", str(data), "--json")
+    submit = (
+        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
+        "--batch", "2", "--seq", "16", "--name", "run", "--json",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
+        listening = wait_for_event(lines, "listening")
+        operator = ("--server", listening["operator_url"])
+        _, steps = stack.enter_context(started(*submit, *operator))
+        device, news = stack.enter_context(started("join", listening["url"], *DEVICE, "--once"))
+        wait_for_event(news, "ready")
+        for _ in range(4):
+            wait_for_event(steps, "step")
+        device.kill()
+        while wait_for_event(steps, "fleet")["state"] != "absent":
+            continue
+        (job,) = jobs(data)
+        assert (job["state"], job["run_folder"]) == ("running", str(folder))
+        server.send_signal(end)
+        assert server.wait(PATIENCE_S) == (0 if end is signal.SIGTERM else -end)
+
+        done = [r["step"] for r in RunFolder(folder).records() if r["event"] == "step"]
+        assert done == list(range(1, len(done) + 1))
+        (job,) = jobs(data)
+        if end is signal.SIGTERM:
+            assert (job["state"], job["steps"]) == ("stopped", len(done))
+            assert [path.name for path in (folder / CHECKPOINTS).iterdir()] == [
+                f"step-{len(done):06d}"
+            ]
+        else:
+            assert job["state"] == "interrupted"
+            assert f"--resume {folder}" in job["reason"]
+
+        server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
+        if end is signal.SIGKILL:
+            said = wait_for_event(lines, "note")["text"]
+            assert "job-1 (opt-nano) was interrupted" in said
+            assert f"--resume {folder}" in said
+            assert jobs(data)[0]["state"] == "interrupted"
+            return
+        listening = wait_for_event(lines, "listening")
+        operator = ("--server", listening["operator_url"])
+        resume = ("train", "--resume", str(folder), "--json", *operator)
+        client, steps = stack.enter_context(started(*resume))
+        stack.enter_context(started("join", listening["url"], *DEVICE))
+        assert wait_for_event(steps, "start")["step"] == len(done)
+        assert wait_for_event(steps, "done")["steps"] == STEPS
+        assert client.wait(PATIENCE_S) == 0
+        assert [job["state"] for job in jobs(data)] == ["stopped", "done"]
+    written = [r for r in RunFolder(folder).records() if r["event"] == "step"]
+    assert [r["step"] for r in written] == list(range(1, STEPS + 1))
+    job_spec = JobSpec("opt-nano", str(corpus_file), STEPS, batch=2, seq=16, checkpoint_every=0)
+    assert [r["loss"] for r in written] == pytest.approx(plain_losses(job_spec), rel=1e-4)
+
+
+def test_a_full_disk_makes_the_job_wait_and_say_so(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To whoever follows it, in `cleave status` and in the server's log."""
+    monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
+    with small_disk(tmp_path) as disk, ExitStack() as stack:
+        serve = ("serve", "--port", "0", "--data", str(tmp_path / "data"), "--json")
+        _, lines = stack.enter_context(started(*serve, "--runs", str(disk.path)))
+        listening = wait_for_event(lines, "listening")
+        operator = ("--server", listening["operator_url"])
+        stack.enter_context(started("join", listening["url"], *DEVICE))
+        disk.fill(300_000)  # for records, and for no checkpoint
+        submit = (
+            "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3", "--batch",
+            "1", "--seq", "16", "--checkpoint-every", "2", "--name", "run", "--json",
+        )  # fmt: skip
+        client, steps = stack.enter_context(started(*submit, *operator))
+        full = wait_for_event(steps, "disk")
+        assert (full["state"], full["step"]) == ("full", 2)
+        shown = run("status", *operator)
+        assert "waits  the disk is full" in shown.stdout
+        disk.free()
+        assert wait_for_event(steps, "disk")["state"] == "free"
+        assert wait_for_event(steps, "done")["steps"] == 3
+        assert client.wait(PATIENCE_S) == 0
+        assert "waits  the" not in run("status", *operator).stdout
+        notes: list[str] = []
+        while not notes or "space on the disk again" not in notes[-1]:
+            notes.append(wait_for_event(lines, "note")["text"])
+        assert any("job-1: the disk is full" in note for note in notes)
+        found = [path.name for path in (disk.path / "run" / CHECKPOINTS).iterdir()]
+        assert sorted(found) == ["step-000002", "step-000003"]
+
+
+def test_a_run_in_this_process_is_stopped_by_sigterm(corpus_file: Path, tmp_path: Path) -> None:
+    command = (
+        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "100000", "--batch",
+        "1", "--seq", "16", "--devices", "2", "--name", "run", "--json",
+    )  # fmt: skip
+    with started(*command, cwd=tmp_path) as (process, lines):
+        wait_for_event(lines, "step")
+        process.send_signal(signal.SIGTERM)
+        done = wait_for_event(lines, "done")
+        assert process.wait(PATIENCE_S) == 0
+    assert done["stopped"]
+    found = [path.name for path in (tmp_path / "runs" / "run" / CHECKPOINTS).iterdir()]
+    assert found == [f"step-{done['steps']:06d}"]
