@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
@@ -333,6 +334,29 @@ def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
     (place,) = coordinator.checked(check, Judgement(), 3.0)
     assert isinstance(place, Place)
     assert place.payload is check.payload
+
+
+def test_rows_in_doubt_are_used_as_the_server_mended_them_and_nobody_is_blamed() -> None:
+    coordinator, run = _work_on_one(verify=True)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    mended = arrays.empty(1, 1, DType.FP32)
+    (place,) = coordinator.checked(check, Judgement(mended=mended, recomputed=1), 3.0)
+    assert isinstance(place, Place)
+    assert place.payload is mended
+    assert not coordinator.sessions[1].reputation.wrong
+
+
+def test_who_misrounds_too_many_elements_is_quarantined_and_its_result_not_used() -> None:
+    coordinator, run = _work_on_one(verify=True)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    orders = coordinator.checked(check, Judgement(spots=16, misrounded=13), 3.0)
+    error = next(x.message for x in reversed(orders) if isinstance(x, Send))
+    assert isinstance(error, messages.Error)
+    assert error.code is ErrorCode.QUARANTINED
+    assert "13 of 16 elements were not the right rounding" in error.message
+    assert not any(isinstance(order, Place) for order in orders)
 
 
 def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None:

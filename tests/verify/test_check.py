@@ -335,3 +335,39 @@ def test_blocks_that_no_plan_named_are_checked_too() -> None:
         assert check.judge(block, Buffer(product, DType.FP32)).fault is None
         product[1, 2] += 1
         assert check.judge(block, Buffer(product, DType.FP32)).fault is not None
+
+
+def test_what_an_order_of_summing_may_explain_is_mended_and_nobodys_fault() -> None:
+    case = Case((64, 48, 300))
+    a, b = (side.float32().astype(np.float64) for side in (case.check._a, case.check._b))
+    exact, reach = a @ b, np.abs(a) @ np.abs(b)
+    # Half of what the worst order could do, in one row: far more than what honest devices do.
+    case.result.array[7] = (exact[7] + 300 * 2.0**-24 * reach[7] / 2).astype(np.float32)
+    judgement = case.judge()
+    assert judgement.fault is None
+    assert judgement.recomputed == 1
+    assert judgement.mended is not None
+    np.testing.assert_array_equal(judgement.mended.array[7], exact[7].astype(np.float32))
+    others = np.arange(64) != 7
+    np.testing.assert_array_equal(judgement.mended.array[others], case.result.array[others])
+    case.result.array[7] = (exact[7] + 3 * 300 * 2.0**-24 * reach[7]).astype(np.float32)
+    assert case.fault() is not None
+
+
+@pytest.mark.parametrize("size", [1, 30, 1000])
+def test_a_large_column_hides_nothing_in_the_others(size: float) -> None:
+    rng = np.random.default_rng(3)
+    right = rng.standard_normal((256, 512), np.float32)
+    right[:, 100] *= size
+    a, b = (
+        Buffer(arrays.narrow(x, DType.BF16), DType.BF16)
+        for x in (rng.standard_normal((64, 256), np.float32), right)
+    )
+    exact = a.float32() @ b.float32()
+    ordinary = float(np.delete(exact, 100, 1).std())
+    block = Block(Span(0, 64), Span(0, 512), (Span(0, 256),))
+    for seed in range(20):
+        wrong = exact.copy()
+        wrong[seed, 300 + seed] += 0.8 * ordinary
+        result = Buffer(arrays.narrow(wrong, DType.BF16), DType.BF16)
+        assert GemmCheck(a, b, [block], np.random.default_rng(seed)).judge(block, result).fault
