@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.policy import Cause, Verdict
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, VersionError
 from cleave.transport.join import DeviceStatus, RefusedError
 from cleave.transport.opening import plain_reason
 
@@ -295,7 +295,7 @@ class Guest:
     def _is_for_good(self, error: CleaveError) -> bool:
         """Whether the server would say so again; else, when it may be tried again is remembered."""
         if not isinstance(error, RefusedError):
-            return False
+            return isinstance(error, VersionError)
         self._told_s = error.comes_back_s or 0.0
         return error.for_good
 
