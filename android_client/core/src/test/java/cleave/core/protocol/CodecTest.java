@@ -137,6 +137,21 @@ public class CodecTest {
     }
 
     @Test
+    public void whatAPeerSaysCanBeShownAndSecretsStayAsTheyAre() throws Exception {
+        String dirty = "a\u001b[2Jb\r\nc\u202ed\u2066e\u0000\u009bf\u200bg\u2028h";
+        Message hello =
+                Message.of(MessageType.HELLO)
+                        .with("role", "device")
+                        .with("version", 1)
+                        .with("name", dirty)
+                        .with("credential", dirty)
+                        .build();
+        assertEquals("a[2Jb  cdefg h", hello.text("name"));
+        assertEquals(dirty, hello.text("credential"));
+        assertEquals("Łukasz’ 📱", Codec.shown("Łukasz’ 📱"));
+    }
+
+    @Test
     public void aSecretIsNotShown() {
         String secret = "x" + String.join("", Collections.nCopies(5000, "y"));
         Message.Builder hello =
