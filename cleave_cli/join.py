@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cleave.device.policy import parse_memory, parse_policy
-from cleave_cli.say import say
+from cleave_cli.say import printable
 
 EXAMPLES = """
 Examples:
@@ -132,7 +132,7 @@ def join(
         if as_json:
             typer.echo(json.dumps({"event": kind, **fields}))
         else:
-            say(human)
+            typer.echo(printable(human), err=True)
 
     def say(notice: Notice) -> None:
         status, reason = notice.status, notice.reason

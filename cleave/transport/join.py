@@ -28,6 +28,7 @@ VERSIONS: Final = (limits.VERSION,)
 _ANSWER_S: Final = 60.0
 """How long the PS may take to answer: what it sends first may be long, on a slow link."""
 
+
 class RefusedError(CleaveError):
     """The server ended the session with an error.
 

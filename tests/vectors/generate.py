@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgpack
 
 from cleave.protocol import limits
-from cleave.protocol.codec import encode
+from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import (
     Bye,
     ByeCode,
@@ -42,6 +42,7 @@ from cleave.protocol.messages import (
     Telemetry,
     Welcome,
 )
+from tests.protocol import session_example
 
 FOLDER: Final = Path(__file__).parent
 LARGEST_ID: Final = 2**limits.OBJECT_ID_BITS - 1
@@ -714,6 +715,25 @@ def _empty(name: str, about: str, a: tuple[int, int], b: tuple[int, int], dtype:
     }
 
 
+# --- session.json: a whole session, as the PS and a device have it --------------------------------
+
+
+def _session_vectors() -> list[Json]:
+    return [
+        {
+            "name": f"{number}-{message.TYPE}",
+            "about": about,
+            "from": who,
+            **described(message),
+            "bytes": data.hex(),
+        }
+        for number, ((who, data), about) in enumerate(
+            zip(session_example.session(), session_example.ABOUT, strict=True), 1
+        )
+        for message in [decode(data)]
+    ]
+
+
 # --- faults.json: what a device does with messages that are well formed and cannot be obeyed -----
 
 
@@ -823,6 +843,7 @@ def build() -> dict[str, str]:
         "invalid.json": _invalid_vectors(),
         "matmul.json": _matmul_vectors(),
         "faults.json": _fault_vectors(),
+        "session.json": _session_vectors(),
     }
     return {
         name: _render({"protocol_version": limits.VERSION, "vectors": vectors})
