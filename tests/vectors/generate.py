@@ -725,12 +725,14 @@ def _session_vectors() -> list[Json]:
             "about": about,
             "from": who,
             **described(message),
+            **({"payload": payload.hex()} if payload is not None else {}),
             "bytes": data.hex(),
         }
         for number, ((who, data), about) in enumerate(
             zip(session_example.session(), session_example.ABOUT, strict=True), 1
         )
         for message in [decode(data)]
+        for payload in [getattr(message, "payload", None)]
     ]
 
 

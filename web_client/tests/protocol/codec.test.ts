@@ -39,6 +39,13 @@ describe("decode.json", () => {
   });
 });
 
+describe("session.json", () => {
+  test.each(vectors<Written>("session.json"))("$name", (vector) => {
+    expectMessage(wholeBytes(vector), vector);
+    expectMessage(encode(decode(wholeBytes(vector))), vector);
+  });
+});
+
 describe("invalid.json", () => {
   test.each(vectors<{ name: string; bytes: Hex }>("invalid.json"))("$name", ({ bytes }) => {
     expect(() => decode(bytesOf(bytes))).toThrow(ProtocolError);

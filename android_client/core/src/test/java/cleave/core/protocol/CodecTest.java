@@ -31,6 +31,13 @@ public class CodecTest {
     }
 
     @Test
+    public void readsAWholeSession() throws Exception {
+        for (JsonObject vector : Vectors.read("session.json")) {
+            check(vector, Vectors.bytes(vector.get("bytes")));
+        }
+    }
+
+    @Test
     public void whatItWritesReadsBackTheSame() throws Exception {
         for (JsonObject vector : Vectors.read("messages.json")) {
             Message message = Vectors.message(vector);
