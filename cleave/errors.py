@@ -17,6 +17,10 @@ class ProtocolError(CleaveError):
     """A peer broke the protocol. It ends that session and nothing else."""
 
 
+class VersionError(ProtocolError):
+    """A peer speaks another version of the protocol."""
+
+
 class PlanError(CleaveError):
     """No plan exists for this work on this fleet."""
 

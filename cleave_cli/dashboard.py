@@ -9,6 +9,7 @@ import typer
 
 from cleave_cli.operator_link import Data, Json, Server, ask
 from cleave_cli.qr import qr_code
+from cleave_cli.say import say
 
 
 def dashboard(
@@ -32,6 +33,6 @@ def dashboard(
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    typer.echo(answer["url"])
+    say(answer["url"], err=False)
     if qr:
         typer.echo(qr_code(answer["url"]), err=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.options import human_bytes
+from cleave_cli.say import printable, say
 
 app = typer.Typer(
     name="devices",
@@ -49,8 +50,8 @@ def devices(
     for heading in ("TFLOP", "down", "up", "compute", "energy"):
         table.add_column(heading, justify="right")
     for device in answer["devices"]:
-        table.add_row(*_cells(device))
-    console = Console(highlight=False)
+        table.add_row(*map(printable, _cells(device)))
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 200
     console.print(table, markup=False)
@@ -122,6 +123,6 @@ def _say(answer: dict[str, Any], text: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(answer))
     else:
-        typer.echo(text, err=True)
+        say(text)
         if answer["unwritten"]:
-            typer.echo(f"this holds, but it is not on disk yet: {answer['unwritten']}", err=True)
+            say(f"this holds, but it is not on disk yet: {answer['unwritten']}")

@@ -11,6 +11,7 @@ import typer
 
 from cleave.errors import CleaveError
 from cleave_cli.options import human_bytes
+from cleave_cli.say import say
 
 if TYPE_CHECKING:
     from cleave_cli.emulate_files import Watch
@@ -175,4 +176,4 @@ def _say(as_json: bool, event: str, text: str, **values: Any) -> None:
     if as_json:
         typer.echo(json.dumps({"event": event, **values}))
     else:
-        typer.echo(text, err=True)
+        say(text)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cleave_cli.operator_link import Data, Json, Server, ask, when
+from cleave_cli.say import printable
 
 
 def jobs(server: Server = "", data: Data = None, as_json: Json = False) -> None:
@@ -35,11 +36,12 @@ def jobs(server: Server = "", data: Data = None, as_json: Json = False) -> None:
         loss = "" if job["loss"] is None else f"{job['loss']:.4f}"
         started, ended = when(job["started_s"]), when(job["ended_s"])
         state = f"{job['state']}{reason}"
-        table.add_row(
+        cells = (
             job["job"], job["model"], state, started, ended, str(job["steps"]), loss,
             job["run_folder"],
         )  # fmt: skip
-    console = Console(highlight=False)
+        table.add_row(*map(printable, cells))
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 200
     console.print(table, markup=False)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from cleave.device.policy import parse_memory, parse_policy
+from cleave_cli.say import printable
 
 EXAMPLES = """
 Examples:
@@ -72,8 +73,9 @@ def join(
 ) -> None:
     """Make this machine a device: multiply for a parameter server until it ends or Ctrl-C.
 
-    A connection that is lost is made again, after a second at most and then ever less often, until
-    the server says goodbye or refuses the device for good; --once ends with the first session.
+    A connection that is lost is made again, after a second at most and then ever less often, also
+    when the server was stopped, until it refuses the device for good; --once ends with the first
+    session.
 
     With --when, --hours or --max-temp it stays and waits until it may work, leaves when it may not
     any more, and comes again. See docs/idle.md.
@@ -130,7 +132,7 @@ def join(
         if as_json:
             typer.echo(json.dumps({"event": kind, **fields}))
         else:
-            typer.echo(human, err=True)
+            typer.echo(printable(human), err=True)
 
     def say(notice: Notice) -> None:
         status, reason = notice.status, notice.reason

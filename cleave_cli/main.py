@@ -26,6 +26,7 @@ from cleave_cli import (
     status,
     train,
 )
+from cleave_cli.say import printable
 
 app = typer.Typer(
     name="cleave",
@@ -91,4 +92,5 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"cleave: {message}", markup=False)
+    text = printable(f"cleave: {message}")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)

@@ -15,6 +15,7 @@ from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.qr import qr_code, write_qr_png
 from cleave_cli.reach import only_here
+from cleave_cli.say import say
 
 _SIDELOADING: Final = """\
 The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours): the
@@ -86,14 +87,14 @@ def pair(
         typer.echo(
             f"until {until}, {many}: open the link, or scan the code, on the phone\n", err=True
         )
-        typer.echo(f"  {url}\n")
+        say(f"  {url}\n", err=False)
     else:
         typer.echo(
             f"until {until}, {many}: open the address in its browser, or run there\n", err=True
         )
-        typer.echo(f"  cleave join '{url}'\n")
+        say(f"  cleave join '{url}'\n", err=False)
     if here := only_here(answer["page_url"]):
-        typer.echo(f"{here}\n", err=True)
+        say(f"{here}\n")
     if qr:
         typer.echo(qr_code(url), err=True)
     if android:

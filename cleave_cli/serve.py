@@ -20,6 +20,7 @@ from cleave.protocol import limits
 from cleave_cli.options import need_train_extra
 from cleave_cli.qr import qr_code
 from cleave_cli.reach import only_here
+from cleave_cli.say import say
 
 if TYPE_CHECKING:
     from cleave.server.access import Access, JoinCode
@@ -143,7 +144,7 @@ def serve(
         if as_json:
             typer.echo(json.dumps({"event": "note", "text": text}))
         else:
-            typer.echo(text, err=True)
+            say(text)
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleave_cli.options import human_bytes
+from cleave_cli.say import printable
 
 EVENTS_SHOWN: Final = 8
 
@@ -95,22 +96,22 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _server(server: dict[str, Any]) -> RenderableType:
     up_s = server["now_s"] - server["started_s"]
-    return Text(
+    return _text(
         f"{server['name']}, cleave {server['version']}, up {span(up_s)}; checks: {server['verify']}"
     )
 
 
 def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[RenderableType]:
     if job is None:
-        return [Text("no job; submit one with: cleave train --server")]
+        return [_text("no job; submit one with: cleave train --server")]
     title = f"{job['job']} ({job['model']}) {job['state']}"
-    waits = [Text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
+    waits = [_text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
     if not steps:
-        return [Text(f"{title}, no step yet of {job['steps']:,}", style="bold"), *waits]
+        return [_text(f"{title}, no step yet of {job['steps']:,}", style="bold"), *waits]
     last, recent = steps[-1], steps[-_RECENT_STEPS:]
-    lines = [Text(f"{title}, step {last['step']:,} of {job['steps']:,}", style="bold"), *waits]
+    lines = [_text(f"{title}, step {last['step']:,} of {job['steps']:,}", style="bold"), *waits]
     losses = [float(record["loss"]) for record in steps]
-    lines.append(Text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
+    lines.append(_text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
     wall_s = sum(record["wall_s"] for record in recent) / len(recent)
     if wall_s > 0:
         tokens = sum(record["tokens"] for record in recent) / len(recent)
@@ -118,7 +119,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
         if job["state"] == "running":
             left = f", about {span(wall_s * (job['steps'] - last['step']))} left"
         lines.append(
-            Text(
+            _text(
                 f"step   {last['wall_s']:.2f} s: {last['fleet_s']:.2f} s waiting for devices, "
                 f"{last['ps_s']:.2f} s on the server; {tokens / wall_s:,.0f} tokens/s{left}"
             )
@@ -128,17 +129,17 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
 
 def _fleet(devices: dict[str, Any]) -> RenderableType:
     if not devices["total"]:
-        return Text("no devices; give one a join code with: cleave pair")
+        return _text("no devices; give one a join code with: cleave pair")
     states = sorted({state for _, state, _ in devices["by"]})
     kinds = sorted({kind or "unknown" for kind, _, _ in devices["by"]})
     count = {(kind or "unknown", state): number for kind, state, number in devices["by"]}
     table = Table(box=None, pad_edge=False)
     table.add_column(f"{devices['total']:,} {'device' if devices['total'] == 1 else 'devices'}")
     for state in states:
-        table.add_column(state, justify="right")
+        table.add_column(_text(state), justify="right")
     for kind in kinds:
         cells = (count.get((kind, state), 0) for state in states)
-        table.add_row(kind, *(f"{number:,}" if number else "" for number in cells))
+        table.add_row(_text(kind), *(f"{number:,}" if number else "" for number in cells))
     return table
 
 
@@ -151,10 +152,10 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         rate, most = rates[f"{way}_bytes_per_s"], card[f"{way}_bytes_per_s"]
         against = f", {rate / most:.0%} of the card's {human_bytes(most)}/s" if most else ""
         lines.append(
-            Text(f"{label:<6} {human_bytes(rate)}/s{against}; {human_bytes(totals[total])} in all")
+            _text(f"{label:<6} {human_bytes(rate)}/s{against}; {human_bytes(totals[total])} in all")
         )
     lines.append(
-        Text(
+        _text(
             f"work   {rates['flops_per_s'] / 1e9:,.1f} GFLOP/s, {rates['blocks_per_s']:,.0f} "
             f"blocks/s; {totals['reissued']:,} given again, {totals['wrong']:,} wrong; "
             f"rates are means of {rates['window_s']:,.0f} s"
@@ -164,7 +165,7 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
     if energy["devices_j"] is not None:
         carbon = f", {energy['gco2e']:,.1f} g CO2e" if energy["gco2e"] is not None else ""
         lines.append(
-            Text(
+            _text(
                 f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices whose power is "
                 f"known ({energy['devices_known']:,} of those here, "
                 f"{energy.get('devices_measured', 0):,} measured)"
@@ -172,14 +173,14 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         )
     if energy.get("ps_j") is not None:
         lines.append(
-            Text(f"server {energy['ps_j'] / 3600:,.2f} Wh since it began ({energy['ps_basis']})")
+            _text(f"server {energy['ps_j'] / 3600:,.2f} Wh since it began ({energy['ps_basis']})")
         )
     return list(lines)
 
 
 def _events(events: list[dict[str, Any]]) -> list[RenderableType]:
     return [
-        Text(
+        _text(
             f"{time.strftime('%H:%M:%S', time.localtime(event['time_s']))}  "
             f"{event['kind']:<10}  {event['text']}",
             overflow="ellipsis",
@@ -187,6 +188,11 @@ def _events(events: list[dict[str, Any]]) -> list[RenderableType]:
         )
         for event in events
     ]
+
+
+def _text(text: str, **style: Any) -> Text:
+    """A text of the server's, without what a terminal would obey."""
+    return Text(printable(text), **style)
 
 
 def span(seconds: float) -> str:

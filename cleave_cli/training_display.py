@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cleave_cli.options import human_bytes
+from cleave_cli.say import printable, say
 
 if TYPE_CHECKING:
     from cleave.training.records import Record
@@ -64,14 +65,14 @@ class JsonDisplay(Display):
 
     def note(self, text: str) -> None:
         """See `Display.note`."""
-        typer.echo(text, err=True)
+        say(text)
 
 
 class HumanDisplay(Display):
     """A progress bar on stderr, or a line a step where that is no terminal."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, markup=False)
         self._progress = Progress(
             TextColumn("step"),
             BarColumn(bar_width=24),
@@ -107,7 +108,7 @@ class HumanDisplay(Display):
 
     def note(self, text: str) -> None:
         """See `Display.note`."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -179,11 +180,11 @@ def _summary(record: dict[str, Any], energy: dict[str, Any]) -> Table:
         else:
             table.add_row("--offload auto", f"would keep {kept} on the PS and save {saves}")
         for reason in record["kept_reasons"][:_REASONS]:
-            table.add_row("", reason)
+            table.add_row("", printable(reason))
         if len(record["kept_reasons"]) > _REASONS:
             table.add_row("", f"and {len(record['kept_reasons']) - _REASONS} more in metrics.jsonl")
     for name in ("energy", "carbon"):
         if energy.get(f"{name}_text"):
-            table.add_row(name, energy[f"{name}_text"])
-    table.add_row("run folder", record["run_folder"])
+            table.add_row(name, printable(energy[f"{name}_text"]))
+    table.add_row("run folder", printable(record["run_folder"]))
     return table

@@ -175,7 +175,7 @@ class RealTimeFleet:
                         return
                 else:
                     # A device that drained is told goodbye as well; it comes again.
-                    if session.said_bye and not session.core.draining:
+                    if session.bye is not None and not session.core.draining:
                         return
                     pause_s = _FIRST_PAUSE_S
                 if self._clock.now_s() >= stay.to_s:

@@ -259,6 +259,8 @@ def _maker(cls: type[Any]) -> Callable[[Random], Any]:
     """A function that makes a valid message of a type."""
     hints = typing.get_type_hints(cls)
     makers = {f.name: _value_maker(f.name, hints[f.name]) for f in fields(cls)}
+    if cls is messages.Welcome:  # of another version it is no message
+        makers["version"] = lambda random: limits.VERSION
     return lambda random: cls(**{name: make(random) for name, make in makers.items()})
 
 

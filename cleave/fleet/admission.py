@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
 from cleave.protocol.messages import ErrorCode, Hello
+from cleave.protocol.texts import clean
 
 MAX_NAME: Final = 60
 """Characters of a device's name that are kept."""
@@ -33,10 +34,15 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """This peer may not come in; the reason says what is wrong and what to do."""
+    """This peer may not come in; the reason says what is wrong and what to do.
+
+    Attributes:
+        retry_after_s: when the same peer may be let in, where that is known; else 0.
+    """
 
     code: ErrorCode
     reason: str
+    retry_after_s: float = 0.0
 
 
 class Clearance(Enum):
@@ -178,7 +184,7 @@ def clean_name(name: str) -> str:
 
 def clean_text(text: str, most: int) -> str:
     """What a device sent, as it can be shown anywhere: no line ends, no codes for terminals."""
-    return "".join(c for c in text if c.isprintable())[:most].strip()
+    return clean(text)[:most].strip()
 
 
 def same_secret(one: str, other: str) -> bool:

@@ -31,13 +31,18 @@ from cleave.fleet.reputation import Reputation, Rounding, Wrong
 from cleave.fleet.session import DeviceState, Session
 from cleave.fleet.verification import Verification
 from cleave.planner.plan import DeviceRates
-from cleave.protocol import limits, messages
+from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import payload_bytes
-from cleave.protocol.messages import ErrorCode, Message, Op
+from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op
 from cleave.verify import Judgement
 from profiles.device_profile import DeviceKind
 
 NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
+
+_MOST_VERSIONS: Final = 8  # in a text
+
+FULL_RETRY_S: Final = 30.0
+"""When one for whom there was no room is told to try again."""
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
@@ -110,14 +115,24 @@ class Coordinator:
         except ProtocolError as error:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
-    def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
+    def refuse(
+        self,
+        session_id: int,
+        code: ErrorCode,
+        reason: str,
+        now_s: float,
+        *,
+        retry_after_s: float = 0.0,
+    ) -> list[Order]:
         """End a session that broke the rules, and say why; one that has ended gets nothing more."""
         if session_id not in self.sessions:
             return []
         session = self.sessions[session_id]
         if code is ErrorCode.QUARANTINED and session.identity is not None:
             self.door.quarantined(session.identity, reason)
-        orders: list[Order] = [Send(session_id, messages.Error(code, reason)), Close(session_id)]
+        versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
+        error = messages.Error(code, reason, retry_after_s, versions)
+        orders: list[Order] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
         return orders + self.closed(session_id, reason, now_s, lost=lost)
 
@@ -165,10 +180,7 @@ class Coordinator:
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
         if message.version != limits.VERSION:
-            reason = (
-                f"this server speaks protocol version {limits.VERSION} and the device speaks "
-                f"{message.version}; install the same version of cleave on both"
-            )
+            reason = other_version(message)
             return self.refuse(session.id, ErrorCode.VERSION, reason, now_s)
         if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
             raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
@@ -181,11 +193,19 @@ class Coordinator:
         # This one is among the sessions.
         if self.max_devices is not None and len(self.sessions) > self.max_devices:
             reason = f"this server takes {self.max_devices} devices and has them; try again later"
-            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+            return self.refuse(
+                session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=FULL_RETRY_S
+            )
         # Last, for it may use up a join code.
         admission = self.door.admit(message, session.address)
         if isinstance(admission, Refusal):
-            return self.refuse(session.id, admission.code, admission.reason, now_s)
+            return self.refuse(
+                session.id,
+                admission.code,
+                admission.reason,
+                now_s,
+                retry_after_s=admission.retry_after_s,
+            )
         orders = self._take_over(admission, now_s)
         session.name = admission.name or clean_name(message.name)
         session.profile = clean_name(message.profile)
@@ -195,6 +215,7 @@ class Coordinator:
         if session.identity is not None:
             session.rounding = self._rounding.setdefault(session.identity, session.rounding)
         session.measure = message.measure
+        session.features = features.agreed(message)
         session.rates = _bounded(
             DeviceRates(
                 device=session.id,
@@ -206,8 +227,12 @@ class Coordinator:
                 dtypes=message.dtypes,
             )
         )
+        session.claimed_flops_per_s = session.rates.flops_per_s
         welcome = messages.Welcome(
-            session.id, server=self.door.server, credential=admission.credential
+            session.id,
+            server=self.door.server,
+            credential=admission.credential,
+            features=tuple(feature.value for feature in session.features),
         )
         orders.append(Send(session.id, welcome))
         stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
@@ -256,7 +281,7 @@ class Coordinator:
             down, up = found.downlink_bytes_per_s, found.uplink_bytes_per_s
             answer = messages.Measured(down, up, found.latency_s)
             self.sessions.pop(session.id)
-            orders += [Send(session.id, m) for m in (answer, messages.Bye("measured"))]
+            orders += [Send(session.id, m) for m in (answer, _bye(ByeCode.MEASURED))]
             orders.append(Close(session.id))
         elif probe.rates is not None:
             session.probe = None
@@ -288,7 +313,7 @@ class Coordinator:
                 return []
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
-                    farewell: list[Order] = [Send(session.id, messages.Bye("drained"))]
+                    farewell: list[Order] = [Send(session.id, _bye(ByeCode.DRAINED))]
                     self.regulars.depart(
                         self.sessions.pop(session.id), "drained", now_s, lost=False
                     )
@@ -439,10 +464,23 @@ class Coordinator:
                     self.sessions[device].reason = "it does not answer" if overdue else ""
                     yield Late(device, overdue)
                 case events.Drained(device):
-                    yield Send(device, messages.Bye("drained"))
+                    yield Send(device, _bye(ByeCode.DRAINED))
                     yield Close(device)
                     if (session := self.sessions.pop(device, None)) is not None:
                         self.regulars.depart(session, "drained", now_s, lost=False)
+
+
+def other_version(hello: Hello) -> str:
+    """What a client is told whose `hello` is in another version of the protocol."""
+    spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
+    return (
+        f"this server speaks protocol version {limits.VERSION} and the {hello.role.value} speaks "
+        f"{spoken}; install the same version of cleave on both"
+    )
+
+
+def _bye(code: ByeCode) -> messages.Bye:
+    return messages.Bye(code.value, code)
 
 
 def _bounded(rates: DeviceRates) -> DeviceRates:

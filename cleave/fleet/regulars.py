@@ -15,7 +15,12 @@ CREDIT_S: Final = 15.0
 """How often the doorkeeper is told what devices did."""
 
 GRACE_S: Final = 60.0
-"""A device that comes back within this time goes on with the link that was measured before."""
+"""A device that comes back within this time goes on with the link, and the speed, that were
+measured before."""
+
+SAME_CLAIM: Final = 2.0
+"""Claims of speed that differ by no more than this factor are of the same processor: a device may
+measure itself anew each time that it starts."""
 
 MAX_CREDIT: Final = 1e12
 """The most seconds that are believed of a session, so that sums stay numbers."""
@@ -26,6 +31,20 @@ class _Departure:
     at_s: float
     address: str
     rates: DeviceRates
+    claimed_flops_per_s: float
+
+    def flops_per_s(self, claimed: float) -> float | None:
+        """How fast it is, when it claims this now; None where that has to be found out again.
+
+        One that did not show what it claimed, and claims about as much as before, would not show it
+        now either.
+        """
+        if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
+            return claimed
+        same = max(claimed, self.claimed_flops_per_s) <= SAME_CLAIM * min(
+            claimed, self.claimed_flops_per_s
+        )
+        return self.rates.flops_per_s if same else None
 
 
 class Regulars:
@@ -68,18 +87,25 @@ class Regulars:
             return
         self._credit(session, now_s)
         if session.rates is not None and session.probe is None:  # its link is known
-            self._departed[session.identity] = _Departure(now_s, session.address, session.rates)
+            self._departed[session.identity] = _Departure(
+                now_s, session.address, session.rates, session.claimed_flops_per_s
+            )
         self._door.departed(session.identity, reason, lost=lost)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """The session's rates with the link as it was measured, if it was here a moment ago."""
+        """The session's rates with link and speed as they were measured, if it was here a moment
+        ago; None where either has to be measured."""
         if session.identity is None or session.rates is None:
             return None
         left = self._departed.pop(session.identity, None)
         if left is None or left.address != session.address or now_s - left.at_s > GRACE_S:
             return None
+        flops_per_s = left.flops_per_s(session.rates.flops_per_s)
+        if flops_per_s is None:
+            return None
         return replace(
             session.rates,
+            flops_per_s=flops_per_s,
             downlink_bytes_per_s=left.rates.downlink_bytes_per_s,
             uplink_bytes_per_s=left.rates.uplink_bytes_per_s,
             latency_s=left.rates.latency_s,

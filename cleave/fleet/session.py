@@ -10,6 +10,7 @@ from cleave.fleet.admission import Contribution
 from cleave.fleet.probe import Probe
 from cleave.fleet.reputation import Reputation, Rounding, Suspects
 from cleave.planner.plan import DeviceRates
+from cleave.protocol.messages import Feature
 from profiles.device_profile import DeviceKind
 
 
@@ -49,6 +50,8 @@ class Session:
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
     rates: DeviceRates | None = None
+    claimed_flops_per_s: float = 0.0  # by its hello, bounded; `rates` has what it showed
+    features: frozenset[Feature] = frozenset()  # that it has, and we have
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import math
 import reprlib
 import struct
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from enum import Enum
 from functools import cache
@@ -19,9 +19,10 @@ from typing import Any, Protocol, TypeAlias
 
 import msgpack
 
-from cleave.errors import ProtocolError
+from cleave.errors import ProtocolError, VersionError
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import Message
+from cleave.protocol.texts import clean, clean_plain
 
 Buffer: TypeAlias = bytes | memoryview
 _PEEK_BYTES = 512
@@ -84,10 +85,13 @@ def wire_size(message: Message) -> int:
 
 
 def decode(data: bytes) -> Message:
-    """Read one message. Its payload, if any, is a view into `data`.
+    """Read one message. Its payload, if any, is a view into `data`; texts of it are cleaned.
+
+    Of a `hello` in another version only what says so is read: the rest may mean something else.
 
     Raises:
         ProtocolError: for anything that is not a message of this protocol.
+        VersionError: for a `welcome` in another version.
     """
     if len(data) > limits.MAX_MESSAGE_BYTES:
         raise ProtocolError(
@@ -236,44 +240,74 @@ def _readers() -> dict[str, tuple[type[Any], Callable[[dict[Any, Any]], dict[str
     return table
 
 
-_SECRETS = ("credential", "code")
+_OF_ALL_VERSIONS = ("version", "versions")
+"""The fields of `hello`, besides its role, that mean the same in every version of the protocol."""
+
+
+def _role_of_any_version(raw: dict[Any, Any]) -> messages.Role:
+    """The role in a `hello` of another version; whoever has one that is new is told so as well."""
+    operates = raw["role"] == messages.Role.OPERATOR.value
+    return messages.Role.OPERATOR if operates else messages.Role.DEVICE
 
 
 def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    required = [f.name for f in fields(cls) if f.metadata.get("required")]
-    checks = {f.name: _check(hints[f.name]) for f in fields(cls) if f.name != "payload"}
-    kind = cls.TYPE
+    known = {f.name: f for f in fields(cls) if f.name != "payload"}
+    required = [name for name, f in known.items() if f.metadata.get("required")]
+    secret = {name for name, f in known.items() if f.metadata.get("secret")}
+    checks = {
+        name: _check(hints[name], verbatim=f.metadata.get("verbatim", False))
+        for name, f in known.items()
+    }
+    kind, has_version = cls.TYPE, "version" in known
 
-    def read(raw: dict[Any, Any]) -> dict[str, Any]:
+    def pick(raw: dict[Any, Any], names: Iterable[str]) -> dict[str, Any]:
         values = {}
-        for name in required:
-            if name not in raw:
-                raise ProtocolError(f"a {kind} message lacks its {name!r}")
-        for name, check in checks.items():
+        for name in names:
             if name in raw:
                 try:
-                    values[name] = check(raw[name])
+                    values[name] = checks[name](raw[name])
                 except (ValueError, TypeError):
                     shown = reprlib.repr(raw[name])  # of deep and long values, only the beginning
-                    if name in _SECRETS:
+                    if name in secret:
                         shown = "a secret is not shown"
                     raise ProtocolError(
                         f"field {name!r} of a {kind} message is not valid: {shown}"
                     ) from None
         return values  # unknown fields are ignored: they are how the protocol grows
 
+    def read(raw: dict[Any, Any]) -> dict[str, Any]:
+        for name in required:
+            if name not in raw:
+                raise ProtocolError(f"a {kind} message lacks its {name!r}")
+        if has_version:  # before all other fields
+            version = pick(raw, ("version",)).get("version", limits.VERSION)
+            if version != limits.VERSION:
+                if cls is messages.Hello:
+                    return {"role": _role_of_any_version(raw)} | pick(raw, _OF_ALL_VERSIONS)
+                raise VersionError(
+                    f"the server goes on in protocol version {version} and this client speaks "
+                    f"{limits.VERSION}; install the same version of cleave on both"
+                )
+        return pick(raw, checks)
+
     return read
 
 
-def _check(hint: Any) -> Callable[[Any], Any]:
-    """A function that returns the value in the type of `hint`, or raises ValueError."""
+def _check(hint: Any, *, verbatim: bool = False) -> Callable[[Any], Any]:
+    """A function that returns the value in the type of `hint`, or raises ValueError.
+
+    Args:
+        hint: of a field.
+        verbatim: leave texts as they are.
+    """
+    text = _check_text if verbatim else _check_clean_text
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
+        return (lambda value: hint(text(value))) if issubclass(hint, str) else hint
     simple: dict[Any, Callable[[Any], Any]] = {
         int: _check_int,
         float: _check_float,
-        str: _check_text,
+        str: text,
         bool: _check_bool,
     }
     if hint in simple:
@@ -287,7 +321,8 @@ def _check(hint: Any) -> Callable[[Any], Any]:
         return lambda value: _check_tuple(value, item, most)
     if origin is dict:
         item = _check_finite if arguments[1] is float else _check_plain
-        return lambda value: _check_map(value, item)
+        tidy: Callable[[Any], Any] = (lambda value: value) if verbatim else clean_plain
+        return lambda value: tidy(_check_map(value, item))
     raise TypeError(f"no check for {hint}")
 
 
@@ -327,6 +362,10 @@ def _check_text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > limits.MAX_TEXT:
         raise ValueError(value)
     return value
+
+
+def _check_clean_text(value: Any) -> str:
+    return clean(_check_text(value))
 
 
 def _check_bool(value: Any) -> bool:

@@ -65,6 +65,9 @@ MAX_DEVICES: Final = 20_000
 MAX_OPERATORS: Final = 64
 """Most operators at once."""
 
+MAX_RETRY_AFTER_S: Final = 3600.0
+"""Longest `retry_after_s`; more is taken as this."""
+
 HEARTBEAT_S: Final = 2.0
 """A device sends a `heartbeat` at least this often."""
 

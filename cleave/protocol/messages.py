@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Annotated, Any, ClassVar, TypeAlias
+from enum import Enum, StrEnum
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 from cleave.protocol import limits
 
 Ids: TypeAlias = Annotated[tuple[int, ...], limits.MAX_IDS]
 Inputs: TypeAlias = Annotated[tuple[int, ...], limits.MAX_RUN_INPUTS]
+
+REQUIRED: Final = {"required": True}
+"""Marks a field that a reader must find, whatever its default is here."""
+
+SECRET: Final = {"secret": True}
+"""Marks a field whose value appears in no error, whatever is wrong with it."""
+
+VERBATIM: Final = {"verbatim": True}
+"""Marks a field whose texts are taken as they are: they are compared, or name files. All other
+texts are cleaned as they come in, see `cleave.protocol.texts`."""
 
 
 class Op(Enum):
@@ -25,7 +35,35 @@ class Role(Enum):
     OPERATOR = "operator"
 
 
-class ErrorCode(Enum):
+class Feature(Enum):
+    """What a peer may have besides what all of this version have."""
+
+    MEASURE = "measure"
+
+
+class _OpenEnum(StrEnum):
+    """Names that newer peers may have more of: an unknown one is a value like any other."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        other = str.__new__(cls, value)
+        other._name_ = other._value_ = value
+        return other
+
+
+class ByeCode(_OpenEnum):
+    """Why a session ends with `bye`."""
+
+    UNSTATED = ""
+    CLOSING = "closing"
+    DRAINED = "drained"
+    MEASURED = "measured"
+    LEAVING = "leaving"
+
+
+class ErrorCode(_OpenEnum):
     """Why a session ends with `error`."""
 
     VERSION = "version"
@@ -42,9 +80,10 @@ class Hello:
     """First message of a client."""
 
     TYPE: ClassVar[str] = "hello"
-    role: Role
-    version: int = field(default=limits.VERSION, metadata={"required": True})
-    credential: str = ""
+    FEATURE: ClassVar[Feature | None] = None
+    role: Role = field(metadata=REQUIRED)
+    version: int = field(default=limits.VERSION, metadata=REQUIRED)
+    credential: str = field(default="", repr=False, metadata=SECRET | VERBATIM)
     name: str = ""
     ops: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -55,8 +94,10 @@ class Hello:
     uplink_bytes_per_s: float = 0.0
     latency_s: float = 0.0
     measure: bool = False
-    join_code: str = ""
+    join_code: str = field(default="", repr=False, metadata=SECRET | VERBATIM)
     kind: str = ""
+    versions: Ids = ()
+    features: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,11 +105,13 @@ class Welcome:
     """The server's answer to `hello`."""
 
     TYPE: ClassVar[str] = "welcome"
+    FEATURE: ClassVar[Feature | None] = None
     device: int
     version: int = limits.VERSION
     heartbeat_s: float = limits.HEARTBEAT_S
     server: str = ""
-    credential: str = ""
+    credential: str = field(default="", repr=False, metadata=SECRET | VERBATIM)
+    features: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -76,6 +119,7 @@ class Put:
     """PS to device: keep this array under this id. One payload, row-major."""
 
     TYPE: ClassVar[str] = "put"
+    FEATURE: ClassVar[Feature | None] = None
     id: int
     rows: int
     columns: int
@@ -92,6 +136,7 @@ class Run:
     """
 
     TYPE: ClassVar[str] = "run"
+    FEATURE: ClassVar[Feature | None] = None
     id: int
     op: str
     inputs: Inputs
@@ -105,6 +150,7 @@ class Result:
     """Device to PS: the answer to `run`. One payload, row-major."""
 
     TYPE: ClassVar[str] = "result"
+    FEATURE: ClassVar[Feature | None] = None
     id: int
     rows: int
     columns: int
@@ -118,6 +164,7 @@ class TaskError:
     """Device to PS: this `run` could not be done; the session goes on."""
 
     TYPE: ClassVar[str] = "task_error"
+    FEATURE: ClassVar[Feature | None] = None
     id: int
     reason: str
 
@@ -127,6 +174,7 @@ class Drop:
     """PS to device: forget these arrays."""
 
     TYPE: ClassVar[str] = "drop"
+    FEATURE: ClassVar[Feature | None] = None
     ids: Ids
 
 
@@ -135,6 +183,7 @@ class Cancel:
     """PS to device: the results of these runs are not wanted any more."""
 
     TYPE: ClassVar[str] = "cancel"
+    FEATURE: ClassVar[Feature | None] = None
     ids: Ids
 
 
@@ -143,6 +192,7 @@ class Measured:
     """PS to a device that asked to be measured: its link; `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
+    FEATURE: ClassVar[Feature | None] = Feature.MEASURE
     downlink_bytes_per_s: float
     uplink_bytes_per_s: float
     latency_s: float
@@ -153,6 +203,7 @@ class Heartbeat:
     """Device to PS: still here."""
 
     TYPE: ClassVar[str] = "heartbeat"
+    FEATURE: ClassVar[Feature | None] = None
 
 
 @dataclass(slots=True)
@@ -160,6 +211,7 @@ class Telemetry:
     """Device to PS: how the device is. Any subset of values, SI units in their names."""
 
     TYPE: ClassVar[str] = "telemetry"
+    FEATURE: ClassVar[Feature | None] = None
     values: dict[str, float] = field(default_factory=dict)
 
 
@@ -168,6 +220,7 @@ class Drain:
     """Device to PS: give me nothing new; I answer what I have and go."""
 
     TYPE: ClassVar[str] = "drain"
+    FEATURE: ClassVar[Feature | None] = None
 
 
 @dataclass(slots=True)
@@ -175,7 +228,10 @@ class Bye:
     """Either side: this session ends on purpose."""
 
     TYPE: ClassVar[str] = "bye"
+    FEATURE: ClassVar[Feature | None] = None
     reason: str = ""
+    code: ByeCode = ByeCode.UNSTATED
+    retry_after_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -183,8 +239,11 @@ class Error:
     """Either side: this session ends because of a fault of the peer."""
 
     TYPE: ClassVar[str] = "error"
+    FEATURE: ClassVar[Feature | None] = None
     code: ErrorCode
     message: str
+    retry_after_s: float = 0.0
+    versions: Ids = ()
 
     def __post_init__(self) -> None:
         self.message = self.message[: limits.MAX_TEXT]
@@ -195,9 +254,10 @@ class Request:
     """Operator to PS: do something (`submit`, `attach`, `stop`, `status`)."""
 
     TYPE: ClassVar[str] = "request"
+    FEATURE: ClassVar[Feature | None] = None
     id: int
     action: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict, metadata=SECRET | VERBATIM)
 
 
 @dataclass(slots=True)
@@ -205,9 +265,10 @@ class Reply:
     """PS to operator: the answer to one `request`."""
 
     TYPE: ClassVar[str] = "reply"
+    FEATURE: ClassVar[Feature | None] = None
     id: int
     ok: bool
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict, repr=False, metadata=SECRET)
 
 
 @dataclass(slots=True)
@@ -215,6 +276,7 @@ class JobRecord:
     """PS to operator: one record of a job's stream (a step, an evaluation, the end)."""
 
     TYPE: ClassVar[str] = "job_record"
+    FEATURE: ClassVar[Feature | None] = None
     job: str
     record: dict[str, Any] = field(default_factory=dict)
 

@@ -36,6 +36,9 @@ from cleave.server.store import Absence, CodeRecord, DeviceRecord, Standing, Sto
 FAULTS_COUNT_S: Final = 86400.0
 """How long a wrong result counts against its device: bits flip now and then on every machine."""
 
+STORE_RETRY_S: Final = 10.0
+"""When a device is told to try again while the store cannot be used."""
+
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
 """Of a join code."""
@@ -133,7 +136,7 @@ class Access:
         except StoreError as error:
             self._complain(str(error))
             reason = "the server cannot use its store just now; try again later"
-            return Refusal(ErrorCode.LIMIT, reason)
+            return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
 
     def _admit(self, hello: Hello, address: str) -> Verdict:
         keys = [key for key in (hello.credential, hello.join_code) if key]
@@ -148,7 +151,7 @@ class Access:
         wait_s = self._attempts.wait_s(address)
         if wait_s > 0:
             reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
-            return Refusal(ErrorCode.LIMIT, reason)
+            return Refusal(ErrorCode.LIMIT, reason, wait_s)
         verdict = self._redeem(hello, read_code(keys[-1]) if keys else "", device)
         if isinstance(verdict, Refusal):
             self._attempts.failed(address)
@@ -257,7 +260,7 @@ class Access:
         wait_s = self._attempts.wait_s(address)
         if wait_s > 0:
             reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
-            return Refusal(ErrorCode.LIMIT, reason)
+            return Refusal(ErrorCode.LIMIT, reason, wait_s)
         self._attempts.failed(address)
         reason = (
             "the operator's token is not valid, nor is it a viewer's; use the operator's URL that "

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from cleave.errors import CleaveError, UsageError
-from cleave.protocol import messages
+from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Role
 from cleave.transport.connection import ConnectionLostError, WebSocketConnection
@@ -32,7 +32,13 @@ class OperatorClient:
         """
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
-        await client._send(messages.Hello(role=Role.OPERATOR, credential=target.credential))
+        hello = messages.Hello(
+            role=Role.OPERATOR,
+            credential=target.credential,
+            versions=(limits.VERSION,),
+            features=features.ALL,
+        )
+        await client._send(hello)
         await client._receive()
         return client
 

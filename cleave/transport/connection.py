@@ -86,13 +86,15 @@ class WebSocketConnection:
     async def receive(self) -> bytes:
         """See `Connection.receive`."""
         try:
-            data = await self._socket.recv(decode=False)
+            data = await self._socket.recv()
         except ConnectionClosed as error:
             if error.sent is not None and error.sent.code == 1009:
                 raise ProtocolError(
                     f"a message was over the limit of {limits.MAX_MESSAGE_BYTES} bytes"
                 ) from None
             raise ConnectionLostError(_reason(error)) from None
+        if isinstance(data, str):
+            raise ProtocolError("a message is binary, and this one was text")
         return data
 
     async def answers(self, within_s: float) -> bool:

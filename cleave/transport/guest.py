@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.policy import Cause, Verdict
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, VersionError
 from cleave.transport.join import DeviceStatus, RefusedError
 from cleave.transport.opening import plain_reason
 
@@ -74,8 +74,8 @@ class Session(Protocol):
     def status(self) -> DeviceStatus: ...
 
     @property
-    def said_bye(self) -> bool:
-        """Whether the server ended it on purpose."""
+    def comes_back_s(self) -> float | None:
+        """Seconds to wait at least before the next one; None when there is to be none."""
         ...
 
     def run(self) -> Coroutine[Any, Any, str]:
@@ -98,8 +98,8 @@ class Guest:
     """Keeps a machine on a server as long as it may work.
 
     With a policy it stays: a server that is not there is tried again, ever less often. Without, it
-    must be welcomed at once, and comes back whenever the connection is lost, until the server says
-    goodbye or refuses it for good.
+    must be welcomed at once, and comes back whenever the connection is lost or the server stops,
+    until the server is done with it or refuses it for good.
 
     Args:
         connect: opens a session.
@@ -137,11 +137,12 @@ class Guest:
         self._draining = ""  # why the session now does
         self._drain_ends_s = math.inf
         self._failures = 0
+        self._told_s = 0.0  # the server said when to come back, at the soonest
         self._stopping = False
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Be a guest until `stop`; without a policy, at most until the server says goodbye.
+        """Be a guest until `stop`; without a policy, at most until the server is done with it.
 
         Raises:
             CleaveError: when the server refuses the device; without a policy, also when there is
@@ -171,18 +172,17 @@ class Guest:
             self._work.cancel()
 
     async def _come_back(self) -> None:
-        """Without a policy: one session after the other until one ends on purpose."""
+        """Without a policy: one session after the other until one ends for good."""
         while True:
             session: Session | None = None
             began_s = self._clock()
             try:
                 session = await self._connect(self._ready)
                 reason = await self._serve(session, None)
-                if session.said_bye or self._once or self._draining:
+                if session.comes_back_s is None or self._once or self._draining:
                     return
             except CleaveError as error:
-                for_good = isinstance(error, RefusedError) and error.for_good
-                if for_good or self._once or not self._was_welcome:
+                if self._is_for_good(error) or self._once or not self._was_welcome:
                     raise
                 reason = str(error)
                 if session is not None:
@@ -216,7 +216,7 @@ class Guest:
         try:
             reason = await self._serve(session, look)
         except CleaveError as error:
-            if not self._was_welcome or (isinstance(error, RefusedError) and error.for_good):
+            if not self._was_welcome or self._is_for_good(error):
                 raise  # a wrong credential, for one: more tries would change nothing
             reason = str(error)
             self._say(Notice(State.LEFT, reason, session.status))
@@ -246,6 +246,7 @@ class Guest:
             self._session = None
             running.cancel()
             await asyncio.wait({running})
+        self._told_s = session.comes_back_s or 0.0
         if self._draining not in ("", ASKED):
             reason = self._draining
         self._say(Notice(State.LEFT, reason, session.status))
@@ -291,10 +292,18 @@ class Guest:
         self._said = notice.state
         self._tell(notice)
 
+    def _is_for_good(self, error: CleaveError) -> bool:
+        """Whether the server would say so again; else, when it may be tried again is remembered."""
+        if not isinstance(error, RefusedError):
+            return isinstance(error, VersionError)
+        self._told_s = error.comes_back_s or 0.0
+        return error.for_good
+
     def _next_wait_s(self) -> float:
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
-        return longest_s * self._jitter()
+        told_s, self._told_s = self._told_s, 0.0
+        return told_s + longest_s * self._jitter()
 
 
 @contextmanager

@@ -13,19 +13,20 @@ from typing import Any, Final
 from cleave.arrays import DType
 from cleave.device.core import Action, Compute, DeviceCore
 from cleave.device.memory import IDLE_BYTES
-from cleave.errors import CleaveError, ProtocolError
-from cleave.protocol import limits, messages
+from cleave.errors import CleaveError, ProtocolError, VersionError
+from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
+from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.transport.computer import Computer, Outcome
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
+VERSIONS: Final = (limits.VERSION,)
+"""Of the protocol, that a device speaks."""
+
 _ANSWER_S: Final = 60.0
 """How long the PS may take to answer: what it sends first may be long, on a slow link."""
-
-_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
-"""Refusals after which the same device may be welcome: it was silent, or a message was garbled."""
 
 
 class RefusedError(CleaveError):
@@ -33,13 +34,15 @@ class RefusedError(CleaveError):
 
     Attributes:
         code: which.
+        comes_back_s: when the device may be welcome, at the soonest; None for never.
         for_good: whether it would do so again: credential, version, quarantine, a second session.
     """
 
     def __init__(self, error: messages.Error) -> None:
         super().__init__(f"the server refused this device: {error.message}")
         self.code = error.code
-        self.for_good = error.code not in _PASSING
+        self.comes_back_s = least_wait_s(error)
+        self.for_good = self.comes_back_s is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class DeviceSession:
         silence_s: after so long without a message the PS is asked whether it is there.
 
     Attributes:
-        said_bye: whether the PS ended the session on purpose.
+        bye: the PS's, once it ended the session on purpose.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class DeviceSession:
         self._failure: BaseException | None = None
         self._tells = False
         self.core = DeviceCore(hello.memory_bytes)
-        self.said_bye = False
+        self.bye: messages.Bye | None = None
         self.received_bytes = 0
         self.sent_bytes = 0
         self._connection = connection
@@ -121,6 +124,11 @@ class DeviceSession:
             self.sent_bytes,
         )
 
+    @property
+    def comes_back_s(self) -> float | None:
+        """After how long at least the device may come back; None where the PS is done with it."""
+        return 0.0 if self.bye is None else least_wait_s(self.bye)
+
     def drain(self) -> None:
         """Take nothing new, answer what is there, then end. Call it in the session's loop."""
         self._act(self.core.drain())
@@ -147,7 +155,9 @@ class DeviceSession:
                 raise CleaveError(f"the server closed the connection: {error}") from None
             return "the server does not answer any more" if self._vanished else str(error)
         except ProtocolError as error:
-            self._send(messages.Error(messages.ErrorCode.PROTOCOL, str(error)))
+            another = isinstance(error, VersionError)
+            code = ErrorCode.VERSION if another else ErrorCode.PROTOCOL
+            self._send(messages.Error(code, str(error), versions=VERSIONS if another else ()))
             self._ending = True
             await asyncio.wait([sending], timeout=1.0)
             raise
@@ -188,7 +198,7 @@ class DeviceSession:
             message = decode(data)
             match message:
                 case messages.Bye():
-                    self.said_bye = True
+                    self.bye = message
                     return message.reason or "the server said bye"
                 case messages.Error():
                     raise RefusedError(message)
@@ -303,4 +313,6 @@ def device_hello(
         uplink_bytes_per_s=uplink_bytes_per_s,
         profile=profile,
         kind=kind.value if kind else "",
+        versions=VERSIONS,
+        features=features.ALL,
     )

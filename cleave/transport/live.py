@@ -31,7 +31,8 @@ from cleave.fleet.session import Session
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import ErrorCode, Message
+from cleave.protocol.features import may_send
+from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.transport.block_times import BlockTimes, Span
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.verify import Judgement
@@ -213,7 +214,8 @@ class LiveShell:
             match order:
                 case Send(session, message):
                     peer = self._peers.get(session)
-                    if peer is not None:
+                    # One who did not name a feature would have to refuse a message of it.
+                    if peer is not None and may_send(message, peer.record.features):
                         peer.outbox.append(message)
                         peer.wake.set()
                         if isinstance(message, messages.Error):
@@ -332,7 +334,7 @@ class LiveShell:
         """Say bye to every device and let the farewells leave."""
         self._ending = True
         for peer in self._peers.values():
-            peer.outbox.append(messages.Bye(_CLOSING))
+            peer.outbox.append(messages.Bye(_CLOSING, ByeCode.CLOSING))
             peer.closing = True
             peer.wake.set()
         # Whoever still waits for a GEMM must not wait for ever.

@@ -19,7 +19,7 @@ from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
 from cleave.fleet.admission import Clearance, Doorkeeper, OneKey, Refusal
-from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.coordinator import FULL_RETRY_S, Coordinator, other_version
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.happenings import Witness
 from cleave.fleet.verification import Verification
@@ -195,30 +195,32 @@ class ServedFleet(Fleet):
         except ConnectionLostError:
             return
         except TimeoutError:
-            await _refuse(socket, connection, ErrorCode.LIMIT, "no hello came in time")
-        except ProtocolError as error:
-            await _refuse(socket, connection, ErrorCode.PROTOCOL, str(error))
+            late = messages.Error(ErrorCode.LIMIT, "no hello came in time")
+            await _refuse(socket, connection, late)
+        except ProtocolError as broken:
+            await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
 
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
     ) -> None:
         door = self._live.coordinator.door
         if hello.version != limits.VERSION:
-            reason = (
-                f"this server speaks protocol version {limits.VERSION} and the client speaks "
-                f"{hello.version}; install the same version of cleave on both"
+            error = messages.Error(
+                ErrorCode.VERSION, other_version(hello), versions=(limits.VERSION,)
             )
-            await _refuse(socket, connection, ErrorCode.VERSION, reason)
+            await _refuse(socket, connection, error)
             return
         verdict = door.admit_operator(hello.credential, _address(socket))
         if isinstance(verdict, Refusal):
-            await _refuse(socket, connection, verdict.code, verdict.reason)
+            error = messages.Error(verdict.code, verdict.reason, verdict.retry_after_s)
+            await _refuse(socket, connection, error)
         elif self._present[verdict] >= self._allowed.operators:
             reason = f"this server takes {self._allowed.operators} {verdict.value}s and has them"
-            await _refuse(socket, connection, ErrorCode.LIMIT, reason)
+            error = messages.Error(ErrorCode.LIMIT, reason, FULL_RETRY_S)
+            await _refuse(socket, connection, error)
         elif self._operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
-            await _refuse(socket, connection, ErrorCode.REQUEST, reason)
+            await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
         else:
             socket.admitted()
             self._present[verdict] += 1
@@ -325,9 +327,8 @@ def _answered(socket: GuardedConnection, refusal: messages.Error | None) -> None
 
 
 async def _refuse(
-    socket: GuardedConnection, connection: Connection, code: ErrorCode, reason: str
+    socket: GuardedConnection, connection: Connection, message: messages.Error
 ) -> None:
-    message = messages.Error(code, reason)
     _answered(socket, message)
     try:
         await connection.send(encode(message))

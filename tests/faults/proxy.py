@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from websockets.asyncio.connection import Connection as WebSocket
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.http11 import Request, Response
 
 from cleave.protocol import limits
 from tests.faults.plan import (
@@ -161,6 +163,7 @@ class Proxy:
             max_size=limits.MAX_MESSAGE_BYTES,
             ping_interval=None,
             write_limit=_FULL_BYTES,
+            process_request=_health,
         ) as server:
             self._port = server.sockets[0].getsockname()[1]
             self._started.set()
@@ -306,3 +309,8 @@ def look(data: bytes) -> tuple[str, int]:
     if parts == 3 and head < len(data):  # the payload has a header of its own
         head += {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(data[head], 0)
     return kind, min(head, len(data))
+
+
+def _health(device: ServerConnection, request: Request) -> Response | None:
+    """Say that the server is there: a client asks that after a silence, as of a busy machine."""
+    return device.respond(HTTPStatus.OK, "ok\n") if request.path == "/healthz" else None

@@ -200,6 +200,53 @@ def test_a_device_that_is_soon_back_is_not_measured_again(
         assert rates.device == 2
 
 
+def shown_slow(coordinator: Coordinator, session: int, claim: float) -> None:
+    """A device that claims more than its probe found: 1 GFLOP/s."""
+    come(coordinator, session, hello=replace(UNMEASURED, flops_per_s=claim))
+    rates = coordinator.sessions[session].rates
+    assert rates is not None
+    coordinator.sessions[session].rates = replace(rates, flops_per_s=1e9)
+    measured(coordinator, session, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("claim", "claims_now", "known"),
+    [
+        (50e9, 50e9, 1e9),  # what it showed, as its link
+        (50e9, 48e9, 1e9),  # it measured itself anew
+        (50e9, 0.5e9, 0.5e9),  # it claims less than it showed
+        (50e9, 5e12, None),  # with another processor: that has to be seen
+        (0.0, 0.0, 1e9),  # it does not know, and 5e10 was assumed
+    ],
+)
+def test_a_speed_that_was_found_is_known_after_a_quick_return(
+    coordinator: Coordinator, claim: float, claims_now: float, known: float | None
+) -> None:
+    shown_slow(coordinator, 1, claim)
+    for session in (2, 3):  # and after a second one
+        coordinator.closed(session - 1, "the connection broke", 10.0 * session)
+        again = replace(UNMEASURED, flops_per_s=claims_now)
+        come(coordinator, session, hello=again, now_s=10.0 * session + 1)
+        rates = coordinator.sessions[session].rates
+        assert rates is not None
+        if known is None:
+            assert coordinator.sessions[session].state is DeviceState.PROBING
+            return
+        assert coordinator.sessions[session].state is DeviceState.READY
+        assert rates.flops_per_s == known
+        assert rates.downlink_bytes_per_s == 5e6
+
+
+def test_a_claim_that_nothing_spoke_against_is_believed_anew(coordinator: Coordinator) -> None:
+    come(coordinator, 1, hello=UNMEASURED)
+    measured(coordinator, 1, 1.0)
+    coordinator.closed(1, "the connection broke", 10.0)
+    come(coordinator, 2, hello=replace(UNMEASURED, flops_per_s=5e12), now_s=11.0)
+    rates = coordinator.sessions[2].rates
+    assert rates is not None
+    assert rates.flops_per_s == 5e12
+
+
 def test_a_device_lost_while_it_was_measured_is_measured_again(coordinator: Coordinator) -> None:
     come(coordinator, 1, hello=UNMEASURED)
     coordinator.closed(1, "the connection broke", 1.0)

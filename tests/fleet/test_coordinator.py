@@ -14,7 +14,7 @@ from cleave.arrays import Buffer, DType
 from cleave.device.core import Compute, DeviceCore
 from cleave.device.executors import NumpyExecutor, execute
 from cleave.dispatch.gemm_work import GemmWork, MatrixRef
-from cleave.fleet.coordinator import Coordinator
+from cleave.fleet.coordinator import FULL_RETRY_S, Coordinator
 from cleave.fleet.orders import Check, Close, Done, Joined, Order, Place, Send
 from cleave.fleet.reputation import QUARANTINE
 from cleave.fleet.session import DeviceState
@@ -23,7 +23,7 @@ from cleave.gemm import Gemm, gemm_of
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
-from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
+from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op, Role
 from cleave.verify import Fault, Judgement
 
 HELLO = Hello(
@@ -110,6 +110,33 @@ def test_a_version_mismatch_names_both_versions() -> None:
     error = _refusal(_ready(Coordinator(), hello=replace(HELLO, version=99)))
     assert "99" in error.message
     assert str(limits.VERSION) in error.message
+
+
+def test_another_version_is_told_which_are_spoken_whatever_else_is_wrong() -> None:
+    """Role and version are judged before all other fields: those may mean something else."""
+    hello = Hello(Role.DEVICE, 2, versions=(3, 2))  # as it is read; no ops, no memory
+    error = _refusal(_ready(Coordinator("secret"), hello=hello))
+    assert (error.code, error.versions) == (ErrorCode.VERSION, (limits.VERSION,))
+    assert "1 and the device speaks 2, 3;" in error.message
+
+
+def test_of_features_those_count_that_both_have() -> None:
+    coordinator = Coordinator()
+    orders = _ready(coordinator, hello=replace(HELLO, features=("tea", "measure")))
+    (welcome,) = _sent(orders)
+    assert isinstance(welcome, messages.Welcome)
+    assert welcome.features == ("measure",)
+    assert coordinator.sessions[1].features == {messages.Feature.MEASURE}
+    (plain,) = _sent(_ready(coordinator, 2), 2)
+    assert isinstance(plain, messages.Welcome)
+    assert plain.features == ()
+
+
+def test_who_finds_no_room_is_told_when_to_come_again() -> None:
+    coordinator = Coordinator(max_devices=1)
+    _ready(coordinator)
+    error = _refusal(_ready(coordinator, 2))
+    assert (error.code, error.retry_after_s) == (ErrorCode.LIMIT, FULL_RETRY_S)
 
 
 def test_the_right_credential_is_accepted() -> None:
@@ -237,7 +264,7 @@ def test_an_idle_device_that_drains_is_let_go_at_once() -> None:
     coordinator = Coordinator()
     _ready(coordinator)
     orders = coordinator.received(1, messages.Drain(), 1.0)
-    assert orders == [Send(1, messages.Bye("drained")), Close(1)]
+    assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
     assert not coordinator.sessions
 
 
@@ -367,7 +394,7 @@ def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None
     (check,) = coordinator.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
     orders = coordinator.checked(check, Judgement(Fault("it is off")), 3.0)
-    assert orders == [Send(1, messages.Bye("drained")), Close(1)]
+    assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
 
 
 def test_bytes_that_come_after_the_end_are_not_answered() -> None:

@@ -55,11 +55,16 @@ class Device:
 
     def ready(self) -> None:
         """Wait until it has joined."""
+        self.event("ready")
+
+    def event(self, name: str) -> dict[str, Any]:
+        """Wait until it says so."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if json.loads(line)["event"] == "ready":
-                return
-        raise AssertionError(f"it did not join: {self._errors.read_text()}")
+            said: dict[str, Any] = json.loads(line)
+            if said["event"] == name:
+                return said
+        raise AssertionError(f"it never was {name}: {self._errors.read_text()}")
 
     def end(self) -> str:
         """Wait until it ends by itself, refused; what it said."""
@@ -238,6 +243,19 @@ def test_a_server_started_again_knows_devices_and_jobs(
         late = run("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
         assert late.returncode == 2
         assert "ended (done) before" in late.stderr
+
+
+def test_a_device_is_back_by_itself_after_a_normal_stop_of_the_server(place: Place) -> None:
+    with place.server() as (server, _, url), place.device(url, "anna") as anna:
+        anna.ready()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
+        assert anna.event("waiting")["reason"] == "the server is closing"
+        port = re.search(r":(\d+)/", url)
+        assert port is not None
+        with place.server(port[1]):
+            anna.ready()
+            assert place.states() == {"anna": "ready"}
 
 
 def test_the_same_device_twice(place: Place) -> None:

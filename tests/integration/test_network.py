@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from websockets.sync.client import connect
@@ -201,7 +202,7 @@ def test_the_port_answers_health_checks(served: ServedFleet) -> None:
         urllib.request.urlopen(f"{base}/../etc/passwd")
 
 
-def talk(url: str, *parts: bytes) -> messages.Message:
+def talk(url: str, *parts: bytes | str) -> messages.Message:
     """Send raw messages and return the last answer before the connection closes."""
     with connect(parse_join_url(url).address, max_size=None) as socket:
         for part in parts:
@@ -221,13 +222,22 @@ def hello(credential: str, **changes: Any) -> bytes:
     return b"".join(encode(message))
 
 
+def of_version_2(role: str) -> bytes:
+    """A hello of another version, whose fields mean something else; role and version do not."""
+    fields = {"role": role, "version": 2, "credential": {"key": 1}, "name": 7, "memory": "all"}
+    return bytes(msgpack.packb(["hello", fields]))
+
+
 def test_strangers_are_refused_and_others_go_on(served: ServedFleet) -> None:
     secret = parse_join_url(served.url).credential
     with started("join", served.url, *DEVICE):
         until(lambda: served.device_count == 1)
-        for parts, code, words in [
+        cases: list[tuple[list[bytes | str], ErrorCode, str]] = [
             ([hello("wrong")], ErrorCode.CREDENTIAL, "credential"),
             ([hello(secret, version=99)], ErrorCode.VERSION, "99"),
+            ([of_version_2("operator")], ErrorCode.VERSION, "2"),
+            ([of_version_2("relay")], ErrorCode.VERSION, "2"),
+            ([hello(secret), "a text message"], ErrorCode.PROTOCOL, "text"),
             ([b"\xc1garbage"], ErrorCode.PROTOCOL, "message"),
             ([b"".join(encode(messages.Heartbeat()))], ErrorCode.PROTOCOL, "hello"),
             ([hello(secret, ops=())], ErrorCode.PROTOCOL, "matmul"),
@@ -235,10 +245,12 @@ def test_strangers_are_refused_and_others_go_on(served: ServedFleet) -> None:
             ([hello(secret, memory_bytes=0)], ErrorCode.LIMIT, "memory"),
             ([hello(secret), b"\x93\x01"], ErrorCode.PROTOCOL, "message"),
             ([hello(secret), hello(secret)], ErrorCode.PROTOCOL, "hello"),
-        ]:
+        ]
+        for parts, code, words in cases:
             answer = talk(served.url, *parts)
             assert isinstance(answer, messages.Error), answer
             assert (answer.code, words in answer.message) == (code, True), answer
+            assert answer.versions == ((1,) if code is ErrorCode.VERSION else ())
         a, b = integers(30, 40), integers(40, 20)
         np.testing.assert_array_equal(submit(served, a, b).result().array, a @ b)
         assert served.device_count == 1

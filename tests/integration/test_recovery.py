@@ -80,8 +80,10 @@ def test_a_killed_server_goes_on_where_it_was_and_its_device_comes_back(
         assert done["steps"] == STEPS
         server.send_signal(signal.SIGINT)
         assert server.wait(PATIENCE_S) == 0
+        wait_for_event(news, "waiting")  # for a server that may be started again
+        device.send_signal(signal.SIGINT)
         wait_for_event(news, "left")
-        assert device.wait(PATIENCE_S) == 0  # a goodbye, after which it does not come back
+        assert device.wait(PATIENCE_S) == 0
     written = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
     assert [r["step"] for r in written] == list(range(1, STEPS + 1))
     assert [r["loss"] for r in written] == pytest.approx(expected, rel=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import pytest
@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.device.core import Compute, DeviceCore
-from cleave.errors import ProtocolError
+from cleave.errors import ProtocolError, VersionError
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode, wire_size
 from cleave.protocol.messages import (
     Bye,
+    ByeCode,
     Cancel,
     Drain,
     Drop,
@@ -35,13 +36,15 @@ from cleave.protocol.messages import (
     Telemetry,
     Welcome,
 )
+from cleave.protocol.texts import clean, clean_plain
 from tests.protocol.vectors import HAS_PAYLOAD, TYPES, load, octets
 from tests.vectors.generate import nested
 
 ids = st.integers(0, 2**limits.OBJECT_ID_BITS - 1)
 many_ids = st.lists(ids, max_size=40).map(tuple)
 texts = st.text(max_size=60)
-many_texts = st.lists(texts, max_size=4).map(tuple)
+said = texts.map(clean)  # as it is once it has been read
+much_said = st.lists(said, max_size=4).map(tuple)
 reals = st.floats(0, allow_nan=False, allow_infinity=False)
 payloads = st.binary(max_size=400)
 plain_values = st.recursive(
@@ -54,31 +57,35 @@ plain_values = st.recursive(
     max_leaves=8,
 )
 maps = st.dictionaries(texts, plain_values, max_size=4)
-dtypes = st.sampled_from(["fp32", "bf16", "fp16"]) | texts
+dtypes = st.sampled_from(["fp32", "bf16", "fp16"]) | said
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 any_message: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Hello,
         role=st.sampled_from(Role),
-        version=ids,
         credential=texts,
-        name=texts,
-        ops=many_texts,
-        dtypes=many_texts,
+        join_code=texts,
+        name=said,
+        ops=much_said,
+        dtypes=much_said,
         memory_bytes=ids,
-        profile=texts,
+        profile=said,
+        kind=said,
+        versions=many_ids,
+        features=much_said,
         flops_per_s=reals,
         downlink_bytes_per_s=reals,
         uplink_bytes_per_s=reals,
         latency_s=reals,
     ),
-    st.builds(Welcome, device=ids, version=ids, heartbeat_s=reals),
+    st.builds(Hello, role=st.sampled_from(Role), version=ids.filter(lambda v: v != limits.VERSION)),
+    st.builds(Welcome, device=ids, heartbeat_s=reals, server=said, credential=texts),
     st.builds(Put, id=ids, rows=ids, columns=ids, dtype=dtypes, payload=payloads),
     st.builds(
         Run,
         id=ids,
-        op=texts,
+        op=said,
         inputs=many_ids,
         transpose_a=st.booleans(),
         transpose_b=st.booleans(),
@@ -87,17 +94,28 @@ any_message: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Result, id=ids, rows=ids, columns=ids, dtype=dtypes, compute_s=reals, payload=payloads
     ),
-    st.builds(TaskError, id=ids, reason=texts),
+    st.builds(TaskError, id=ids, reason=said),
     st.builds(Drop, ids=many_ids),
     st.builds(Cancel, ids=many_ids),
     st.just(Heartbeat()),
-    st.builds(Telemetry, values=st.dictionaries(texts, finite, max_size=6)),
+    st.builds(Telemetry, values=st.dictionaries(said, finite, max_size=6)),
     st.just(Drain()),
-    st.builds(Bye, reason=texts),
-    st.builds(Error, code=st.sampled_from(ErrorCode), message=texts),
-    st.builds(Request, id=ids, action=texts, arguments=maps),
-    st.builds(Reply, id=ids, ok=st.booleans(), data=maps),
-    st.builds(JobRecord, job=texts, record=maps),
+    st.builds(
+        Bye,
+        reason=said,
+        code=st.sampled_from(ByeCode) | said.map(ByeCode),
+        retry_after_s=reals,
+    ),
+    st.builds(
+        Error,
+        code=st.sampled_from(ErrorCode) | said.map(ErrorCode),
+        message=said,
+        retry_after_s=reals,
+        versions=many_ids,
+    ),
+    st.builds(Request, id=ids, action=said, arguments=maps),
+    st.builds(Reply, id=ids, ok=st.booleans(), data=maps.map(clean_plain)),
+    st.builds(JobRecord, job=said, record=maps.map(clean_plain)),
 )
 
 
@@ -145,21 +163,26 @@ def test_a_payload_is_viewed_in_place() -> None:
 
 def test_every_field_is_written() -> None:
     """Also where it has its default: a reader of another version may have another one."""
-    for name, cls in TYPES.items():
-        required = {"hello": (Role.DEVICE,), "error": (ErrorCode.LIMIT, "")}
-        message = cls(*required.get(name, _minimal(cls)))
+    for cls in TYPES.values():
+        message = cls(*_minimal(cls))
         header = bytes(encode(message)[0])
         for field in fields(cls):
             assert field.name == "payload" or field.name.encode() in header
 
 
 def _minimal(cls: type[Any]) -> tuple[Any, ...]:
-    samples = {"int": 1, "float": 0.5, "str": "x", "bool": True, "Ids": (), "Inputs": ()}
-    return tuple(
-        samples[f.type]
-        for f in fields(cls)
-        if isinstance(f.type, str) and f.type in samples and "<factory>" not in repr(f.default)
-    )
+    samples = {
+        "Role": Role.DEVICE,
+        "ErrorCode": ErrorCode.LIMIT,
+        "int": 1,
+        "float": 0.5,
+        "str": "x",
+        "bool": True,
+        "Ids": (),
+        "Inputs": (),
+    }
+    required = (f for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)
+    return tuple(samples[str(f.type)] for f in required)
 
 
 # --- fuzzing ----------------------------------------------------------------------------------
@@ -307,6 +330,90 @@ def test_a_header_over_the_limit_is_called_so() -> None:
     (vector,) = (v for v in load("invalid") if v["name"] == "header-too-long")
     with pytest.raises(ProtocolError, match="limit"):
         decode(octets(vector["bytes"]))
+
+
+# --- what peers say ---------------------------------------------------------------------------
+
+ESCAPES = "a\x1b[2J\x1b]0;t\x07b\r\nc\u202ed\u2066e\x00\x9b31mf\u200bg\u2028h"
+SHOWN = "a[2J]0;tb  cde31mfg h"
+
+
+def test_all_that_a_peer_says_is_clean_once_it_is_read() -> None:
+    """Every text of every message, but for secrets and what an operator asks for."""
+    verbatim = {"hello": {"credential", "join_code"}, "welcome": {"credential"}}
+    verbatim["request"] = {"arguments"}
+    seen = 0
+    for name, cls in TYPES.items():
+        for field in fields(cls):
+            hint = str(field.type)
+            if hint in ("str", "ByeCode", "ErrorCode"):
+                dirty, tidy = ESCAPES, SHOWN
+            elif hint == "tuple[str, ...]":
+                dirty, tidy = (ESCAPES,), (SHOWN,)  # type: ignore[assignment]
+            elif hint == "dict[str, float]":
+                dirty, tidy = {ESCAPES: 1.0}, {SHOWN: 1.0}  # type: ignore[assignment]
+            elif hint == "dict[str, Any]":
+                dirty = {ESCAPES: [{"x": ESCAPES}]}  # type: ignore[assignment]
+                tidy = {SHOWN: [{"x": SHOWN}]}  # type: ignore[assignment]
+            else:
+                continue
+            message = cls(*_minimal(cls))
+            if hint.endswith("Code"):
+                setattr(message, field.name, type(getattr(message, field.name))(dirty))
+            else:
+                setattr(message, field.name, dirty)
+            if name in HAS_PAYLOAD:
+                message.payload = b""
+            read = getattr(decode(_bytes(message)), field.name)
+            assert read == (dirty if field.name in verbatim.get(name, ()) else tidy), field.name
+            seen += 1
+    assert seen > 25
+
+
+def test_no_secret_is_part_of_an_error() -> None:
+    """Whatever is wrong with it; and of no text that a message is written as."""
+    import msgpack
+
+    secret = "s3cr3t"
+    seen = []
+    for name, cls in TYPES.items():
+        for field in fields(cls):
+            if not field.metadata.get("secret"):
+                continue
+            seen.append(field.name)
+            for wrong in ([secret], {"k": [secret, {1: secret}]}, secret * 2000, {secret: b"x"}):
+                raw = {"role": "device", "version": 1, "device": 1, "id": 1, "ok": True}
+                packed = msgpack.packb([name, raw | {"action": "a", field.name: wrong}])
+                with pytest.raises(ProtocolError) as raised:
+                    decode(packed)
+                assert secret not in str(raised.value)
+    assert seen == ["credential", "join_code", "credential", "arguments", "data"]
+    assert secret not in repr(Hello(Role.DEVICE, credential=secret, join_code=secret))
+    assert secret not in repr(Welcome(1, credential=secret))
+    assert secret not in repr(Reply(1, True, {"code": secret}))
+
+
+def test_an_unknown_code_is_a_code_like_any_other() -> None:
+    assert ErrorCode("tired") == ErrorCode("tired") != ErrorCode.LIMIT
+    assert ErrorCode("limit") is ErrorCode.LIMIT
+    assert "tired" not in [code.value for code in ErrorCode]
+    with pytest.raises(ValueError, match="7"):
+        ErrorCode(7)  # type: ignore[arg-type]
+
+
+def test_a_role_that_only_another_version_has_is_no_fault_of_form() -> None:
+    import msgpack
+
+    hello = decode(msgpack.packb(["hello", {"role": ["relay"], "version": 3, "versions": [3]}]))
+    assert isinstance(hello, Hello)
+    assert (hello.version, hello.versions) == (3, (3,))
+
+
+def test_a_welcome_of_another_version_says_so_before_anything_else() -> None:
+    import msgpack
+
+    with pytest.raises(VersionError, match=r"version 2 .* 1; install"):
+        decode(msgpack.packb(["welcome", {"version": 2, "device": "seven", "heartbeat_s": []}]))
 
 
 # --- limits at the device ---------------------------------------------------------------------

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from cleave.protocol import limits
-from cleave.protocol.codec import encode
-from cleave.protocol.messages import ErrorCode, Put, Role
+from cleave.protocol import features, limits
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.coming_back import least_wait_s
+from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Put, Role
 from cleave.server.jobs import JobState
 from cleave.training import records
 from cleave.training.job import JobSpec
+from tests.protocol import session_example
 from tests.protocol.vectors import HAS_PAYLOAD, TYPES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -72,7 +74,11 @@ def test_every_field_is_documented_with_its_default(name: str) -> None:
 
 
 def test_every_value_of_the_enums_is_named() -> None:
-    assert {code.value for code in ErrorCode} <= set(_rows(_section("### `error`")))
+    assert {code.value for code in ErrorCode} == set(
+        _rows(_section("### `error`").split("| Code |")[1])
+    )
+    codes = {code.value for code in ByeCode} - {""}
+    assert codes == set(_rows(_section("### `bye`").split("| Code |")[1]))
     hello = _section("### `hello`")
     assert all(f"`{role.value}`" in hello for role in Role)
     operators = _section("## Operators")
@@ -115,6 +121,37 @@ def test_the_worked_example_is_right() -> None:
     payload = bytes.fromhex("803f00c0")
     assert data == b"".join(encode(Put(1, 1, 2, "bf16", payload)))
     assert f"{len(data)} bytes:" in DOCUMENT
+
+
+def test_the_session_in_bytes_is_what_ps_and_device_say() -> None:
+    """From hello to bye: the very bytes, made anew."""
+    block = _section("## A session in bytes").split("```\n")[1]
+    assert block == session_example.shown()
+    kinds = [decode(data).TYPE for _, data in session_example.session()]
+    assert kinds[0] == "hello"
+    assert kinds[-2:] == ["drain", "bye"]
+
+
+def test_every_feature_is_named_with_its_messages() -> None:
+    listed = _rows(_section("### How the protocol grows"))
+    assert set(listed) == set(features.ALL)
+    for name, (cells,) in listed.items():
+        for kind, cls in TYPES.items():
+            here = cls.FEATURE is not None and cls.FEATURE.value == name
+            assert (f"[`{kind}`]" in cells) == here
+
+
+def test_the_table_of_coming_back_is_what_clients_do() -> None:
+    """Every code stands in one row, in the row of its kind."""
+    table = DOCUMENT.split("| The session ended with")[1].split("\n\n")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines()[2:]]
+    endings: list[Bye | Error] = [Bye(code=code) for code in ByeCode if code]
+    endings += [Error(code, "") for code in ErrorCode]
+    for end in endings:
+        own = [says for what, says in rows if f"`{end.TYPE}`:" in what and f"`{end.code}`" in what]
+        assert len(own) == 1, end
+        comes_back = "after `retry_after_s` and back-off" in own[0]
+        assert comes_back == (least_wait_s(end) is not None), end
 
 
 def test_links_lead_somewhere() -> None:

@@ -20,7 +20,7 @@ def test_generation_reproduces_the_files() -> None:
 
 
 def test_names_are_unique_and_every_type_has_a_vector() -> None:
-    for name in ("messages", "decode", "invalid", "matmul", "faults"):
+    for name in ("messages", "decode", "invalid", "matmul", "faults", "session"):
         names = [vector["name"] for vector in load(name)]
         assert len(names) == len(set(names))
     assert {vector["type"] for vector in load("messages")} == set(TYPES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cleave.protocol import messages
-from cleave.protocol.messages import ErrorCode, Message, Role
+from cleave.protocol.messages import ByeCode, ErrorCode, Message, Role
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 TYPES: dict[str, type[Any]] = {cls.TYPE: cls for cls in typing.get_args(messages.Message)}
@@ -55,10 +55,11 @@ def plain(value: Any) -> Any:
 def message(vector: Vector) -> Message:
     """The message that a vector describes."""
     values = plain(vector["fields"])
-    for name, kind in (("role", Role), ("code", ErrorCode)):
+    code = ByeCode if vector["type"] == "bye" else ErrorCode
+    for name, kind in (("role", Role), ("code", code)):
         if name in values:
             values[name] = kind(values[name])
-    for name in ("ops", "dtypes", "inputs", "ids"):
+    for name in ("ops", "dtypes", "inputs", "ids", "versions", "features"):
         if name in values:
             values[name] = tuple(values[name])
     if "payload" in vector:

@@ -370,7 +370,7 @@ def test_the_log_forgets_the_oldest(clock: Clock) -> None:
 def test_what_devices_say_cannot_write_on_a_terminal(clock: Clock) -> None:
     log = EventLog(clock)
     log.add(EventKind.LEAVE, 1, "phone: \x1b]0;own\x07\x1b[2J\nsecond line")
-    assert log.after(0, 1)[0][0].text == "phone: ]0;own[2Jsecond line"
+    assert log.after(0, 1)[0][0].text == "phone: ]0;own[2J second line"
 
 
 def test_years_of_work_can_still_be_told(overview: Overview, fleet: Fleet) -> None:

@@ -39,9 +39,9 @@ class FakeSession:
         *,
         drains: bool = True,
         ends: str | Exception = "",
-        bye: bool = False,
+        back_s: float | None = 0.0,
     ) -> None:
-        self.said_bye = bye
+        self.comes_back_s = back_s
         self._ready = ready
         self._drains = drains
         self._ends = ends
@@ -301,7 +301,8 @@ class Plain:
         self.now_s += wait_s
 
 
-BYE = {"ends": "the server is closing", "bye": True}
+BYE: dict[str, Any] = {"ends": "measured", "back_s": None}
+CLOSING: dict[str, Any] = {"ends": "the server is closing", "back_s": 3.0}
 GONE = CleaveError("no server answers")
 
 
@@ -311,7 +312,7 @@ def refused(code: ErrorCode) -> RefusedError:
 
 def test_without_a_policy_a_goodbye_ends_it_and_first_errors_are_errors() -> None:
     plain = Plain([dict(BYE)])
-    assert plain.run() == [(State.READY, ""), (State.LEFT, "the server is closing")]
+    assert plain.run() == [(State.READY, ""), (State.LEFT, "measured")]
     for first in (GONE, {"ends": CleaveError("the server closed the connection")}):
         plain = Plain([first])
         with pytest.raises(CleaveError, match="server"):
@@ -331,7 +332,7 @@ def test_a_lost_connection_is_made_again_without_a_policy() -> None:
         (State.LEFT, "it broke"),
         (State.WAITING, "it broke"),
         (State.READY, ""),
-        (State.LEFT, "the server is closing"),
+        (State.LEFT, "measured"),
     ]
     # Full jitter: a random share, here always a quarter, of 1, 2, 4, 8 s.
     assert plain.sleeps == [0.25, 0.5, 1, 2]
@@ -356,8 +357,30 @@ def test_a_refusal_for_good_ends_it(code: ErrorCode) -> None:
 
 def test_a_passing_refusal_is_tried_again() -> None:
     plain = Plain([{"ends": "it broke"}, {"ends": refused(ErrorCode.LIMIT)}, dict(BYE)])
-    assert plain.run()[-1] == (State.LEFT, "the server is closing")
+    assert plain.run()[-1] == (State.LEFT, "measured")
     assert len(plain.sleeps) == 2
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_after_a_server_that_closed_it_comes_back_and_no_sooner_than_told(policy: bool) -> None:
+    if policy:
+        scene = Scene([ALLOWED] * 5, [dict(CLOSING), GONE, {}])
+        states = [state for state, _ in scene.run()]
+        sleeps = [s for s in scene.sleeps if s != g.LOOK_S]
+        assert sleeps == [3 + 1, 2]
+    else:
+        plain = Plain([dict(CLOSING), GONE, dict(BYE)])
+        states = [state for state, _ in plain.run()]
+        assert plain.sleeps == [3 + 0.25, 0.5]
+    assert states[:3] == [State.READY, State.LEFT, State.WAITING]
+    assert State.READY in states[3:]
+
+
+def test_a_refusal_that_says_when_is_tried_again_then() -> None:
+    full = RefusedError(Error(ErrorCode.LIMIT, "full", 30.0))
+    plain = Plain([{"ends": "it broke"}, {"ends": full}, dict(BYE)])
+    plain.run()
+    assert plain.sleeps == [0.25, 30 + 0.5]
 
 
 def test_once_is_once() -> None:

@@ -18,9 +18,10 @@ from typing import Any, Final
 import msgpack
 
 from cleave.protocol import limits
-from cleave.protocol.codec import encode
+from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import (
     Bye,
+    ByeCode,
     Cancel,
     Drain,
     Drop,
@@ -41,6 +42,7 @@ from cleave.protocol.messages import (
     Telemetry,
     Welcome,
 )
+from tests.protocol import session_example
 
 FOLDER: Final = Path(__file__).parent
 LARGEST_ID: Final = 2**limits.OBJECT_ID_BITS - 1
@@ -103,6 +105,11 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("hello-measure", "wants no work", replace(device, measure=True)),
         ("hello-code", "a join code in reserve", replace(device, join_code="7KQ4-MWX2-PDH9")),
         ("hello-kind", "a page that runs on a tablet", replace(device, profile="", kind="tablet")),
+        (
+            "hello-versions",
+            "what it speaks and has; names that the reader does not know are no harm",
+            replace(device, versions=(1, 2), features=("measure", "tea")),
+        ),
         ("hello-unicode", "text is UTF-8", Hello(Role.DEVICE, name="Łukasz’ 📱")),
         ("welcome", "the answer to a device", Welcome(device=7)),
         (
@@ -110,6 +117,7 @@ def _messages() -> list[tuple[str, str, Message]]:
             "to a device that used a join code",
             Welcome(device=7, server="4ZT9QK7M2C", credential="k7Jd_2-x"),
         ),
+        ("welcome-features", "those of hello that the PS has", Welcome(7, features=("measure",))),
         ("welcome-operator", "operators are no devices", Welcome(device=0)),
         ("put-fp32", "1 2 / 3 4", Put(1, 2, 2, "fp32", block)),
         ("put-bf16", "1 -2", Put(2, 1, 2, "bf16", bytes.fromhex("803f00c0"))),
@@ -141,8 +149,16 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("drain", "no fields", Drain()),
         ("bye", "with a reason", Bye("drained")),
         ("bye-silent", "without", Bye()),
+        *((f"bye-{code.value}", "one of the codes", Bye("why", code)) for code in ByeCode if code),
+        ("bye-retry", "come back, but not yet", Bye("closing", ByeCode.CLOSING, 2.5)),
         ("bye-longest", "4096 characters", Bye("é" * limits.MAX_TEXT)),
         *((f"error-{code.value}", "one of the codes", Error(code, "why")) for code in ErrorCode),
+        ("error-retry", "come back, but not yet", Error(ErrorCode.LIMIT, "full", 30.0)),
+        (
+            "error-versions",
+            "what the PS speaks",
+            Error(ErrorCode.VERSION, "1 and 3 here", versions=(1, 3)),
+        ),
         ("request-status", "no arguments", Request(1, "status")),
         ("request-attach", "a job's id", Request(2, "attach", {"job": "job-1"})),
         ("request-submit", "nested maps", Request(3, "submit", {"job": _JOB, "name": "first"})),
@@ -195,6 +211,15 @@ _HELLO: Final = Hello(Role.DEVICE)
 _RUN: Final = Run(1, "matmul", (1, 2), False, False, "fp32")
 _RESULT: Final = Result(1, 1, 1, "fp32", 0.5)
 _FOUR: Final = bytes.fromhex("0000803f")
+_OF_VERSION_2: Final[Json] = {
+    "role": "device",
+    "version": 2,
+    "versions": [2, 1],
+    "name": {"first": "Anna's", "last": "phone"},
+    "memory_bytes": "1 GiB",
+    "ops": 7,
+    "shape": [1, None],
+}
 _PLAIN: Final[Json] = {"a": [None, True, False, -1, 2**64 - 1, 0.5, "x", [], {}, {"": [1]}]}
 
 
@@ -209,6 +234,30 @@ def _decode_vectors() -> list[Json]:
         ),
         ("welcome-defaults", "likewise", pack("welcome", {"device": 3}), Welcome(3)),
         ("bye-defaults", "likewise", pack("bye", {}), Bye()),
+        (
+            "error-defaults",
+            "likewise",
+            pack("error", {"code": "limit", "message": "silent"}),
+            Error(ErrorCode.LIMIT, "silent"),
+        ),
+        (
+            "error-unknown-code",
+            "there may be more codes than a reader knows",
+            pack("error", {"code": "tired", "message": "later", "retry_after_s": 30}),
+            Error(ErrorCode("tired"), "later", 30.0),
+        ),
+        (
+            "bye-unknown-code",
+            "likewise",
+            pack("bye", {"reason": "so long", "code": "moving"}),
+            Bye("so long", ByeCode("moving")),
+        ),
+        (
+            "hello-version-2",
+            "of another version only what all have in common is read",
+            pack("hello", _OF_VERSION_2),
+            Hello(Role.DEVICE, 2, versions=(2, 1)),
+        ),
         ("telemetry-defaults", "likewise", pack("telemetry", {}), Telemetry()),
         (
             "request-defaults",
@@ -393,7 +442,18 @@ def _invalid_vectors() -> list[Json]:
         ("run-without-inputs", "likewise", pack("run", _fields(_RUN, inputs=None))),
         ("hello-unknown-role", "not one of the roles", _hello(role="king")),
         ("hello-role-not-text", "an array", _hello(role=["device"])),
-        ("error-unknown-code", "no such code", pack("error", {"code": "x", "message": ""})),
+        ("error-code-not-text", "a number", pack("error", {"code": 3, "message": ""})),
+        ("bye-code-not-text", "a number", pack("bye", {"code": 3})),
+        ("error-retry-negative", "-1", pack("error", {"code": "limit", "message": "",
+         "retry_after_s": -1})),
+        ("error-versions-hold-text", "text for a count", pack("error", {"code": "version",
+         "message": "", "versions": ["1"]})),
+        ("hello-version-is-text", "text for a count", _hello(version="1")),
+        ("hello-version-2-without-role", "what all versions have in common", pack("hello",
+         {"version": 2})),
+        ("features-not-text", "numbers for features", _hello(features=[1])),
+        ("welcome-version-2", "a version that this client did not offer", pack("welcome",
+         {"device": 7, "version": 2})),
         ("id-negative", "-1", pack("welcome", {"device": -1})),
         ("id-too-large", "2**63", pack("welcome", {"device": 2**63})),
         ("id-is-float", "1.0 for an integer", pack("welcome", {"device": 1.0})),
@@ -655,6 +715,27 @@ def _empty(name: str, about: str, a: tuple[int, int], b: tuple[int, int], dtype:
     }
 
 
+# --- session.json: a whole session, as the PS and a device have it --------------------------------
+
+
+def _session_vectors() -> list[Json]:
+    return [
+        {
+            "name": f"{number}-{message.TYPE}",
+            "about": about,
+            "from": who,
+            **described(message),
+            **({"payload": payload.hex()} if payload is not None else {}),
+            "bytes": data.hex(),
+        }
+        for number, ((who, data), about) in enumerate(
+            zip(session_example.session(), session_example.ABOUT, strict=True), 1
+        )
+        for message in [decode(data)]
+        for payload in [getattr(message, "payload", None)]
+    ]
+
+
 # --- faults.json: what a device does with messages that are well formed and cannot be obeyed -----
 
 
@@ -764,6 +845,7 @@ def build() -> dict[str, str]:
         "invalid.json": _invalid_vectors(),
         "matmul.json": _matmul_vectors(),
         "faults.json": _fault_vectors(),
+        "session.json": _session_vectors(),
     }
     return {
         name: _render({"protocol_version": limits.VERSION, "vectors": vectors})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,14 +163,20 @@ def test_a_used_code_and_a_missing_one_are_explained(browser: Browser, tmp_path:
             assert "abacus" in third.get_by_role("alert").inner_text()
 
 
-def test_a_server_that_comes_back_finds_the_device_again(browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_comes_back_finds_the_device_again(
+    browser: Browser, tmp_path: Path, end: signal.Signals
+) -> None:
     with visit(browser) as page:
-        with server(tmp_path) as place:
+        data = ("--data", str(tmp_path / "data"), "--json")
+        with started("serve", "--port", "0", *data, cwd=tmp_path) as (process, lines):
+            place = wait_for_event(lines, "listening")
             join(page, place["page_url"])
+            process.send_signal(end)  # stopped as its owner does, or killed
+            process.wait(PATIENCE_S)
         page.wait_for_selector("[data-state=waiting]", timeout=PATIENCE_MS)
         port = str(urlsplit(place["page_url"]).port)
-        command = ("serve", "--port", port, "--data", str(tmp_path / "data"), "--json")
-        with started(*command, cwd=tmp_path) as (_, lines):
+        with started("serve", "--port", port, *data, cwd=tmp_path) as (_, lines):
             wait_for_event(lines, "listening")
             page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
 

@@ -5,8 +5,16 @@
 
 import { decode, encode } from "../protocol/codec";
 import { ProtocolError } from "../protocol/errors";
+import { leastWait_s } from "../protocol/coming_back";
 import { VERSION } from "../protocol/limits";
-import { ErrorCode, type Message, type MessageOf, type Plain, Role } from "../protocol/messages";
+import {
+  ErrorCode,
+  make,
+  type Message,
+  type MessageOf,
+  type Plain,
+  Role,
+} from "../protocol/messages";
 
 const FIRST_RETRY_S = 0.5;
 const LONGEST_RETRY_S = 15;
@@ -60,6 +68,7 @@ export class Link {
   private socket: Socket | null = null;
   private requests = 0n;
   private failures = 0;
+  private told_s = 0; // the PS said when to come back, at the soonest
   private cancelTimer: () => void = () => {};
 
   constructor(
@@ -132,16 +141,22 @@ export class Link {
         else this.handlers.failed(refusal(message));
         this.handlers.ready();
         break;
-      case "error":
-        this.refused(message.code, message.message);
+      case "bye":
+        this.told_s = leastWait_s(message) ?? 0;
         break;
-      default: // `bye`, and what a viewer has not asked for: the close that follows says it all.
+      case "error":
+        this.refused(message.code, message.message, leastWait_s(message));
+        break;
+      default: // What a viewer has not asked for: the close that follows says it all.
         break;
     }
   }
 
-  private refused(code: string, text: string): void {
-    if (!FINAL_CODES.has(code)) return; // The close that follows makes it try again.
+  private refused(code: string, text: string, back_s: number | null = null): void {
+    if (back_s !== null && !FINAL_CODES.has(code)) {
+      this.told_s = back_s;
+      return; // The close that follows makes it try again.
+    }
     this.close();
     this.handlers.state({ kind: "refused", code, text });
   }
@@ -152,7 +167,8 @@ export class Link {
     this.socket = null;
     socket.close();
     const longest_s = Math.min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** this.failures);
-    const retry_s = longest_s * (0.5 + this.world.random() / 2);
+    const retry_s = this.told_s + longest_s * (0.5 + this.world.random() / 2);
+    this.told_s = 0;
     this.failures += 1;
     this.handlers.state({ kind: "waiting", retry_s });
     this.cancelTimer = this.world.after(retry_s, () => this.open());
@@ -164,24 +180,12 @@ function refusal(reply: MessageOf<"reply">): string {
   return typeof text === "string" ? text : "the server did not say why it refused";
 }
 
-/** An operator needs only the first three; the others are what a device would say. */
 function hello(credential: string): MessageOf<"hello"> {
-  return {
-    type: "hello",
+  return make("hello", {
     role: Role.OPERATOR,
     version: VERSION,
+    versions: [VERSION],
     credential,
     name: "dashboard",
-    ops: [],
-    dtypes: [],
-    memory_bytes: 0,
-    profile: "",
-    flops_per_s: 0,
-    downlink_bytes_per_s: 0,
-    uplink_bytes_per_s: 0,
-    latency_s: 0,
-    measure: false,
-    join_code: "",
-    kind: "",
-  };
+  });
 }

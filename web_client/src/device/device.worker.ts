@@ -5,7 +5,7 @@ import { type Chosen, chooseKernel } from "../kernels/choose";
 import { DType, KernelName } from "../kernels/kernel";
 import { cleanText } from "../protocol/codec";
 import { VERSION } from "../protocol/limits";
-import { type MessageOf, Op, Role } from "../protocol/messages";
+import { make, Op, Role } from "../protocol/messages";
 import { realClock } from "./clock";
 import type { Command, Report, Status } from "./commands";
 import { Guest, type Notice, State } from "./guest";
@@ -78,8 +78,7 @@ class Device {
 
   async #connect(): Promise<Session> {
     const { kernel, flops_per_s } = await this.#kernel();
-    const hello: MessageOf<"hello"> = {
-      type: "hello",
+    const hello = make("hello", {
       role: Role.DEVICE,
       version: VERSION,
       ...this.#keys,
@@ -87,14 +86,10 @@ class Device {
       ops: [Op.MATMUL],
       dtypes: Object.values(DType),
       memory_bytes: this.#start.memory_bytes,
-      profile: "",
       flops_per_s,
-      downlink_bytes_per_s: 0,
-      uplink_bytes_per_s: 0,
-      latency_s: 0,
-      measure: false,
       kind: this.#start.device_kind,
-    };
+      versions: [VERSION],
+    });
     const socket = new WebSocket(this.#start.address);
     const ask = (url: string, options: RequestInit) => fetch(url, options);
     const probe = healthProbe(location.href, ask, realClock);

@@ -26,7 +26,7 @@ export interface Notice {
   /** Why, for people; empty where there is nothing to say. */
   readonly reason: string;
   /** The PS's code, if it refused the device for good. */
-  readonly code: ErrorCode | null;
+  readonly code: string | null;
   /** Seconds until the server is tried again. */
   readonly retry_s: number | null;
 }
@@ -48,9 +48,6 @@ export const LONGEST_WAIT_S = 60;
 
 /** A session that lasted this long was a success: waits start from a second again. */
 export const STEADY_S = 60;
-
-/** Refusals after which the same device may be welcome. */
-const PASSING: ReadonlySet<ErrorCode> = new Set([ErrorCode.LIMIT, ErrorCode.PROTOCOL]);
 
 /**
  * Seconds until the next try: between half of 1, 2, 4, ... 60 and the whole, so that a fleet does
@@ -99,7 +96,7 @@ export class Guest {
     return this.#session ? sum(this.#done, this.#session.counts) : this.#done;
   }
 
-  /** Be a guest until it is stopped, refused for good, or the server says goodbye. */
+  /** Be a guest until it is stopped, refused for good, or the server is done with it. */
   async run(): Promise<void> {
     while (!this.#stopping) {
       if (this.#pausedFor !== null) {
@@ -110,12 +107,12 @@ export class Guest {
       const began_s = this.clock.now_s();
       const ending = await this.#visit();
       if (this.#stopping || this.#pausedFor !== null || this.#drained) continue;
-      if (ending.end === End.BYE || isForGood(ending)) {
+      if (ending.back_s === null) {
         this.#say(State.ENDED, ending.text, ending.code);
         return;
       }
       if (this.clock.now_s() - began_s >= STEADY_S) this.#failures = 0;
-      const seconds = wait_s(this.#failures, this.random());
+      const seconds = ending.back_s + wait_s(this.#failures, this.random());
       this.#failures += 1;
       this.#say(State.WAITING, ending.text, null, seconds);
       await this.#woken(seconds);
@@ -172,7 +169,7 @@ export class Guest {
       this.#done = this.counts;
       return ending;
     } catch (error) {
-      return { end: End.REFUSED, text: String(error), code: ErrorCode.REQUEST };
+      return { end: End.REFUSED, text: String(error), code: ErrorCode.REQUEST, back_s: null };
     } finally {
       this.#session = null;
     }
@@ -190,7 +187,7 @@ export class Guest {
   #say(
     state: State,
     reason: string,
-    code: ErrorCode | null = null,
+    code: string | null = null,
     retry_s: number | null = null,
   ): void {
     this.#notice = { state, reason, code, retry_s };
@@ -208,10 +205,6 @@ export class Guest {
       };
     });
   }
-}
-
-function isForGood({ end, code }: Ending): boolean {
-  return end === End.REFUSED && code !== null && !PASSING.has(code);
 }
 
 function sum(a: Counts, b: Counts): Counts {

@@ -2,9 +2,10 @@
 
 import type { Kernel, Matrix, Product } from "../kernels/kernel";
 import { cleanText, decode, encode } from "../protocol/codec";
-import { ProtocolError } from "../protocol/errors";
-import { HANDSHAKE_S, SILENCE_S } from "../protocol/limits";
-import { ErrorCode, type Message, type MessageOf } from "../protocol/messages";
+import { leastWait_s } from "../protocol/coming_back";
+import { ProtocolError, VersionError } from "../protocol/errors";
+import { HANDSHAKE_S, SILENCE_S, VERSION } from "../protocol/limits";
+import { ByeCode, ErrorCode, make, type Message, type MessageOf } from "../protocol/messages";
 import type { Clock } from "./clock";
 import { type Action, DeviceCore } from "./core";
 import type { Probe } from "./health";
@@ -17,7 +18,7 @@ export type Socket = Pick<
 
 /** How a session ended. */
 export enum End {
-  /** The PS said goodbye. */
+  /** The PS said goodbye, perhaps only for now. */
   BYE = "bye",
   /** The PS refused the device, or ended the session as the device's fault. */
   REFUSED = "refused",
@@ -31,7 +32,10 @@ export enum End {
 export interface Ending {
   readonly end: End;
   readonly text: string;
-  readonly code: ErrorCode | null;
+  /** One of `ErrorCode`, or one that only a newer PS knows. */
+  readonly code: string | null;
+  /** Seconds to wait at least before coming back; null for never. */
+  readonly back_s: number | null;
 }
 
 /** What a session did. */
@@ -112,8 +116,10 @@ export class Session {
 
   /** End it now. */
   leave(reason: string): void {
-    if (this.core.welcome) this.#send({ type: "bye", reason: cleanText(reason) });
-    this.#finish({ end: End.LEFT, text: reason, code: null });
+    if (this.core.welcome) {
+      this.#send(make("bye", { reason: cleanText(reason), code: ByeCode.LEAVING }));
+    }
+    this.#finish({ end: End.LEFT, text: reason, code: null, back_s: 0 });
   }
 
   /** The network is gone: do not wait until the socket notices. */
@@ -134,9 +140,11 @@ export class Session {
       this.#down_bytes += data.byteLength;
       const message = decode(new Uint8Array(data));
       if (message.type === "bye") {
-        this.#finish({ end: End.BYE, text: message.reason || "the server said bye", code: null });
+        const text = message.reason || "the server said bye";
+        this.#finish({ end: End.BYE, text, code: null, back_s: leastWait_s(message) });
       } else if (message.type === "error") {
-        this.#finish({ end: End.REFUSED, text: message.message, code: message.code });
+        const { code, message: text } = message;
+        this.#finish({ end: End.REFUSED, text, code, back_s: leastWait_s(message) });
       } else {
         this.#act(this.core.received(message));
         if (message.type === "welcome") this.#begin(message);
@@ -144,7 +152,13 @@ export class Session {
     } catch (error) {
       if (!(error instanceof ProtocolError)) throw error;
       const text = cleanText(error.message);
-      this.#send({ type: "error", code: ErrorCode.PROTOCOL, message: text });
+      if (error instanceof VersionError) {
+        const code = ErrorCode.VERSION;
+        this.#send(make("error", { code, message: text, versions: [VERSION] }));
+        this.#finish({ end: End.REFUSED, text, code, back_s: null });
+        return;
+      }
+      this.#send(make("error", { code: ErrorCode.PROTOCOL, message: text }));
       this.#finish(lost(`the server broke the protocol: ${text}`));
     }
   }
@@ -263,5 +277,5 @@ export class Session {
 }
 
 function lost(text: string): Ending {
-  return { end: End.LOST, text, code: null };
+  return { end: End.LOST, text, code: null, back_s: 0 };
 }

@@ -35,7 +35,7 @@ export function said({ notice }: Status): Said {
 }
 
 /** Whether a refusal means that a new code is needed. */
-export function needsCode(code: ErrorCode | null): boolean {
+export function needsCode(code: string | null): boolean {
   return code === ErrorCode.CREDENTIAL;
 }
 
@@ -50,7 +50,7 @@ export function kernelText({ kernel }: Status): string {
   return `${by} (${kernel.about})`;
 }
 
-function ended(reason: string, code: ErrorCode | null): Said {
+function ended(reason: string, code: string | null): Said {
   switch (code) {
     case ErrorCode.CREDENTIAL:
       return { headline: "The server does not let this device in", detail: sentence(reason) };

@@ -1,7 +1,7 @@
 /** Messages to bytes and back: one msgpack array `[type, fields, payload?]` a message. */
 
 import { encode as pack } from "@msgpack/msgpack";
-import { ProtocolError } from "./errors";
+import { ProtocolError, VersionError } from "./errors";
 import {
   MAX_HEADER_BYTES,
   MAX_ID,
@@ -10,8 +10,9 @@ import {
   MAX_NESTING,
   MAX_RUN_INPUTS,
   MAX_TEXT,
+  VERSION,
 } from "./limits";
-import { ErrorCode, Kind, type Message, type Plain, Role, SCHEMAS, type Schema } from "./messages";
+import { Kind, type Message, type Plain, Role, SCHEMAS, type Schema } from "./messages";
 import { EndOfBytes, MsgpackReader, type Value, type ValueMap } from "./msgpack_reader";
 
 /**
@@ -25,7 +26,9 @@ export function encode(message: Message): Uint8Array<ArrayBuffer> {
   const fields: { [name: string]: unknown } = {};
   for (const [name, { kind }] of Object.entries(schema.fields)) {
     // The library writes numbers over 2^32 as floats, which no count may be.
-    fields[name] = kind === Kind.COUNT ? BigInt(given[name] as number) : given[name];
+    if (kind === Kind.COUNT) fields[name] = BigInt(given[name] as number);
+    else if (kind === Kind.COUNTS) fields[name] = (given[name] as number[]).map(BigInt);
+    else fields[name] = given[name];
   }
   const body = pack([message.type, fields], { useBigInt64: true });
   const payload = "payload" in message ? message.payload : null;
@@ -45,9 +48,11 @@ export function encode(message: Message): Uint8Array<ArrayBuffer> {
 }
 
 /**
- * Read one message. Its payload, if any, is a view into `bytes`, which need not be aligned.
+ * Read one message. Its payload, if any, is a view into `bytes`, which need not be aligned; its
+ * texts are such that they can be shown. Of a `hello` in another version only what says so is read.
  *
  * @throws ProtocolError for anything that is not a message of this protocol
+ * @throws VersionError for a `welcome` in another version
  */
 export function decode(bytes: Uint8Array): Message {
   if (bytes.length > MAX_MESSAGE_BYTES) {
@@ -70,6 +75,11 @@ export function cleanText(text: string): string {
   return codePoints(wellFormed) > MAX_TEXT
     ? Array.from(wellFormed).slice(0, MAX_TEXT).join("")
     : wellFormed;
+}
+
+/** What a peer says, as it can be shown: on one line, without marks that turn writing around. */
+export function shown(text: string): string {
+  return text.replace(/[^\S ]/gu, " ").replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "");
 }
 
 function readMessage(reader: MsgpackReader, bytes: Uint8Array): Message {
@@ -102,10 +112,19 @@ function readMessage(reader: MsgpackReader, bytes: Uint8Array): Message {
   return message as Message;
 }
 
+/** The fields of `hello` that mean the same in every version of the protocol. */
+const OF_ALL_VERSIONS: ReadonlySet<string> = new Set(["role", "version", "versions"]);
+
 function readFields(type: string, schema: Schema, raw: ValueMap): { [name: string]: unknown } {
+  const another = isAnotherVersion(schema, raw.version);
+  if (another && type === "welcome") {
+    throw new VersionError(
+      `the server goes on in protocol version ${raw.version} and this client speaks ${VERSION}`,
+    );
+  }
   const fields: { [name: string]: unknown } = {};
   for (const [name, { kind, missing }] of Object.entries(schema.fields)) {
-    const value = raw[name];
+    const value = another && !OF_ALL_VERSIONS.has(name) ? undefined : raw[name];
     if (value !== undefined) {
       const checked = check(kind, value);
       if (checked === undefined) {
@@ -121,6 +140,10 @@ function readFields(type: string, schema: Schema, raw: ValueMap): { [name: strin
   return fields;
 }
 
+function isAnotherVersion(schema: Schema, version: Value | undefined): boolean {
+  return "version" in schema.fields && isId(version ?? null) && version !== BigInt(VERSION);
+}
+
 /** The value as its kind wants it, or undefined where it is none of that kind. */
 function check(kind: Kind, value: Value): unknown {
   switch (kind) {
@@ -133,6 +156,8 @@ function check(kind: Kind, value: Value): unknown {
       return number !== undefined && number >= 0 ? number : undefined;
     }
     case Kind.TEXT:
+      return isText(value) ? shown(value) : undefined;
+    case Kind.SECRET:
       return isText(value) ? value : undefined;
     case Kind.BOOL:
       return typeof value === "boolean" ? value : undefined;
@@ -140,16 +165,16 @@ function check(kind: Kind, value: Value): unknown {
       return listOf(value, MAX_IDS, isId);
     case Kind.INPUTS:
       return listOf(value, MAX_RUN_INPUTS, isId);
+    case Kind.COUNTS:
+      return listOf(value, MAX_IDS, isId)?.map(Number);
     case Kind.TEXTS:
-      return listOf(value, MAX_IDS, isText);
+      return listOf(value, MAX_IDS, isText)?.map(shown);
     case Kind.VALUES:
       return isMap(value) ? mapped(value, finite) : undefined;
     case Kind.MAP:
       return isMap(value) ? mapped(value, (item) => plain(item, 1)) : undefined;
     case Kind.ROLE:
       return Object.values(Role).find((role) => role === value);
-    case Kind.ERROR_CODE:
-      return Object.values(ErrorCode).find((code) => code === value);
   }
 }
 
@@ -194,7 +219,7 @@ function mapped<T>(
   for (const [key, value] of Object.entries(map)) {
     const read = item(value);
     if (read === undefined || !isText(key)) return undefined;
-    result[key] = read;
+    result[shown(key)] = read;
   }
   return result;
 }
@@ -205,6 +230,7 @@ function plain(value: Value, depth: number): Plain | undefined {
     const number = Number(value);
     return Number.isSafeInteger(number) ? number : value;
   }
+  if (typeof value === "string") return shown(value);
   if (Array.isArray(value)) {
     const items: Plain[] = [];
     for (const item of value) {

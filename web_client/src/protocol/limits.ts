@@ -24,5 +24,7 @@ export const MIN_DEVICE_MEMORY_BYTES = 16 * 2 ** 20;
 export const HANDSHAKE_S = 10;
 /** A peer that is heard nothing of for this long is gone. */
 export const SILENCE_S = 12;
+/** Longest wait that a server may ask for before a client comes back; more is taken as this. */
+export const MAX_RETRY_AFTER_S = 3600;
 /** Ids are integers from 0 to this. */
 export const MAX_ID = 2n ** 63n - 1n;

@@ -15,7 +15,16 @@ export enum Role {
   OPERATOR = "operator",
 }
 
-/** Why a session ends with `error`. */
+/** Why a session ends with `bye`; a peer may know more. */
+export enum ByeCode {
+  UNSTATED = "",
+  CLOSING = "closing",
+  DRAINED = "drained",
+  MEASURED = "measured",
+  LEAVING = "leaving",
+}
+
+/** Why a session ends with `error`; a peer may know more. */
 export enum ErrorCode {
   VERSION = "version",
   CREDENTIAL = "credential",
@@ -32,14 +41,16 @@ export enum Kind {
   COUNT = "count",
   REAL = "real",
   TEXT = "text",
+  /** A text that is compared, and never shown. */
+  SECRET = "secret text",
   BOOL = "bool",
   IDS = "ids",
+  COUNTS = "counts",
   INPUTS = "inputs",
   TEXTS = "texts",
   VALUES = "values",
   MAP = "map",
   ROLE = "role",
-  ERROR_CODE = "error code",
 }
 
 /** An untyped value, as it is written and read; integers beyond 2^53 are bigints. */
@@ -51,14 +62,15 @@ interface TypeOf {
   [Kind.COUNT]: number;
   [Kind.REAL]: number;
   [Kind.TEXT]: string;
+  [Kind.SECRET]: string;
   [Kind.BOOL]: boolean;
   [Kind.IDS]: bigint[];
+  [Kind.COUNTS]: number[];
   [Kind.INPUTS]: bigint[];
   [Kind.TEXTS]: string[];
   [Kind.VALUES]: { [key: string]: number };
   [Kind.MAP]: { [key: string]: Plain };
   [Kind.ROLE]: Role;
-  [Kind.ERROR_CODE]: ErrorCode;
 }
 
 /** A field: what it holds, and what it is where it was left out; null for a required one. */
@@ -89,7 +101,7 @@ export const SCHEMAS = {
     fields: {
       role: required(Kind.ROLE),
       version: required(Kind.COUNT),
-      credential: optional(Kind.TEXT, empty),
+      credential: optional(Kind.SECRET, empty),
       name: optional(Kind.TEXT, empty),
       ops: optional(Kind.TEXTS, () => []),
       dtypes: optional(Kind.TEXTS, () => []),
@@ -100,8 +112,10 @@ export const SCHEMAS = {
       uplink_bytes_per_s: optional(Kind.REAL, zero),
       latency_s: optional(Kind.REAL, zero),
       measure: optional(Kind.BOOL, () => false),
-      join_code: optional(Kind.TEXT, empty),
+      join_code: optional(Kind.SECRET, empty),
       kind: optional(Kind.TEXT, empty),
+      versions: optional(Kind.COUNTS, () => []),
+      features: optional(Kind.TEXTS, () => []),
     },
     payload: false,
   },
@@ -111,7 +125,8 @@ export const SCHEMAS = {
       version: optional(Kind.COUNT, () => VERSION),
       heartbeat_s: optional(Kind.REAL, () => 2),
       server: optional(Kind.TEXT, empty),
-      credential: optional(Kind.TEXT, empty),
+      credential: optional(Kind.SECRET, empty),
+      features: optional(Kind.TEXTS, () => []),
     },
     payload: false,
   },
@@ -162,9 +177,21 @@ export const SCHEMAS = {
   heartbeat: { fields: {}, payload: false },
   telemetry: { fields: { values: optional(Kind.VALUES, () => ({})) }, payload: false },
   drain: { fields: {}, payload: false },
-  bye: { fields: { reason: optional(Kind.TEXT, empty) }, payload: false },
+  bye: {
+    fields: {
+      reason: optional(Kind.TEXT, empty),
+      code: optional(Kind.TEXT, empty),
+      retry_after_s: optional(Kind.REAL, zero),
+    },
+    payload: false,
+  },
   error: {
-    fields: { code: required(Kind.ERROR_CODE), message: required(Kind.TEXT) },
+    fields: {
+      code: required(Kind.TEXT),
+      message: required(Kind.TEXT),
+      retry_after_s: optional(Kind.REAL, zero),
+      versions: optional(Kind.COUNTS, () => []),
+    },
     payload: false,
   },
   request: {
@@ -204,3 +231,14 @@ export type MessageOf<T extends MessageType> = { type: T } & FieldsOf<T> &
 
 /** Any message. */
 export type Message = { [T in MessageType]: MessageOf<T> }[MessageType];
+
+/** A message without a payload, of ours: what is not given is what a reader would take for it. */
+export function make<T extends MessageType>(
+  type: T,
+  given: Partial<FieldsOf<T>>,
+): { type: T } & FieldsOf<T> {
+  const schema: Schema = SCHEMAS[type];
+  const fields: { [name: string]: unknown } = {};
+  for (const [name, { missing }] of Object.entries(schema.fields)) fields[name] = missing?.();
+  return { type, ...fields, ...given } as { type: T } & FieldsOf<T>;
+}

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import type { Model } from "../../src/dashboard/model";
 import { Session } from "../../src/dashboard/session";
-import { ErrorCode, type MessageOf } from "../../src/protocol/messages";
+import { ByeCode, ErrorCode, make, type MessageOf } from "../../src/protocol/messages";
 import { overviewData } from "./example";
 import { FakeWorld } from "./world";
 
@@ -66,7 +66,7 @@ test("a chosen device is asked for at once", () => {
 test("a refused token is final", () => {
   const { world, model } = opened();
   world.socket.opens();
-  world.socket.says({ type: "error", code: ErrorCode.CREDENTIAL, message: "no such token" });
+  world.socket.says(make("error", { code: ErrorCode.CREDENTIAL, message: "no such token" }));
   expect(model().link).toEqual({ kind: "refused", code: "credential", text: "no such token" });
   world.socket.breaks();
   world.pass(100);
@@ -76,11 +76,33 @@ test("a refused token is final", () => {
 test("one operator too many is tried again", () => {
   const { world, model } = opened();
   world.socket.opens();
-  world.socket.says({ type: "error", code: ErrorCode.LIMIT, message: "too many" });
+  world.socket.says(make("error", { code: ErrorCode.LIMIT, message: "too many" }));
   world.socket.breaks();
   expect(model().link.kind).toBe("waiting");
   world.pass(1);
   expect(world.sockets.length).toBe(2);
+});
+
+test("who is told when to come back comes no sooner", () => {
+  const { world, model } = opened();
+  world.socket.opens();
+  const code = ErrorCode.LIMIT;
+  world.socket.says(make("error", { code, message: "too many", retry_after_s: 30 }));
+  world.socket.breaks();
+  expect(model().link).toEqual({ kind: "waiting", retry_s: 30.5 });
+  world.pass(30.5);
+  world.socket.opens();
+  world.socket.welcomes();
+  world.socket.says(make("bye", { code: ByeCode.CLOSING, retry_after_s: 2 }));
+  world.socket.breaks();
+  expect(model().link).toEqual({ kind: "waiting", retry_s: 2.5 });
+});
+
+test("a refusal that only newer servers know is shown", () => {
+  const { world, model } = opened();
+  world.socket.opens();
+  world.socket.says(make("error", { code: "moved", message: "ask elsewhere" }));
+  expect(model().link).toEqual({ kind: "refused", code: "moved", text: "ask elsewhere" });
 });
 
 test("a lost server is tried again, less and less often, and the figures stay", () => {

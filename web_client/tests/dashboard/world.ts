@@ -3,7 +3,7 @@
 import type { Socket } from "../../src/dashboard/link";
 import type { PageWorld } from "../../src/dashboard/session";
 import { decode, encode } from "../../src/protocol/codec";
-import type { Message } from "../../src/protocol/messages";
+import { make, type Message } from "../../src/protocol/messages";
 
 export class FakeSocket implements Socket {
   binaryType: BinaryType = "blob";
@@ -39,8 +39,7 @@ export class FakeSocket implements Socket {
   }
 
   welcomes(): void {
-    const welcome = { version: 1, heartbeat_s: 2, server: "", credential: "" };
-    this.says({ type: "welcome", device: 0n, ...welcome });
+    this.says(make("welcome", { device: 0n }));
   }
 }
 

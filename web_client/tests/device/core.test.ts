@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import { type Action, DeviceCore } from "../../src/device/core";
 import { decode, encode } from "../../src/protocol/codec";
 import { ProtocolError } from "../../src/protocol/errors";
-import type { Message } from "../../src/protocol/messages";
+import { make, type Message } from "../../src/protocol/messages";
 import { bytesOf, type Hex, vectors } from "../vectors";
 
 interface Received {
@@ -18,14 +18,7 @@ interface FaultVector {
   answer: "task_error" | "error" | "none";
 }
 
-const WELCOME: Message = {
-  type: "welcome",
-  device: 1n,
-  version: 1,
-  heartbeat_s: 2,
-  server: "",
-  credential: "",
-};
+const WELCOME: Message = make("welcome", { device: 1n });
 
 function messageOf({ type, fields, payload }: Received): Message {
   const ids = ([key, value]: [string, unknown]): [string, unknown] => {

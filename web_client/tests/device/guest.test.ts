@@ -29,8 +29,8 @@ class FakeVisit implements Visit {
     this.end(End.LOST);
   }
 
-  end(end: End, code: ErrorCode | null = null): void {
-    this.#end({ end, text: "why", code });
+  end(end: End, code: ErrorCode | null = null, back_s: number | null = 0): void {
+    this.#end({ end, text: "why", code, back_s });
   }
 }
 
@@ -96,7 +96,7 @@ test("a network that is back is tried at once", async () => {
 test.each([ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED, ErrorCode.DUPLICATE])(
   "a refusal for %s is for good",
   async (code) => {
-    latest().end(End.REFUSED, code);
+    latest().end(End.REFUSED, code, null);
     await clock.pass(1000);
     expect(states().at(-1)).toBe(State.ENDED);
     expect(visits.length).toBe(1);
@@ -104,7 +104,11 @@ test.each([ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED, Error
 );
 
 test("a refusal for silence passes", async () => {
-  latest().end(End.REFUSED, ErrorCode.LIMIT);
+  latest().end(End.REFUSED, ErrorCode.LIMIT, 30);
+  await settled();
+  expect(notices.at(-1)?.retry_s).toBe(31);
+  await clock.pass(30);
+  expect(visits.length).toBe(1);
   await clock.pass(1);
   expect(visits.length).toBe(2);
 });
@@ -150,9 +154,20 @@ test("stopping drains; stopping again leaves at once", async () => {
   expect(states().at(-1)).toBe(State.ENDED);
 });
 
-test("a goodbye of the server is the end", async () => {
+test("a server that closed is tried again, and again", async () => {
   guest.welcomed();
   latest().end(End.BYE);
+  await settled();
+  expect(states().at(-1)).toBe(State.WAITING);
+  await clock.pass(1);
+  latest().end(End.LOST);
+  await clock.pass(2);
+  expect(visits.length).toBe(3);
+});
+
+test("a server that is done with it is the end", async () => {
+  guest.welcomed();
+  latest().end(End.BYE, null, null);
   await clock.pass(100);
   expect(states().at(-1)).toBe(State.ENDED);
 });

@@ -1,10 +1,16 @@
 import { beforeEach, expect, test } from "vitest";
 import { End, type Ending, Session } from "../../src/device/session";
-import { ErrorCode, type Message, type MessageOf, Role } from "../../src/protocol/messages";
+import {
+  ByeCode,
+  ErrorCode,
+  make,
+  type Message,
+  type MessageOf,
+  Role,
+} from "../../src/protocol/messages";
 import { FakeClock, FakeKernel, FakeSocket, settled } from "./fakes";
 
-const HELLO: MessageOf<"hello"> = {
-  type: "hello",
+const HELLO: MessageOf<"hello"> = make("hello", {
   role: Role.DEVICE,
   version: 1,
   credential: "code",
@@ -12,24 +18,9 @@ const HELLO: MessageOf<"hello"> = {
   ops: ["matmul"],
   dtypes: ["fp32"],
   memory_bytes: 1000,
-  profile: "",
-  flops_per_s: 0,
-  downlink_bytes_per_s: 0,
-  uplink_bytes_per_s: 0,
-  latency_s: 0,
-  measure: false,
-  join_code: "",
-  kind: "",
-};
+});
 
-const WELCOME: Message = {
-  type: "welcome",
-  device: 7n,
-  version: 1,
-  heartbeat_s: 2,
-  server: "S",
-  credential: "mine",
-};
+const WELCOME: Message = make("welcome", { device: 7n, server: "S", credential: "mine" });
 
 let clock: FakeClock;
 let socket: FakeSocket;
@@ -180,9 +171,44 @@ test("a refusal says why", async () => {
     ending = ended;
   });
   socket.open();
-  socket.receive({ type: "error", code: ErrorCode.CREDENTIAL, message: "used up" });
+  socket.receive(make("error", { code: ErrorCode.CREDENTIAL, message: "used up" }));
   await settled();
-  expect(ending).toEqual({ end: End.REFUSED, text: "used up", code: ErrorCode.CREDENTIAL });
+  const code = ErrorCode.CREDENTIAL;
+  expect(ending).toEqual({ end: End.REFUSED, text: "used up", code, back_s: null });
+});
+
+test("an error with a code that only newer servers know is shown, and kept to", async () => {
+  begin();
+  socket.receive(make("error", { code: "tired", message: "\u001b[31mlater", retry_after_s: 30 }));
+  await settled();
+  expect(ending).toEqual({ end: End.REFUSED, text: "[31mlater", code: "tired", back_s: 30 });
+});
+
+test("a server that closes says when to come back", async () => {
+  begin();
+  socket.receive(make("bye", { reason: "closing", code: ByeCode.CLOSING, retry_after_s: 5 }));
+  await settled();
+  expect(ending).toEqual({ end: End.BYE, text: "closing", code: null, back_s: 5 });
+});
+
+test("a goodbye without a code, of an older server, is for now", async () => {
+  begin();
+  socket.receive(make("bye", { reason: "the server is closing" }));
+  await settled();
+  expect(ending?.back_s).toBe(0);
+});
+
+test("a welcome of another version is refused, and says so", async () => {
+  session.run().then((ended) => {
+    ending = ended;
+  });
+  socket.open();
+  socket.receive(make("welcome", { device: 7n, version: 2 }));
+  await settled();
+  const said = socket.sent.at(-1);
+  expect(said).toMatchObject({ type: "error", code: ErrorCode.VERSION, versions: [1] });
+  expect(ending).toMatchObject({ end: End.REFUSED, code: ErrorCode.VERSION, back_s: null });
+  expect(ending?.text).toContain("version 2 and this client speaks 1");
 });
 
 test("a message that breaks the protocol ends the session with an error", async () => {
@@ -199,7 +225,7 @@ test("draining answers what is there, then bye ends it", async () => {
   session.drain();
   await kernel.compute();
   expect(socket.types).toEqual(["hello", "drain", "result"]);
-  socket.receive({ type: "bye", reason: "drained" });
+  socket.receive(make("bye", { reason: "drained", code: ByeCode.DRAINED }));
   await settled();
   expect(ending?.end).toBe(End.BYE);
 });

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { cleanText, decode, encode } from "../../src/protocol/codec";
+import { cleanText, decode, encode, shown } from "../../src/protocol/codec";
 import { ProtocolError } from "../../src/protocol/errors";
+import { make, type Message, Role } from "../../src/protocol/messages";
 import { bytesOf, type Hex, same, vectors } from "../vectors";
 
 interface Written {
@@ -38,6 +39,13 @@ describe("decode.json", () => {
   });
 });
 
+describe("session.json", () => {
+  test.each(vectors<Written>("session.json"))("$name", (vector) => {
+    expectMessage(wholeBytes(vector), vector);
+    expectMessage(encode(decode(wholeBytes(vector))), vector);
+  });
+});
+
 describe("invalid.json", () => {
   test.each(vectors<{ name: string; bytes: Hex }>("invalid.json"))("$name", ({ bytes }) => {
     expect(() => decode(bytesOf(bytes))).toThrow(ProtocolError);
@@ -70,6 +78,25 @@ test("a count beyond 32 bits is written as an integer", () => {
 test("nested claims set no memory aside", () => {
   const bomb = Uint8Array.from([0x92, ...Array(500).fill([0xdd, 0, 0x0f, 0xff, 0xff]).flat()]);
   expect(() => decode(bomb)).toThrow(ProtocolError);
+});
+
+test("what a peer says can be shown as it is read; secrets stay as they are", () => {
+  const dirty = "a\u001b[2Jb\r\nc\u202ed\u2066e\u0000\u009bf\u200bg\u2028h";
+  const tidy = "a[2Jb  cdefg h";
+  const hello = make("hello", { role: Role.DEVICE, version: 1, name: dirty, credential: dirty });
+  expect(decode(encode(hello))).toMatchObject({ name: tidy, credential: dirty });
+  const reply = make("reply", { id: 1n, ok: true, data: { [dirty]: [{ x: dirty }] } });
+  const read = decode(encode(reply));
+  expect(read.type === "reply" && same(read.data)).toEqual({ [tidy]: [{ x: tidy }] });
+  for (const text of ["plain", "Łukasz’ 📱 日本", ""]) expect(shown(text)).toBe(text);
+});
+
+test("no error shows what a message held", () => {
+  const secret = "s3cr3t";
+  const wrong = { ...make("hello", { role: Role.DEVICE, version: 1 }), join_code: [secret] };
+  const bytes = encode(wrong as unknown as Message);
+  expect(() => decode(bytes)).toThrow(/join_code/);
+  expect(() => decode(bytes)).not.toThrow(new RegExp(secret));
 });
 
 test("texts are made such that every receiver takes them", () => {

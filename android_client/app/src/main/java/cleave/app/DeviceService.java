@@ -282,7 +282,6 @@ public final class DeviceService extends Service implements DeviceListener {
         device =
                 new Device(
                         link,
-                        true, // a server that is started anew wants its phones back
                         phone.description(),
                         phone.kernels(),
                         servers.credentials(),

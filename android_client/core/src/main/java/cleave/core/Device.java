@@ -54,14 +54,12 @@ public final class Device implements Runnable {
     private volatile Notice notice = new Notice(State.STARTING, "");
 
     /**
-     * @param staysAfterGoodbye whether it waits for a server that said goodbye
      * @param kernels candidates, one or more; see {@link KernelChoice}
      * @param sensors null for none
      * @param threads makes the thread that multiplies, and is the kernel's own
      */
     public Device(
             JoinLink link,
-            boolean staysAfterGoodbye,
             DeviceDescription description,
             List<KernelFactory> kernels,
             CredentialStore credentials,
@@ -80,14 +78,13 @@ public final class Device implements Runnable {
         guest =
                 new Guest(
                         this::connect,
-                        staysAfterGoodbye,
                         this::say,
                         timer,
                         System::nanoTime,
                         random::nextDouble);
     }
 
-    /** Be a device until it is stopped, refused, or the goodbye is for good. Once only. */
+    /** Be a device until it is stopped, refused, or no more wanted. Once only. */
     @Override
     public void run() {
         if (sensors != null) {

@@ -6,9 +6,13 @@ import cleave.core.protocol.Codec;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
+import java.util.Collections;
 
 /** A device's first message. */
 final class Hello {
+    /** The feature that the server measures links. */
+    private static final String MEASURE = "measure";
+
     private Hello() {}
 
     /**
@@ -43,6 +47,8 @@ final class Hello {
                 .with("flops_per_s", flopsPerS)
                 .with("measure", measure)
                 .with("kind", device.kind)
+                .with("versions", Collections.singletonList((long) Limits.VERSION))
+                .with("features", measure ? new String[] {MEASURE} : new String[0])
                 .build();
     }
 }

@@ -115,7 +115,6 @@ public final class Main {
                 };
         return new Device(
                 JoinLink.parse(read(link)),
-                false,
                 new DeviceDescription(name, memoryMib << 20, "", ""),
                 Collections.singletonList(CpuKernel.factory((int) threads, daemons)),
                 new FileCredentialStore(new File(state)),

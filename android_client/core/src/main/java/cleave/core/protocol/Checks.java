@@ -45,6 +45,8 @@ final class Checks {
             case REAL:
                 return real(value);
             case TEXT:
+                return Codec.shown(text(value));
+            case SECRET:
                 return text(value);
             case BOOL:
                 return only(value, value instanceof Boolean);
@@ -58,11 +60,8 @@ final class Checks {
                 return values(value);
             case MAP:
                 return map(value, 1);
-            case ROLE:
-                return only(value, "device".equals(value) || "operator".equals(value));
             default:
-                boolean known = value instanceof String && ErrorCode.named((String) value) != null;
-                return only(value, known);
+                return only(value, "device".equals(value) || "operator".equals(value));
         }
     }
 
@@ -113,7 +112,7 @@ final class Checks {
     private static List<String> texts(Object value) throws WrongValue {
         List<String> found = new ArrayList<>();
         for (Object item : items(value, Limits.MAX_IDS)) {
-            found.add(text(item));
+            found.add(Codec.shown(text(item)));
         }
         return found;
     }
@@ -127,7 +126,7 @@ final class Checks {
         only(value, value instanceof Map);
         Map<String, Double> found = new LinkedHashMap<>();
         for (Map.Entry<?, ?> entry : ((Map<?, ?>) value).entrySet()) {
-            found.put(text(entry.getKey()), finite(entry.getValue()));
+            found.put(Codec.shown(text(entry.getKey())), finite(entry.getValue()));
         }
         return found;
     }
@@ -136,7 +135,7 @@ final class Checks {
         only(value, value instanceof Map);
         Map<String, Object> found = new LinkedHashMap<>();
         for (Map.Entry<?, ?> entry : ((Map<?, ?>) value).entrySet()) {
-            found.put(text(entry.getKey()), plain(entry.getValue(), depth));
+            found.put(Codec.shown(text(entry.getKey())), plain(entry.getValue(), depth));
         }
         return found;
     }
@@ -153,6 +152,9 @@ final class Checks {
                 found.add(plain(item, depth + 1));
             }
             return found;
+        }
+        if (value instanceof String) {
+            return Codec.shown((String) value);
         }
         return value;
     }

@@ -45,10 +45,12 @@ public final class Codec {
     }
 
     /**
-     * Read one message.
+     * Read one message. Its texts are such that they can be shown. Of a hello in another version
+     * only what says so is read.
      *
      * @param bytes from position to limit; the payload is a view of them, which need not be aligned
      * @throws ProtocolException for anything that is not a message of this protocol
+     * @throws VersionException for a welcome in another version
      */
     public static Message decode(ByteBuffer bytes) throws ProtocolException {
         int size = bytes.remaining();
@@ -80,6 +82,39 @@ public final class Codec {
             return clean;
         }
         return clean.substring(0, clean.offsetByCodePoints(0, Limits.MAX_TEXT));
+    }
+
+    /** What a peer says, as it can be shown: on one line, nothing that turns writing around. */
+    static String shown(String text) {
+        StringBuilder found = new StringBuilder(text.length());
+        for (int at = 0; at < text.length(); ) {
+            int point = text.codePointAt(at);
+            show(point, found);
+            at += Character.charCount(point);
+        }
+        return found.toString();
+    }
+
+    private static void show(int point, StringBuilder found) {
+        switch (Character.getType(point)) {
+            case Character.CONTROL:
+                if (Character.isWhitespace(point) || point == 0x85) {
+                    found.append(' ');
+                }
+                break;
+            case Character.LINE_SEPARATOR:
+            case Character.PARAGRAPH_SEPARATOR:
+            case Character.SPACE_SEPARATOR:
+                found.append(' ');
+                break;
+            case Character.FORMAT:
+            case Character.SURROGATE:
+            case Character.PRIVATE_USE:
+            case Character.UNASSIGNED:
+                break;
+            default:
+                found.appendCodePoint(point);
+        }
     }
 
     private static Message decode(ByteBuffer bytes, int windowBytes) throws ProtocolException {

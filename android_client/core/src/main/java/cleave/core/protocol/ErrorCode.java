@@ -1,6 +1,6 @@
 package cleave.core.protocol;
 
-/** Why a session ends with {@code error}. */
+/** Why a session ends with {@code error}; a server may know more. */
 public enum ErrorCode {
     VERSION("version"),
     CREDENTIAL("credential"),

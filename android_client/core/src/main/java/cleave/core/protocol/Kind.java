@@ -10,6 +10,8 @@ enum Kind {
     REAL,
     /** String of at most MAX_TEXT code points. */
     TEXT,
+    /** Likewise, compared and never shown: kept as it came. */
+    SECRET,
     /** Boolean. */
     BOOL,
     /** List of Long, at most MAX_IDS. */
@@ -23,7 +25,5 @@ enum Kind {
     /** Map from String to untyped values. */
     MAP,
     /** String: "device" or "operator". */
-    ROLE,
-    /** String: the wire name of an {@link ErrorCode}. */
-    ERROR_CODE
+    ROLE
 }

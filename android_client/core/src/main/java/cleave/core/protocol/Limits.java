@@ -44,5 +44,8 @@ public final class Limits {
     /** A peer that is heard nothing of for this long is gone. */
     public static final double SILENCE_S = 12;
 
+    /** Longest wait that a server may ask for before a client comes back; more is as this. */
+    public static final double MAX_RETRY_AFTER_S = 3600;
+
     private Limits() {}
 }

@@ -12,6 +12,9 @@ import java.util.Map;
  * type has one. All fields are there and valid; those that were left out have their defaults.
  */
 public final class Message {
+    /** The fields of a hello that mean the same in every version of the protocol. */
+    private static final List<String> OF_ALL_VERSIONS = Arrays.asList("role", "version", "versions");
+
     public final MessageType type;
     private final Map<String, Object> fields;
     private final ByteBuffer payload;
@@ -31,9 +34,16 @@ public final class Message {
      */
     static Message checked(MessageType type, Map<String, ?> given, ByteBuffer payload)
             throws ProtocolException {
+        boolean another = isAnotherVersion(type, given.get("version"));
+        if (another && type == MessageType.WELCOME) {
+            throw new VersionException(
+                    "the server goes on in protocol version " + given.get("version")
+                            + " and this client speaks " + Limits.VERSION);
+        }
         Map<String, Object> fields = new LinkedHashMap<>();
         for (MessageType.Field field : type.fields.values()) {
-            if (given.containsKey(field.name)) {
+            boolean read = !another || OF_ALL_VERSIONS.contains(field.name);
+            if (read && given.containsKey(field.name)) {
                 fields.put(field.name, Checks.check(type, field, given.get(field.name)));
             } else if (field.missing != null) {
                 fields.put(field.name, field.missing);
@@ -43,6 +53,13 @@ public final class Message {
             }
         }
         return new Message(type, Collections.unmodifiableMap(fields), payload);
+    }
+
+    private static boolean isAnotherVersion(MessageType type, Object version) {
+        return type.fields.containsKey("version")
+                && version instanceof Long
+                && (Long) version >= 0
+                && (Long) version != Limits.VERSION;
     }
 
     /** Begins a message of ours. */

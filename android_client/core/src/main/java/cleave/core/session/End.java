@@ -2,7 +2,7 @@ package cleave.core.session;
 
 /** How a session ended. */
 public enum End {
-    /** The server said goodbye. */
+    /** The server said goodbye, perhaps only for now. */
     BYE,
     /** The server refused the device, or ended the session as the device's fault. */
     REFUSED,

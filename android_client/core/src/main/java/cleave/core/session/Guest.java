@@ -30,7 +30,6 @@ public final class Guest {
     }
 
     private final Connector connector;
-    private final boolean staysAfterGoodbye;
     private final Consumer<Notice> say;
     private final ScheduledExecutorService timer;
     private final LongSupplier nanos;
@@ -47,21 +46,17 @@ public final class Guest {
     private Notice notice = new Notice(State.CONNECTING, "");
 
     /**
-     * @param staysAfterGoodbye whether it waits for a server that said goodbye, which may only
-     *     start anew
      * @param say told of every change; it must not call back
      * @param nanos a clock that never goes back
      * @param random numbers from 0 to 1
      */
     public Guest(
             Connector connector,
-            boolean staysAfterGoodbye,
             Consumer<Notice> say,
             ScheduledExecutorService timer,
             LongSupplier nanos,
             DoubleSupplier random) {
         this.connector = connector;
-        this.staysAfterGoodbye = staysAfterGoodbye;
         this.say = say;
         this.timer = timer;
         this.nanos = nanos;
@@ -94,7 +89,7 @@ public final class Guest {
         }
     }
 
-    /** Be a guest until it is stopped, refused for good, or a goodbye that it does not outstay. */
+    /** Be a guest until it is stopped, refused for good, or the server is done with it. */
     public void run() throws InterruptedException {
         while (true) {
             String paused;
@@ -117,15 +112,14 @@ public final class Guest {
                     continue;
                 }
                 boolean mistaken = ending.end == End.STRANGER && !wasWelcome;
-                boolean stays = staysAfterGoodbye && ending.end == End.BYE;
-                if ((ending.isForGood && !stays) || mistaken) {
+                if (ending.isForGood || mistaken) {
                     say(new Notice(State.ENDED, ending, 0));
                     return;
                 }
                 if (nanos.getAsLong() - beganNanos >= STEADY_S * NANOS_PER_S) {
                     failures = 0;
                 }
-                double seconds = waitS(failures, random.getAsDouble());
+                double seconds = ending.backS + waitS(failures, random.getAsDouble());
                 failures += 1;
                 say(new Notice(State.WAITING, ending, seconds));
                 await(seconds);

@@ -6,14 +6,17 @@ import cleave.core.device.Shell;
 import cleave.core.kernels.Kernel;
 import cleave.core.kernels.Matrix;
 import cleave.core.kernels.Product;
+import cleave.core.protocol.ByeCode;
 import cleave.core.protocol.Codec;
 import cleave.core.protocol.ErrorCode;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
 import cleave.core.protocol.ProtocolException;
+import cleave.core.protocol.VersionException;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Executor;
@@ -142,6 +145,7 @@ public final class Session implements Visit {
                 send(
                         Message.of(MessageType.BYE)
                                 .with("reason", Codec.cleanText(reason))
+                                .with("code", ByeCode.LEAVING.wireName)
                                 .build());
             } else if (outbox != null) {
                 outbox.cancel(); // still connecting, perhaps to nobody
@@ -205,6 +209,8 @@ public final class Session implements Visit {
                 if (taken) {
                     tell(message); // without the lock: who listens may have one of its own
                 }
+            } catch (VersionException error) {
+                receivedAnotherVersion(error.getMessage());
             } catch (ProtocolException error) {
                 receivedWrong(error.getMessage());
             }
@@ -212,16 +218,27 @@ public final class Session implements Visit {
 
         @Override
         public void receivedWrong(String text) {
+            refuse(
+                    Message.of(MessageType.ERROR).with("code", ErrorCode.PROTOCOL.wireName),
+                    text,
+                    Ending.lost("the server broke the protocol: " + text));
+        }
+
+        private void receivedAnotherVersion(String text) {
+            refuse(
+                    Message.of(MessageType.ERROR)
+                            .with("code", ErrorCode.VERSION.wireName)
+                            .with("versions", Collections.singletonList((long) Limits.VERSION)),
+                    text,
+                    Ending.refused(ErrorCode.VERSION, text));
+        }
+
+        private void refuse(Message.Builder error, String text, Ending how) {
             synchronized (lock) {
-                if (ending != null) {
-                    return;
+                if (ending == null) {
+                    send(error.with("message", Codec.cleanText(text)).build());
+                    finish(how);
                 }
-                send(
-                        Message.of(MessageType.ERROR)
-                                .with("code", ErrorCode.PROTOCOL.wireName)
-                                .with("message", Codec.cleanText(text))
-                                .build());
-                finish(Ending.lost("the server broke the protocol: " + text));
             }
         }
 
@@ -310,12 +327,11 @@ public final class Session implements Visit {
         switch (message.type) {
             case BYE:
                 outbox.clear(); // nothing is answered any more
-                finish(Ending.bye(message.text("reason")));
+                finish(Ending.bye(message));
                 break;
             case ERROR:
                 outbox.clear();
-                ErrorCode code = ErrorCode.named(message.text("code"));
-                finish(Ending.refused(code, message.text("message")));
+                finish(Ending.refused(message));
                 break;
             case WELCOME:
                 act(core.received(message));

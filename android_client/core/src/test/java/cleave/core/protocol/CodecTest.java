@@ -31,6 +31,13 @@ public class CodecTest {
     }
 
     @Test
+    public void readsAWholeSession() throws Exception {
+        for (JsonObject vector : Vectors.read("session.json")) {
+            check(vector, Vectors.bytes(vector.get("bytes")));
+        }
+    }
+
+    @Test
     public void whatItWritesReadsBackTheSame() throws Exception {
         for (JsonObject vector : Vectors.read("messages.json")) {
             Message message = Vectors.message(vector);
@@ -134,6 +141,21 @@ public class CodecTest {
         String clean = Codec.cleanText(faces.toString());
         assertEquals(Limits.MAX_TEXT, clean.codePointCount(0, clean.length()));
         assertEquals("a?b", Codec.cleanText("a\ud800b"));
+    }
+
+    @Test
+    public void whatAPeerSaysCanBeShownAndSecretsStayAsTheyAre() throws Exception {
+        String dirty = "a\u001b[2Jb\r\nc\u202ed\u2066e\u0000\u009bf\u200bg\u2028h";
+        Message hello =
+                Message.of(MessageType.HELLO)
+                        .with("role", "device")
+                        .with("version", 1)
+                        .with("name", dirty)
+                        .with("credential", dirty)
+                        .build();
+        assertEquals("a[2Jb  cdefg h", hello.text("name"));
+        assertEquals(dirty, hello.text("credential"));
+        assertEquals("Łukasz’ 📱", Codec.shown("Łukasz’ 📱"));
     }
 
     @Test

@@ -5,6 +5,8 @@ import static org.junit.Assert.assertSame;
 import static org.junit.Assert.assertTrue;
 
 import cleave.core.protocol.ErrorCode;
+import cleave.core.protocol.Message;
+import cleave.core.protocol.MessageType;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.Executors;
 import java.util.concurrent.LinkedBlockingQueue;
@@ -52,13 +54,12 @@ public class GuestTest {
     private final BlockingQueue<Notice> notices = new LinkedBlockingQueue<>();
     private final AtomicLong skippedNanos = new AtomicLong();
     private final ScheduledExecutorService timer = Executors.newScheduledThreadPool(1);
-    private Guest guest = guest(false);
+    private Guest guest = guest();
     private final Thread thread = new Thread(this::run);
 
-    private Guest guest(boolean staysAfterGoodbye) {
+    private Guest guest() {
         return new Guest(
                 FakeVisit::new,
-                staysAfterGoodbye,
                 notices::add,
                 timer,
                 () -> System.nanoTime() + skippedNanos.get(),
@@ -188,7 +189,7 @@ public class GuestTest {
         guest.pause("it is not charging");
         assertEquals("drain", visit.asked.take());
         assertSame(State.DRAINING, next().state);
-        visit.endings.add(Ending.bye(""));
+        visit.endings.add(bye("drained", "drained", 0));
         Notice paused = next();
         assertSame(State.PAUSED, paused.state);
         assertEquals("it is not charging", paused.reason);
@@ -202,7 +203,7 @@ public class GuestTest {
         guest.pause("it is not charging");
         assertSame(State.DRAINING, next().state);
         guest.pause("by you");
-        visit.endings.add(Ending.bye(""));
+        visit.endings.add(bye("drained", "drained", 0));
         assertEquals("by you", next().reason);
         guest.pause("by you");
         guest.pause("it is too warm");
@@ -237,26 +238,37 @@ public class GuestTest {
         thread.join();
     }
 
-    @Test
-    public void aGoodbyeOfTheServerEndsIt() throws Exception {
-        working().endings.add(Ending.bye("the training is over"));
-        Notice ended = next();
-        assertSame(State.ENDED, ended.state);
-        assertEquals("the training is over", ended.reason);
+    private static Ending bye(String reason, String code, double retryS) {
+        return Ending.bye(
+                Message.of(MessageType.BYE)
+                        .with("reason", reason)
+                        .with("code", code)
+                        .with("retry_after_s", retryS)
+                        .build());
     }
 
     @Test
-    public void whoStaysAfterAGoodbyeWaitsEverLongerAndComesBack() throws Exception {
-        guest = guest(true);
-        working().endings.add(Ending.bye("the server is started anew"));
+    public void aServerThatIsDoneWithItEndsIt() throws Exception {
+        working().endings.add(bye("the link is measured", "measured", 0));
+        Notice ended = next();
+        assertSame(State.ENDED, ended.state);
+        assertEquals("the link is measured", ended.reason);
+    }
+
+    @Test
+    public void afterAServerThatClosedItWaitsEverLongerAndComesBack() throws Exception {
+        working().endings.add(bye("the server is started anew", "closing", 0));
         Notice waiting = next();
         assertSame(State.WAITING, waiting.state);
         assertSame(End.BYE, waiting.end);
         assertEquals("the server is started anew", waiting.reason);
         assertEquals(1, waiting.retryS, 0);
         guest.online();
-        welcomed().endings.add(Ending.bye(""));
+        welcomed().endings.add(bye("", "", 0)); // of an older server
         assertEquals(2, next().retryS, 0);
+        guest.online();
+        welcomed().endings.add(bye("", "moving", 10)); // of a newer one
+        assertEquals(10 + 4, next().retryS, 0);
         guest.online();
         welcomed().endings.add(Ending.refused(ErrorCode.QUARANTINED, "wrong results"));
         assertSame(State.ENDED, next().state);

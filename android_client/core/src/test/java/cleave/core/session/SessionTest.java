@@ -310,6 +310,40 @@ public class SessionTest {
     }
 
     @Test
+    public void aCodeThatOnlyNewerServersKnowIsShownAndPassesWhenTheySay() throws Exception {
+        begin();
+        Message.Builder error =
+                Message.of(MessageType.ERROR)
+                        .with("code", "tired")
+                        .with("message", "\u001b[31mlater\u202e");
+        assertTrue(Ending.refused(error.build()).isForGood);
+        server.say(error.with("retry_after_s", 30.0).build());
+        assertEquals("[31mlater", ending().text);
+        assertTrue(!ending().isForGood);
+        assertEquals(30, ending().backS, 0);
+        assertEquals(3600, Ending.refused(error.with("retry_after_s", 1e300).build()).backS, 0);
+    }
+
+    @Test
+    public void aWelcomeOfAnotherVersionIsRefused() throws Exception {
+        begin();
+        server.sayBytes(hex("92a777656c636f6d6582a776657273696f6e02a664657669636507"));
+        Message error = server.next();
+        assertEquals("version", error.text("code"));
+        assertEquals(Collections.singletonList(1L), error.ids("versions"));
+        assertTrue(ending().isForGood);
+        assertTrue(ending().text, ending().text.contains("version 2 and this client speaks 1"));
+    }
+
+    private static byte[] hex(String text) {
+        byte[] bytes = new byte[text.length() / 2];
+        for (int i = 0; i < bytes.length; i++) {
+            bytes[i] = (byte) Integer.parseInt(text.substring(2 * i, 2 * i + 2), 16);
+        }
+        return bytes;
+    }
+
+    @Test
     public void aServerThatBreaksTheProtocolIsToldAndLeft() throws Exception {
         begin();
         server.sayBytes(new byte[] {1, 2, 3});

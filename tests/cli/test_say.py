@@ -1,0 +1,99 @@
+"""Nothing that others said reaches a terminal as more than text, whatever let it in."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cleave.errors import CleaveError
+from cleave_cli import dashboard, devices, jobs, main, pair
+from cleave_cli.say import printable
+from cleave_cli.status_display import Seen, shown
+from cleave_cli.training_display import make_display
+from tests.cli.test_status import overview
+
+DIRTY = "a\x1b]0;owned\x07b\x1b[2Jc\u202ed\x9b31me\r[/red]f"
+TIDY = "a]0;ownedb[2Jcd31me [/red]f"
+DEVICE = {
+    "id": 1, "name": DIRTY, "state": DIRTY, "reason": DIRTY, "seen_s": None, "sessions": 1,
+    "losses": 0, "wrong_results": 0, "blocks": 1, "flops": 1.0, "downlink_bytes": 1,
+    "uplink_bytes": 1, "compute_s": 1.0, "energy_j": 0.0,
+}  # fmt: skip
+JOB = {
+    "job": DIRTY, "model": DIRTY, "state": DIRTY, "reason": DIRTY, "started_s": None,
+    "ended_s": None, "steps": 1, "loss": 1.0, "run_folder": DIRTY,
+}  # fmt: skip
+CODE = {"code": DIRTY, "page_url": DIRTY, "url": DIRTY, "uses": 1, "expires_s": 0.0}
+
+
+def harmless(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_lines_stay_and_what_a_terminal_obeys_goes() -> None:
+    assert printable(f"one\n{DIRTY}") == f"one\n{TIDY}"
+
+
+ANSWERS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "devices": (["devices"], {"devices": [DEVICE, {**DEVICE, "id": None}]}),
+    "revoke": (["devices", "revoke", "x"], {"device": DEVICE}),
+    "release": (["devices", "release", "x"], {"device": DEVICE}),
+    "jobs": (["jobs"], {"jobs": [JOB]}),
+    "pair": (["pair"], CODE),
+    "dashboard": (["dashboard"], {"url": DIRTY}),
+}
+
+
+@pytest.mark.parametrize(("command", "answer"), ANSWERS.values(), ids=ANSWERS)
+def test_what_a_server_answers(
+    command: list[str], answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (devices, jobs, pair, dashboard):
+        monkeypatch.setattr(module, "ask", lambda *_: dict(answer))
+    done = CliRunner().invoke(main.app, command)
+    assert done.exit_code == 0, done.output
+    assert harmless(done.output)
+    assert TIDY in done.output
+
+
+def test_status() -> None:
+    seen = Seen()
+    dirty = overview(0, 2)
+    dirty["server"]["name"] = dirty["job"]["model"] = dirty["job"]["state"] = DIRTY
+    dirty["devices"]["by"] = [[DIRTY, DIRTY, 1]]
+    dirty["events"]["rows"] = [[1, 1e9, DIRTY, 1, DIRTY]]
+    seen.take(dirty)
+    file = io.StringIO()
+    Console(width=200, file=file, highlight=False).print(shown(seen))
+    assert harmless(file.getvalue())
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_jobs_records(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    display = make_display(as_json=as_json)
+    for event in ("note", "fleet"):
+        display.plain({"event": event, "text": DIRTY, "step": 1, "state": DIRTY})
+    printed = capsys.readouterr()
+    assert harmless(printed.out + printed.err)
+    assert TIDY in printed.err
+
+
+def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(error: Exception) -> Callable[..., None]:
+        def app(**_: Any) -> None:
+            raise error
+
+        return app
+
+    for error in (CleaveError(DIRTY), ValueError(DIRTY)):
+        monkeypatch.setattr(main, "app", fails(error))
+        with pytest.raises(SystemExit):
+            main.main()
+        printed = capsys.readouterr()
+        assert harmless(printed.err)
+        assert TIDY in printed.err
