@@ -15,7 +15,7 @@ from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.qr import qr_code, write_qr_png
 from cleave_cli.reach import only_here
-from cleave_cli.say import say
+from cleave_cli.say import printable, say
 
 _SIDELOADING: Final = """\
 The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours): the
@@ -115,8 +115,8 @@ def _list(answer: dict[str, Any], *, as_json: bool) -> None:
     for code in answer["codes"]:
         reason = f" ({code['reason']})" if code["reason"] else ""
         table.add_row(
-            str(code["id"]), f"{code['used']} of {code['uses']}", f"{code['state']}{reason}",
-            when(code["made_s"]), when(code["expires_s"]), ", ".join(code["devices"]),
+            str(code["id"]), f"{code['used']} of {code['uses']}", printable(code["state"] + reason),
+            when(code["made_s"]), when(code["expires_s"]), printable(", ".join(code["devices"])),
         )  # fmt: skip
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -130,6 +130,6 @@ def _say_void(answer: dict[str, Any], *, as_json: bool) -> None:
         return
     code = answer["code"]
     stay = f"; who came by it stays: {', '.join(code['devices'])}" if code["devices"] else ""
-    typer.echo(f"join code {code['id']} is void: nobody joins with it any more{stay}", err=True)
+    say(f"join code {code['id']} is void: nobody joins with it any more{stay}")
     if answer["unwritten"]:
-        typer.echo(f"this holds, but it is not on disk yet: {answer['unwritten']}", err=True)
+        say(f"this holds, but it is not on disk yet: {answer['unwritten']}")

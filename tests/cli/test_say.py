@@ -28,6 +28,10 @@ JOB = {
     "job": DIRTY, "model": DIRTY, "state": DIRTY, "reason": DIRTY, "started_s": None,
     "ended_s": None, "steps": 1, "loss": 1.0, "run_folder": DIRTY,
 }  # fmt: skip
+KNOWN_CODE = {
+    "id": 1, "used": 1, "uses": 2, "state": "void", "reason": DIRTY, "made_s": 0.0,
+    "expires_s": 0.0, "devices": [DIRTY],
+}  # fmt: skip
 CODE = {"code": DIRTY, "page_url": DIRTY, "url": DIRTY, "uses": 1, "expires_s": 0.0}
 
 
@@ -41,10 +45,15 @@ def test_lines_stay_and_what_a_terminal_obeys_goes() -> None:
 
 ANSWERS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "devices": (["devices"], {"devices": [DEVICE, {**DEVICE, "id": None}]}),
-    "revoke": (["devices", "revoke", "x"], {"device": DEVICE}),
-    "release": (["devices", "release", "x"], {"device": DEVICE}),
+    "revoke": (
+        ["devices", "revoke", "x"],
+        {"device": DEVICE, "codes": [{"id": 1, "uses": 2, "used": 1}], "unwritten": DIRTY},
+    ),
+    "release": (["devices", "release", "x"], {"device": DEVICE, "unwritten": ""}),
     "jobs": (["jobs"], {"jobs": [JOB]}),
     "pair": (["pair"], CODE),
+    "codes": (["pair", "--list"], {"codes": [KNOWN_CODE]}),
+    "void": (["pair", "--void", "1"], {"code": KNOWN_CODE, "unwritten": DIRTY}),
     "dashboard": (["dashboard"], {"url": DIRTY}),
 }
 
