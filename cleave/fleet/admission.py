@@ -23,12 +23,14 @@ class Admission:
         name: under which it is known; empty for the name in its `hello`.
         credential: a new one, that the device is to keep; empty if it has one.
         faults: wrong results that still count against it.
+        penalty: what these add up to (`cleave.fleet.reputation`).
     """
 
     identity: int | None = None
     name: str = ""
     credential: str = ""
     faults: int = 0
+    penalty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class Doorkeeper(Protocol):
         """A device did this, since the last call."""
         ...
 
-    def faulted(self, identity: int, fault: str) -> None:
-        """A device sent a wrong result."""
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
+        """A device sent a wrong result, which costs it so many points."""
         ...
 
     def quarantined(self, identity: int, reason: str) -> None:
@@ -159,7 +161,7 @@ class OneKey:
     def contributed(self, identity: int, done: Contribution) -> None:
         """Nothing is kept."""
 
-    def faulted(self, identity: int, fault: str) -> None:
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """Nothing is kept."""
 
     def quarantined(self, identity: int, reason: str) -> None:

@@ -188,7 +188,7 @@ class Coordinator:
         session.profile = clean_name(message.profile)
         session.kind = DeviceKind.named(message.kind)
         session.identity = admission.identity
-        session.reputation = Reputation(wrong=admission.faults, penalty=float(admission.faults))
+        session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
         session.measure = message.measure
         session.rates = _bounded(
             DeviceRates(
@@ -314,7 +314,7 @@ class Coordinator:
                 f"the result is {message.rows}x{message.columns} {message.dtype} of "
                 f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
             )
-            session.reputation.was_wrong(Wrong.FORM)
+            self._wrong(session, Wrong.FORM, reason)
             orders = self._do(events.RunFailed(session.id, message.id, reason), now_s)
             return orders + self._judge(session, reason, now_s)
         session.blocks += 1
@@ -351,13 +351,17 @@ class Coordinator:
             return self._do(arrived, now_s)
         inputs = frozenset(array.id for array in order.unit.inputs)
         if fault.gross or not session.suspects.explains(order.run, inputs):
-            session.reputation.was_wrong(Wrong.GROSS if fault.gross else Wrong.SMALL)
-            if session.identity is not None:
-                self.door.faulted(session.identity, fault.reason)
+            self._wrong(session, Wrong.GROSS if fault.gross else Wrong.SMALL, fault.reason)
             session.suspects.begin(inputs, max(session.expected, default=order.run))
         reason = f"a wrong result: {fault.reason}"
         failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
         return self._do(failed, now_s) + self._judge(session, fault.reason, now_s)
+
+    def _wrong(self, session: Session, how: Wrong, reason: str) -> None:
+        """A device sent a wrong result: that is remembered beyond its session."""
+        session.reputation.was_wrong(how)
+        if session.identity is not None:
+            self.door.faulted(session.identity, reason, how.value)
 
     def _judge(self, session: Session, last: str, now_s: float) -> list[Order]:
         """Quarantine a device whose reputation is gone."""

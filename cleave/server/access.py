@@ -192,8 +192,8 @@ class Access:
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
         now_s = self._clocks.wall()
         self.ledger.soon(lambda: self.store.arrived(device.id, now_s))
-        faults = self.store.faults_since(device.id, now_s - FAULTS_COUNT_S)
-        return Admission(device.id, device.name, credential, faults)
+        counted = self.store.faults_since(device.id, now_s - FAULTS_COUNT_S)
+        return Admission(device.id, device.name, credential, *counted)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Doorkeeper.departed`."""
@@ -204,10 +204,10 @@ class Access:
         """See `Doorkeeper.contributed`."""
         self.ledger.add(identity, done)
 
-    def faulted(self, identity: int, fault: str) -> None:
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """See `Doorkeeper.faulted`."""
         try:  # at once: it is counted again when the device comes back
-            self.store.fault(identity, fault, self._clocks.wall())
+            self.store.fault(identity, fault, penalty, self._clocks.wall())
         except StoreError as error:
             self._complain(str(error))
 

@@ -266,21 +266,22 @@ class Store:
                 ],
             )
 
-    def fault(self, device: int, fault: str, now_s: float) -> None:
-        """A device sent a wrong result."""
+    def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
+        """A device sent a wrong result, which costs it so many points."""
         with self._writing() as db:
             db.execute(
-                "INSERT INTO faults (device, at_s, fault) VALUES (?, ?, ?)", (device, now_s, fault)
+                "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
+                (device, now_s, fault, penalty),
             )
 
-    def faults_since(self, device: int, since_s: float) -> int:
-        """Wrong results of a device since then, and since it was released."""
-        ((found,),) = self._rows(
-            "SELECT COUNT(*) FROM faults JOIN devices ON devices.id = device "
+    def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
+        """Wrong results of a device since then, and since it was released; and their points."""
+        ((found, penalty),) = self._rows(
+            "SELECT COUNT(*), TOTAL(penalty) FROM faults JOIN devices ON devices.id = device "
             "WHERE device = ? AND at_s >= ? AND at_s > released_s",
             device, since_s,
         )  # fmt: skip
-        return int(found)
+        return int(found), float(penalty)
 
     # --- join codes ---
 

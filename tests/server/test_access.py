@@ -173,10 +173,10 @@ def test_quarantine_lasts_and_can_be_lifted(access: Access, clock: Clock) -> Non
 def test_wrong_results_count_for_a_day(access: Access, clock: Clock) -> None:
     device = come(access, access.pair().text)
     assert device.identity is not None
-    access.faulted(device.identity, "wrong")
+    access.faulted(device.identity, "wrong", 1.5)
     clock.now_s += 80000
-    access.faulted(device.identity, "wrong")
-    assert come(access, device.credential).faults == 2
+    access.faulted(device.identity, "wrong", 1.5)
+    assert come(access, device.credential).penalty == 3.0
     clock.now_s += 10000
     assert come(access, device.credential).faults == 1
 
@@ -267,7 +267,7 @@ def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
     access.store.close()
     assert refused(access, device.credential).code is ErrorCode.LIMIT
     access.quarantined(device.identity, "lies")
-    access.faulted(device.identity, "wrong")
+    access.faulted(device.identity, "wrong", 1.5)
     access.contributed(device.identity, Contribution(blocks=1))
     access.close()
     assert len(said) == 4

@@ -45,7 +45,7 @@ def test_everything_is_there_again(path: Path) -> None:
     device = add_device(store)
     store.arrived(device.id, NOW_S + 1)
     store.credit({device.id: Contribution(2, 1e9, 30, 40, 0.5, 6.0)}, NOW_S + 2)
-    store.fault(device.id, "column 3", NOW_S + 3)
+    store.fault(device.id, "column 3", 1.0, NOW_S + 3)
     store.stand(device.id, Standing.QUARANTINED, "lies", NOW_S + 4)
     store.departed(device.id, Absence.LOST, "gone", NOW_S + 5)
     store.save_job(JOB)
@@ -101,12 +101,12 @@ def test_faults_before_a_release_count_no_more() -> None:
     store = Store(None)
     device = add_device(store)
     for at_s in (1.0, 2.0, 3.0):
-        store.fault(device.id, "wrong", NOW_S + at_s)
-    assert store.faults_since(device.id, NOW_S + 2) == 2
+        store.fault(device.id, "wrong", 1.5, NOW_S + at_s)
+    assert store.faults_since(device.id, NOW_S + 2) == (2, 3.0)
     store.stand(device.id, Standing.ADMITTED, "", NOW_S + 3)
-    assert store.faults_since(device.id, NOW_S) == 0
-    store.fault(device.id, "wrong", NOW_S + 4)
-    assert store.faults_since(device.id, NOW_S) == 1
+    assert store.faults_since(device.id, NOW_S) == (0, 0.0)
+    store.fault(device.id, "wrong", 1.0, NOW_S + 4)
+    assert store.faults_since(device.id, NOW_S) == (1, 1.0)
     found = store.device(device.id)
     assert found is not None
     assert found.faults == 4
@@ -165,7 +165,7 @@ def test_two_connections_and_many_threads(path: Path) -> None:
     def work(store: Store) -> None:
         for _ in range(25):
             store.credit({device.id: Contribution(blocks=1)}, NOW_S)
-            store.fault(device.id, "wrong", NOW_S)
+            store.fault(device.id, "wrong", 1.0, NOW_S)
 
     threads = [threading.Thread(target=work, args=(s,)) for s in (first, second, first, second)]
     for thread in threads:
@@ -205,7 +205,7 @@ from itertools import count
 from cleave.server.store import Store
 store = Store(Path(sys.argv[1]))
 for number in count(1):
-    store.fault(1, "wrong", float(number))
+    store.fault(1, "wrong", 1.0, float(number))
     print(number, flush=True)
 """
 
