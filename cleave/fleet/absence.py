@@ -1,4 +1,4 @@
-"""What training does while no device is there: it waits, or multiplies on the PS itself.
+"""What training does while no device can work: it waits, or multiplies on the PS itself.
 
 It lives in the training thread, beside `Fleet.submit` and `GemmFuture.result`, and knows the fleet
 only by its shell: how many devices there are, and time.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.5
 """How often the fleet is looked at while a GEMM is waited for."""
 
+_MOST_SAID: Final = 100  # reasons that are remembered, so that each is said once
+
 
 class Presence(Enum):
     """Who multiplies now; the values are what users read."""
@@ -28,7 +30,7 @@ class Presence(Enum):
     """Devices, as it should be."""
 
     ABSENT = "absent"
-    """Nobody: no device is connected, and training waits."""
+    """Nobody: no device is connected, or each that is was set aside, and training waits."""
 
     LOCAL = "local"
     """The PS, until a device is connected."""
@@ -48,22 +50,30 @@ class Fallback:
 
 
 class Absence:
-    """Notices that no device is there, and says so once per change.
+    """Notices that no device is there, or none can do a GEMM, and says so once.
 
     Args:
         tell: told of every change, in the training thread.
         fallback: multiplies meanwhile; None for waiting.
+        say: told why no device can do a GEMM, likewise.
 
     Attributes:
         presence: as told last.
         gemms: how many were multiplied on the PS.
     """
 
-    def __init__(self, tell: Callable[[Presence], None], fallback: Fallback | None = None) -> None:
+    def __init__(
+        self,
+        tell: Callable[[Presence], None],
+        fallback: Fallback | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.presence = Presence.PRESENT
         self.gemms = 0
         self._tell = tell
         self._fallback = fallback
+        self._say = say or (lambda text: None)
+        self._said: set[str] = set()
         self._absent_s = 0.0
 
     def takes(self, shell: Shell) -> Fallback | None:
@@ -79,7 +89,14 @@ class Absence:
         """Return when the future is done, by the fleet or without it."""
         while True:
             timeout_s: float | None = LOOK_S
-            if shell.device_count():
+            if shell.device_count() and (reason := shell.stuck(future)):
+                self._say_once(reason)
+                if self._fallback is not None:  # there is nothing to wait for
+                    self._take_back(shell, future, self._fallback)
+                    return
+                if shell.clock == "virtual":
+                    timeout_s = None
+            elif shell.device_count():
                 self._become(Presence.PRESENT)
             elif shell.wait(future, 0.0):  # the last device answered before it went
                 return
@@ -116,6 +133,11 @@ class Absence:
         if future.error == WITHDRAWN:  # else it was finished, or failed, at the last moment
             future.error = ""
             self.multiply(shell, future, fallback)
+
+    def _say_once(self, reason: str) -> None:
+        if reason not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(reason)
+            self._say(reason)
 
     def _become(self, presence: Presence) -> None:
         if presence is not self.presence:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
+from cleave.fleet.conduct import Conduct
 from cleave.protocol.messages import ErrorCode, Hello
 
 MAX_NAME: Final = 60
@@ -24,6 +25,7 @@ class Admission:
         credential: a new one, that the device is to keep; empty if it has one.
         faults: wrong results that still count against it.
         penalty: what these add up to (`cleave.fleet.reputation`).
+        conduct: how it worked when it was here last.
     """
 
     identity: int | None = None
@@ -31,6 +33,7 @@ class Admission:
     credential: str = ""
     faults: int = 0
     penalty: float = 0.0
+    conduct: Conduct = field(default_factory=Conduct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Contribution:
         downlink_bytes, uplink_bytes: encoded messages, to the device and from it.
         compute_s: as the device states it.
         energy_j: as its telemetry states it (`energy_j`); 0 where it does not.
+        failures: runs that it could not do, or answered in another form than was asked for.
     """
 
     blocks: int = 0
@@ -72,6 +76,7 @@ class Contribution:
     uplink_bytes: int = 0
     compute_s: float = 0.0
     energy_j: float = 0.0
+    failures: int = 0
 
     def __add__(self, other: Contribution) -> Contribution:
         return Contribution(*(getattr(self, n) + getattr(other, n) for n in CONTRIBUTION_FIELDS))
@@ -111,6 +116,10 @@ class Doorkeeper(Protocol):
 
     def contributed(self, identity: int, done: Contribution) -> None:
         """A device did this, since the last call."""
+        ...
+
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        """How a device works is to be remembered for its next session."""
         ...
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
@@ -159,6 +168,9 @@ class OneKey:
         """Nothing is kept."""
 
     def contributed(self, identity: int, done: Contribution) -> None:
+        """Nothing is kept."""
+
+    def conducted(self, identity: int, conduct: Conduct) -> None:
         """Nothing is kept."""
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:

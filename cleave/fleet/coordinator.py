@@ -23,12 +23,26 @@ from cleave.fleet.admission import (
     OneKey,
     Refusal,
     clean_name,
+    clean_text,
 )
-from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Late, Note, Order, Place, Send
+from cleave.fleet.orders import (
+    Aside,
+    Check,
+    Close,
+    Done,
+    Failure,
+    Joined,
+    Late,
+    Note,
+    Order,
+    Place,
+    Send,
+)
 from cleave.fleet.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.fleet.regulars import Regulars
 from cleave.fleet.reputation import Reputation, Wrong
 from cleave.fleet.session import DeviceState, Session
+from cleave.fleet.setbacks import Setbacks
 from cleave.fleet.verification import Verification
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits, messages
@@ -39,6 +53,11 @@ from profiles.device_profile import DeviceKind
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
+
+NOTED_S: Final = 60.0
+"""What may go on and on (a device fails, a work is stuck) is said once in so long."""
+
+_MAX_FAILURE: Final = 120  # characters of why a device failed
 
 
 class Coordinator:
@@ -74,6 +93,7 @@ class Coordinator:
         self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
+        self._stuck_s: float | None = None  # when it was last said that a work is
 
     @property
     def ready_devices(self) -> int:
@@ -82,6 +102,8 @@ class Coordinator:
 
     def state(self, session: Session) -> DeviceState:
         """What a device is doing now."""
+        if session.state is DeviceState.READY and session.setbacks.aside:
+            return DeviceState.ASIDE
         if session.state is DeviceState.READY and self.dispatcher.overdue(session.id):
             return DeviceState.OVERDUE
         if session.state is DeviceState.READY and self.dispatcher.busy(session.id):
@@ -151,6 +173,8 @@ class Coordinator:
                 what = "said no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
                 orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+            elif session.state is DeviceState.READY:
+                orders += self._try_again(session, now_s)
         self.regulars.tick(self.sessions.values(), now_s)
         return orders + self._do(events.Tick(), now_s)
 
@@ -189,6 +213,8 @@ class Coordinator:
         session.kind = DeviceKind.named(message.kind)
         session.identity = admission.identity
         session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
+        conduct = self.regulars.conduct_before(session, admission.conduct)
+        session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
         session.measure = message.measure
         session.rates = _bounded(
             DeviceRates(
@@ -212,7 +238,8 @@ class Coordinator:
             return orders + self._ready(session, now_s)
         effort = THOROUGH if session.measure else STATED if stated else JOINING
         tested = self.verify and not session.measure
-        session.probe = Probe(session.rates, effort, self._rng if tested else None)
+        secret = self._rng if tested else None
+        session.probe = Probe(session.rates, effort, secret, session.probe_ids)
         session.state = DeviceState.PROBING
         return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
@@ -237,7 +264,8 @@ class Coordinator:
         assert session.rates is not None
         session.state = DeviceState.READY
         self.epoch += 1
-        return [Joined(session.id), *self._do(events.DeviceReady(session.rates), now_s)]
+        ready = events.DeviceReady(session.rates, careful=session.setbacks.times > 0)
+        return [Joined(session.id), *self._do(ready, now_s)]
 
     def _probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
@@ -263,14 +291,18 @@ class Coordinator:
         match message:
             case messages.Result() if session.probe is not None:
                 return self._probed(session, session.probe, message, now_s)
+            case messages.Result() if session.trial and session.trial.awaits(message.id):
+                return self._tried(session, session.trial, message, now_s)
             case messages.Result():
                 return self._result(session, message, now_s)
             case messages.TaskError() if session.probe is not None:
                 raise ProtocolError(f"the device could not do the probe: {message.reason}")
+            case messages.TaskError() if session.trial and session.trial.awaits(message.id):
+                return self._failed_trial(session, session.trial, message.reason, now_s)
             case messages.TaskError():
                 if session.expected.pop(message.id, None) is None:
                     return self._unexpected(session, now_s)
-                return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
+                return self._failed(session, message.id, message.reason, now_s)
             case messages.Heartbeat():
                 overdue = self.dispatcher.overdue(session.id)
                 return self._do(events.Alive(session.id), now_s) if overdue else []
@@ -315,8 +347,10 @@ class Coordinator:
                 f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
             )
             self._wrong(session, Wrong.FORM, reason)
-            orders = self._do(events.RunFailed(session.id, message.id, reason), now_s)
+            orders = self._failed(session, message.id, reason, now_s)
             return orders + self._judge(session, reason, now_s)
+        if session.setbacks.did():
+            self.regulars.remember(session)
         session.blocks += 1
         session.flops += unit.flops
         session.compute_s += min(message.compute_s, now_s - session.opened_s)
@@ -372,6 +406,63 @@ class Coordinator:
         reason = f"quarantined after {reputation.wrong} wrong {wrong}; the last: {last}"
         return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
 
+    # --- failures ---
+
+    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[Order]:
+        """A device could not do a run: another does it, and one that fails all is set aside."""
+        reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
+        session.failures += 1
+        orders: list[Order] = []
+        if session.setbacks.failed(reason, now_s):
+            self.epoch += 1
+            orders.append(self._said_aside(session))
+            # First, so that the run does not come back to it.
+            orders += self._do(events.DeviceAside(session.id), now_s)
+        elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
+            session.noted_s = now_s
+            orders.append(Note(f"{session.name} could not do a run: {reason}"))
+        return orders + self._do(events.RunFailed(session.id, run, reason), now_s)
+
+    def _said_aside(self, session: Session) -> Order:
+        """A device is set aside, or not any more: say so, and remember it."""
+        session.reason = session.setbacks.text
+        self.regulars.remember(session)
+        return Aside(session.id, session.setbacks.aside, session.reason)
+
+    def _try_again(self, session: Session, now_s: float) -> list[Order]:
+        """A device that was set aside is tried: with secret numbers, for which no job waits."""
+        due = session.setbacks.due(now_s) and session.trial is None
+        if not due or session.rates is None or self.dispatcher.busy(session.id):
+            return []
+        session.trial = Probe(session.rates, STATED, self._rng, session.probe_ids)
+        return [Send(session.id, m) for m in session.trial.begin(now_s)]
+
+    def _tried(
+        self, session: Session, trial: Probe, message: messages.Result, now_s: float
+    ) -> list[Order]:
+        orders: list[Order] = [Send(session.id, m) for m in trial.result(message, now_s)]
+        if trial.fault:
+            reason = f"it failed the test of its arithmetic: {trial.fault}"
+            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+        if trial.rates is None or session.rates is None:
+            return orders
+        session.trial = None
+        session.setbacks.back()
+        self.epoch += 1
+        orders.append(self._said_aside(session))
+        return orders + self._do(events.DeviceBack(session.rates, careful=True), now_s)
+
+    def _failed_trial(
+        self, session: Session, trial: Probe, reason: str, now_s: float
+    ) -> list[Order]:
+        session.trial = None
+        session.failures += 1
+        session.setbacks.failed(clean_text(reason, _MAX_FAILURE) or "no reason given", now_s)
+        session.setbacks.put_off(now_s)
+        session.reason = session.setbacks.text
+        self.regulars.remember(session)
+        return [Send(session.id, m) for m in trial.abandon()]
+
     # --- work ---
 
     def submit(self, work: GemmWork, a: Buffer, b: Buffer, now_s: float) -> list[Order]:
@@ -423,15 +514,20 @@ class Coordinator:
                     yield Done(work)
                 case events.Failed(work, reason):
                     yield Failure(work, reason)
+                case events.Stuck(_, reason):
+                    if self._stuck_s is None or now_s - self._stuck_s >= NOTED_S:
+                        self._stuck_s = now_s
+                        yield Note(f"training waits: {reason}")
                 case events.Overdue(device, overdue):
                     self.epoch += 1
-                    self.sessions[device].reason = "it does not answer" if overdue else ""
+                    session = self.sessions[device]
+                    session.reason = "it does not answer" if overdue else session.setbacks.text
                     yield Late(device, overdue)
                 case events.Drained(device):
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)
-                    if (session := self.sessions.pop(device, None)) is not None:
-                        self.regulars.depart(session, "drained", now_s, lost=False)
+                    if (drained := self.sessions.pop(device, None)) is not None:
+                        self.regulars.depart(drained, "drained", now_s, lost=False)
 
 
 def _bounded(rates: DeviceRates) -> DeviceRates:

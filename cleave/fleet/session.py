@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 
 from cleave.dispatch.work import Unit
 from cleave.fleet.admission import Contribution
-from cleave.fleet.probe import Probe
+from cleave.fleet.conduct import Conduct
+from cleave.fleet.probe import FIRST_ID, Probe
 from cleave.fleet.reputation import Reputation, Suspects
+from cleave.fleet.setbacks import Setbacks
 from cleave.planner.plan import DeviceRates
 from profiles.device_profile import DeviceKind
 
@@ -21,6 +25,9 @@ class DeviceState(Enum):
     READY = "ready"
     BUSY = "busy"
     OVERDUE = "overdue"
+    ASIDE = "set aside"
+    """It failed all that it was asked, and gets no work until it passes a trial."""
+
     DRAINING = "draining"
     LOST = "lost"
 
@@ -40,6 +47,7 @@ class Session:
     kind: DeviceKind | None = None  # as it says itself
     heard_s: float = 0.0
     blocks: int = 0
+    failures: int = 0
     flops: float = 0.0
     compute_s: float = 0.0
     downlink_bytes: int = 0  # counted by the shell
@@ -47,8 +55,17 @@ class Session:
     credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
     reputation: Reputation = field(default_factory=Reputation)
     suspects: Suspects = field(default_factory=Suspects)
+    setbacks: Setbacks = field(default_factory=Setbacks)
+    noted_s: float | None = None  # when a failure of it was last said
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
     probe: Probe | None = None
+    probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
+    trial: Probe | None = None  # under way, of one that is set aside
+
+    @property
+    def conduct(self) -> Conduct:
+        """What is to be remembered of it."""
+        return Conduct(self.setbacks.times, self.setbacks.last)

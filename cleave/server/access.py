@@ -19,6 +19,7 @@ from cleave.fleet.admission import (
     one_is,
     same_secret,
 )
+from cleave.fleet.conduct import Conduct
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.server.attempts import Attempts
 from cleave.server.codes import (
@@ -193,7 +194,7 @@ class Access:
         now_s = self._clocks.wall()
         self.ledger.soon(lambda: self.store.arrived(device.id, now_s))
         counted = self.store.faults_since(device.id, now_s - FAULTS_COUNT_S)
-        return Admission(device.id, device.name, credential, *counted)
+        return Admission(device.id, device.name, credential, *counted, device.conduct)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Doorkeeper.departed`."""
@@ -203,6 +204,10 @@ class Access:
     def contributed(self, identity: int, done: Contribution) -> None:
         """See `Doorkeeper.contributed`."""
         self.ledger.add(identity, done)
+
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        """See `Doorkeeper.conducted`."""
+        self.ledger.soon(lambda: self.store.conducted(identity, conduct))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """See `Doorkeeper.faulted`."""

@@ -154,6 +154,7 @@ class Desk:
             "sessions": device.sessions,
             "losses": device.losses,
             "wrong_results": device.faults,
+            "failure": session["failure"] if session is not None else device.conduct.failure,
             **asdict(device.done),
         }
 

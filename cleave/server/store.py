@@ -11,13 +11,14 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from cleave.errors import CleaveError
 from cleave.fleet.admission import CONTRIBUTION_FIELDS, Contribution
+from cleave.fleet.conduct import Conduct
 from cleave.server.schema import MIGRATIONS, Migration
 
 BUSY_S: Final = 10.0
@@ -59,6 +60,7 @@ class DeviceRecord:
         sessions, losses: how often it came, and was lost.
         faults: wrong results, ever.
         done: what it contributed.
+        conduct: how it worked when it was here last.
     """
 
     id: int
@@ -73,6 +75,7 @@ class DeviceRecord:
     losses: int
     faults: int
     done: Contribution
+    conduct: Conduct = field(default_factory=Conduct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,15 @@ class Store:
                 ],
             )
 
+    def conducted(self, device: int, conduct: Conduct) -> None:
+        """Keep how a device works."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
+                "WHERE id = ?",
+                (conduct.setbacks, conduct.failure, conduct.slowness, conduct.late_s, device),
+            )
+
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
         """A device sent a wrong result, which costs it so many points."""
         with self._writing() as db:
@@ -337,9 +349,10 @@ class Store:
 _DEVICE: Final = (
     "SELECT id, name, standing, reason, paired_s, seen_s, absence, absence_reason, sessions, "
     "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), "
-    f"{', '.join(CONTRIBUTION_FIELDS)} FROM devices"
+    f"{', '.join(CONTRIBUTION_FIELDS)}, setbacks, failure, slowness, late_s FROM devices"
 )
-_BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 1
+_BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 2
+_BEFORE_CONDUCT: Final = _BEFORE_DONE + len(CONTRIBUTION_FIELDS)
 _JOB: Final = ", ".join(JobRecord.__slots__)
 
 
@@ -347,7 +360,8 @@ def _device(row: Sequence[Any]) -> DeviceRecord:
     values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
     values["standing"] = Standing(values["standing"])
     values["absence"] = Absence(values["absence"])
-    return DeviceRecord(**values, done=Contribution(*row[_BEFORE_DONE:]))
+    done = Contribution(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
+    return DeviceRecord(**values, done=done, conduct=Conduct(*row[_BEFORE_CONDUCT:]))
 
 
 def _free_name(db: sqlite3.Connection, wanted: str) -> str:

@@ -18,6 +18,7 @@ from cleave.fleet.admission import (
     Refusal,
     Verdict,
 )
+from cleave.fleet.conduct import Conduct
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.orders import Check, Close, Joined, Note, Order, Send
 from cleave.fleet.regulars import CREDIT_S, GRACE_S, MAX_CREDIT
@@ -56,6 +57,7 @@ class Door:
         self.faults: dict[int, list[str]] = {}
         self.quarantine: dict[int, str] = {}
         self.points: dict[int, float] = {}
+        self.conduct: dict[int, Conduct] = {}
         self.faults_before = 0
 
     def admit(self, hello: Hello, address: str) -> Verdict:
@@ -66,7 +68,14 @@ class Door:
             return Refusal(ErrorCode.CREDENTIAL, "not a number")
         identity = int(hello.credential)
         before = self.faults_before
-        return Admission(identity, f"device {identity}", "new", before, float(before))
+        return Admission(
+            identity,
+            f"device {identity}",
+            "new",
+            before,
+            float(before),
+            self.conduct.get(identity, Conduct()),
+        )
 
     def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
         raise AssertionError("no operator came")
@@ -76,6 +85,9 @@ class Door:
 
     def contributed(self, identity: int, done: Contribution) -> None:
         self.done[identity] = self.done.get(identity, Contribution()) + done
+
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        self.conduct[identity] = conduct
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         self.faults.setdefault(identity, []).append(fault)

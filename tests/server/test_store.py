@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cleave.fleet.admission import Contribution
+from cleave.fleet.conduct import Conduct
 from cleave.server.schema import MIGRATIONS
 from cleave.server.store import (
     CODES_KEPT_S,
@@ -128,6 +129,33 @@ def test_a_store_is_brought_up_to_date(path: Path) -> None:
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT colour FROM devices").fetchall() == [("red",)]
         assert db.execute("PRAGMA user_version").fetchone() == (len(newer),)
+
+
+def test_devices_and_faults_of_the_first_version_are_kept(path: Path) -> None:
+    Store(path, MIGRATIONS[:1]).close()
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "INSERT INTO devices (name, standing, paired_s, seen_s) VALUES ('a', 'admitted', 1, 2)"
+        )
+        db.execute("INSERT INTO faults (device, at_s, fault) VALUES (1, 5.0, 'row 3')")
+    store = Store(path)
+    assert store.faults_since(1, 0.0) == (1, 1.0)
+    (found,) = store.devices()
+    assert (found.name, found.faults, found.conduct) == ("a", 1, Conduct())
+    store.close()
+
+
+def test_how_a_device_works_is_kept(path: Path) -> None:
+    store = Store(path)
+    device = add_device(store)
+    conduct = Conduct(3, "no memory", 2.5, 5.0)
+    store.conducted(device.id, conduct)
+    store.credit({device.id: Contribution(failures=7)}, NOW_S)
+    store.close()
+    store = Store(path)
+    (found,) = store.devices()
+    assert (found.conduct, found.done.failures) == (conduct, 7)
+    store.close()
 
 
 def test_a_step_that_fails_changes_nothing(path: Path) -> None:
