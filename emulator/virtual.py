@@ -100,6 +100,8 @@ class VirtualShell:
         seed: of everything that is drawn; the same seed gives the same events.
         start_hour: the hour of the day at time zero, for devices that keep hours.
         verify: which results are checked; `auto` checks none, for they never leave the process.
+        observe: plan with devices as they turn out to be, where the coordinator is told the time;
+            without, they are planned with as they state, so that the same is planned every time.
 
     Attributes:
         now_s: the virtual clock.
@@ -118,6 +120,7 @@ class VirtualShell:
         seed: int = 0,
         start_hour: float = 0.0,
         verify: Verification | str | bool = True,
+        observe: bool = False,
     ) -> None:
         self.profiles = profiles
         self.executor = executor
@@ -126,7 +129,10 @@ class VirtualShell:
         self.events = 0
         self.observers: list[Callable[[Activity], None]] = []
         self.coordinator = Coordinator(
-            verify=verify, crossed=False, rng=random.Random(f"{seed} checks")
+            verify=verify,
+            crossed=False,
+            rng=random.Random(f"{seed} checks"),
+            observe=observe,
         )
         if self.coordinator.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(

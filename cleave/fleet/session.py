@@ -10,6 +10,7 @@ from itertools import count
 from cleave.dispatch.work import Unit
 from cleave.fleet.admission import Contribution
 from cleave.fleet.conduct import Conduct
+from cleave.fleet.pace import Pace
 from cleave.fleet.probe import FIRST_ID, Probe
 from cleave.fleet.reputation import Reputation, Suspects
 from cleave.fleet.setbacks import Setbacks
@@ -30,6 +31,21 @@ class DeviceState(Enum):
 
     DRAINING = "draining"
     LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A device that gets no work is tried.
+
+    Attributes:
+        probe: with what.
+        begun_s: since when.
+        expected_s: how long it should take.
+    """
+
+    probe: Probe
+    begun_s: float
+    expected_s: float
 
 
 @dataclass(slots=True)
@@ -56,6 +72,7 @@ class Session:
     reputation: Reputation = field(default_factory=Reputation)
     suspects: Suspects = field(default_factory=Suspects)
     setbacks: Setbacks = field(default_factory=Setbacks)
+    pace: Pace = field(default_factory=Pace)
     noted_s: float | None = None  # when a failure of it was last said
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
@@ -63,9 +80,16 @@ class Session:
     expected: dict[int, Unit] = field(default_factory=dict)
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
-    trial: Probe | None = None  # under way, of one that is set aside
+    trial: Trial | None = None  # under way
 
     @property
     def conduct(self) -> Conduct:
         """What is to be remembered of it."""
-        return Conduct(self.setbacks.times, self.setbacks.last)
+        estimate = self.pace.estimate
+        return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
+
+    @property
+    def planned_rates(self) -> DeviceRates:
+        """Its rates as it is planned with: as measured or stated, less what it falls short."""
+        assert self.rates is not None
+        return self.pace.estimate.of(self.rates)

@@ -181,7 +181,9 @@ class LiveShell:
                         parts = await asyncio.to_thread(encode, message)
                     else:
                         parts = encode(message)
-                    peer.times.sending(self._now())
+                    began_s = self._now()
+                    peer.times.sending(began_s)
+                    self.coordinator.sending(peer.record.id, began_s)
                     sent_bytes = await peer.connection.send(parts)
                     self._counters.downlink_bytes += sent_bytes
                     peer.record.downlink_bytes += sent_bytes
