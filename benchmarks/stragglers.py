@@ -1,14 +1,14 @@
 """What a device that answers every run late costs a job, with a real server and real processes.
 
-    python -m benchmarks.stragglers [--late 5] [--good 3] [--steps 30] [--model opt-nano]
+    python -m benchmarks.stragglers [--late 5] [--good 3] [--steps 80] [--model opt-nano]
                                     [--at-once] [--from-start]
 
-A server in this process, `--good` device processes, and a training job of `--steps` steps; then one
-more device joins, which does everything right and, from its first run on (`--from-start`: while its
-link is measured, too), answers `--late` seconds later, one after the other (`--at-once`: side by
-side), and the same job runs again. Then the straggler recovers, and it is printed how long it takes
-until it gets work again; last, the job runs once more without it, for this machine may have become
-busier.
+Two servers in this process, each with `--good` device processes of its own. The second has one
+more, which does everything right and, from its first run on (`--from-start`: while its link is
+measured, too), answers `--late` seconds later, one after the other (`--at-once`: side by side). The
+same job of `--steps` steps runs on both, a step here, a step there, so that whatever else this
+machine does slows both alike. Then the straggler recovers, and it is printed how long it takes
+until it gets work again.
 
 Limit: the mean of the steps after the tenth is at most 1.15 times that without it.
 """
@@ -131,12 +131,13 @@ def device(fleet: ServedFleet, name: str, lateness: Lateness) -> Iterator[subpro
         process.wait()
 
 
-def steps_s(fleet: ServedFleet, job: JobSpec) -> list[float]:
-    """Seconds of each step of a job."""
-    trainer = make_trainer(job, Fleet(fleet.shell, fleet.planner))
-    found = []
+def steps_s(fleets: Sequence[ServedFleet], job: JobSpec) -> list[list[float]]:
+    """By fleet, seconds of each step of a job that they do in turns."""
+    trainers = [make_trainer(job, Fleet(fleet.shell, fleet.planner)) for fleet in fleets]
+    found: list[list[float]] = [[] for _ in fleets]
     for _ in range(job.steps):
-        found.append(trainer.train_step().wall_s)
+        for trainer, steps in zip(trainers, found, strict=True):
+            steps.append(trainer.train_step().wall_s)
     return found
 
 
@@ -182,21 +183,18 @@ def measure(options: argparse.Namespace) -> bool:
             print(f"    {text}", flush=True)
 
     with (
-        cleave.serve(notify=note) as fleet,
-        contextmanager(_several)(fleet, options.good, prompt),
+        cleave.serve() as plain,
+        cleave.serve(notify=note) as other,
+        contextmanager(_several)(plain, options.good, prompt),
+        contextmanager(_several)(other, options.good, prompt),
+        device(other, "straggler", late) as straggler,
     ):
-        before = steps_s(fleet, job)
-        print(f"{options.good} good devices: {described(before)}", flush=True)
-        with device(fleet, "straggler", late) as straggler:
-            with_it = steps_s(fleet, job)
-            print(f"and one {options.late:g} s late: {described(with_it)}", flush=True)
-            straggler.send_signal(signal.SIGUSR1)
-            back_s = until_it_works(fleet, job, "straggler")
-        after = steps_s(fleet, job)
-        print(f"{options.good} good devices again: {described(after)}", flush=True)
-    ratio = statistics.mean(with_it[SETTLING:]) / statistics.mean(
-        before[SETTLING:] + after[SETTLING:]
-    )
+        without, with_it = steps_s([plain, other], job)
+        print(f"{options.good} good devices: {described(without)}", flush=True)
+        print(f"and one {options.late:g} s late: {described(with_it)}", flush=True)
+        straggler.send_signal(signal.SIGUSR1)
+        back_s = until_it_works(other, job, "straggler")
+    ratio = statistics.mean(with_it[SETTLING:]) / statistics.mean(without[SETTLING:])
     print(
         f"when it recovers it works again after "
         f"{'more than ' if back_s is None else ''}{_RECOVERY_S if back_s is None else back_s:.0f} s"
@@ -224,7 +222,7 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true")
     parser.add_argument("--from-start", action="store_true")
     parser.add_argument("--good", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--model", default="opt-nano")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--seq", type=int, default=64)

@@ -19,7 +19,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import median_low
 from typing import Final, NamedTuple
 
 from cleave.fleet.setbacks import trial_in_s
@@ -34,9 +34,9 @@ LEAST_LATE_S: Final = 0.05
 """and so much longer; below that what the PS does itself decides."""
 
 SAMPLES: Final = 8
-"""The latest, of which the median counts: what happens once says nothing."""
+"""The latest, of which the lower median counts: what happens once says nothing."""
 
-ENOUGH: Final = 3
+ENOUGH: Final = 2
 """Samples before a device is judged, and judged anew."""
 
 _STEPS: Final = 2  # of an estimate, for each doubling: plans are kept as long as it does not change
@@ -200,7 +200,7 @@ class Pace:
         """How much longer than it should its work takes; None where that is not known."""
         if len(self.samples) < ENOUGH:
             return None
-        return median(sample.took_s - sample.expected_s for sample in self.samples)
+        return median_low(sample.took_s - sample.expected_s for sample in self.samples)
 
     def judge(self, common_s: float, now_s: float) -> bool:
         """Judge it anew, if there is something new; returns whether it is to be planned anew.
@@ -264,8 +264,8 @@ def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False)
     """
     expected = [sample.expected_s + common_s for sample in samples]
     took = [sample.took_s for sample in samples]
-    slowness = median(t / e for t, e in zip(took, expected, strict=True))
-    late_s = median(t - e for t, e in zip(took, expected, strict=True))
+    slowness = median_low(t / e for t, e in zip(took, expected, strict=True))
+    late_s = median_low(t - e for t, e in zip(took, expected, strict=True))
     share = _STILL if slow else 1.0
     if slowness < share * SLOW or late_s < share * LEAST_LATE_S:
         return AS_STATED
