@@ -44,9 +44,10 @@ def devices(
         typer.echo("no devices yet; give one a join code with: cleave pair", err=True)
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("id", "name", "state", "last seen", "sessions", "lost", "wrong", "blocks"):
-        right = heading in ("id", "sessions", "lost", "wrong", "blocks")
-        table.add_column(heading, justify="right" if right else "left")
+    for heading in ("id", "name", "state", "last seen"):
+        table.add_column(heading, justify="right" if heading == "id" else "left")
+    for heading in ("sessions", "lost", "wrong", "blocks", "failed"):
+        table.add_column(heading, justify="right")
     for heading in ("TFLOP", "down", "up", "compute", "energy"):
         table.add_column(heading, justify="right")
     for device in answer["devices"]:
@@ -57,12 +58,21 @@ def devices(
     console.print(table, markup=False)
 
 
+def _failed(device: dict[str, Any]) -> str:
+    """How many runs it failed, with the last reason where that is no reason of its state."""
+    if not device["failures"]:
+        return "0"
+    told = not device["failure"] or device["failure"] in device["reason"]
+    return f"{device['failures']:,}" + ("" if told else f" (last: {device['failure']})")
+
+
 def _cells(device: dict[str, Any]) -> list[str]:
     reason = f" ({device['reason']})" if device["reason"] else ""
     if device["id"] is None:  # it joined with a credential that many share
         blocks, compute = f"{device['blocks']:,}", f"{device['compute_s']:,.0f} s"
         state = f"{device['state']}{reason}"
-        return ["", device["name"], state, *[""] * 4, blocks, *[""] * 3, compute, ""]
+        failed = _failed(device)
+        return ["", device["name"], state, *[""] * 4, blocks, failed, *[""] * 3, compute, ""]
     energy_j = device["energy_j"]
     return [
         str(device["id"]),
@@ -73,6 +83,7 @@ def _cells(device: dict[str, Any]) -> list[str]:
         str(device["losses"]),
         str(device["wrong_results"]),
         f"{device['blocks']:,}",
+        _failed(device),
         f"{device['flops'] / 1e12:,.3f}",
         human_bytes(device["downlink_bytes"]),
         human_bytes(device["uplink_bytes"]),

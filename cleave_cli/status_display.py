@@ -16,6 +16,7 @@ from cleave_cli.options import human_bytes
 from cleave_cli.say import printable
 
 EVENTS_SHOWN: Final = 8
+TROUBLED_SHOWN: Final = 5
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
@@ -72,7 +73,7 @@ def shown(seen: Seen) -> RenderableType:
         parts.append(Text(f"store  {trouble}", style="bold"))
     parts.append("")
     parts += [*_job(overview["job"], seen.steps), ""]
-    parts += [_fleet(overview["devices"]), ""]
+    parts += [_fleet(overview["devices"]), *_troubled(overview["devices"]), ""]
     parts += [*_traffic(overview), ""]
     parts += _events(seen.events)
     return Group(*parts)
@@ -141,6 +142,20 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
         cells = (count.get((kind, state), 0) for state in states)
         table.add_row(_text(kind), *(f"{number:,}" if number else "" for number in cells))
     return table
+
+
+def _troubled(devices: dict[str, Any]) -> list[RenderableType]:
+    """The devices with a reason for their state, and what it is."""
+    columns = devices.get("columns", ())
+    rows = [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
+    found = [row for row in rows if row["reason"]]
+    lines = [
+        Text(f"{row['name']} is {row['state']}: {row['reason']}", overflow="ellipsis", no_wrap=True)
+        for row in found[:TROUBLED_SHOWN]
+    ]
+    if len(found) > TROUBLED_SHOWN:
+        lines.append(Text(f"and {len(found) - TROUBLED_SHOWN:,} more: cleave devices"))
+    return list(lines)
 
 
 def _traffic(overview: dict[str, Any]) -> list[RenderableType]:

@@ -28,7 +28,19 @@ from cleave.errors import FleetError, UsageError
 from cleave.fleet.checks import Checks
 from cleave.fleet.coordinator import ASSUMED_FLOPS_PER_S, Coordinator
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
-from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Order, Place, Send
+from cleave.fleet.orders import (
+    Aside,
+    Check,
+    Close,
+    Done,
+    Failure,
+    Joined,
+    Late,
+    Note,
+    Order,
+    Place,
+    Send,
+)
 from cleave.fleet.output import Output
 from cleave.fleet.session import DeviceState
 from cleave.fleet.verification import Verification
@@ -89,6 +101,8 @@ class VirtualShell:
         seed: of everything that is drawn; the same seed gives the same events.
         start_hour: the hour of the day at time zero, for devices that keep hours.
         verify: which results are checked; `auto` checks none, for they never leave the process.
+        observe: plan with devices as they turn out to be, where the coordinator is told the time;
+            without, they are planned with as they state, so that the same is planned every time.
 
     Attributes:
         now_s: the virtual clock.
@@ -107,6 +121,7 @@ class VirtualShell:
         seed: int = 0,
         start_hour: float = 0.0,
         verify: Verification | str | bool = True,
+        observe: bool = False,
     ) -> None:
         self.profiles = profiles
         self.executor = executor
@@ -115,7 +130,10 @@ class VirtualShell:
         self.events = 0
         self.observers: list[Callable[[Activity], None]] = []
         self.coordinator = Coordinator(
-            verify=verify, crossed=False, rng=random.Random(f"{seed} checks")
+            verify=verify,
+            crossed=False,
+            rng=random.Random(f"{seed} checks"),
+            observe=observe,
         )
         if self.coordinator.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(
@@ -147,6 +165,9 @@ class VirtualShell:
             Done: self._done,
             Failure: self._failed,
             Joined: self._ignore,
+            Late: self._ignore,
+            Aside: self._ignore,
+            Note: self._ignore,
             Close: self._close_session,
         }
         for number, profile in enumerate(profiles):
@@ -270,6 +291,8 @@ class VirtualShell:
                 if timeout_s is not None and self.next_event_s > until_s:
                     self.now_s = max(self.now_s, until_s)
                     break
+                if timeout_s is None and (reason := self.stuck(future)):
+                    raise FleetError(f"the GEMM cannot finish: {reason}")
                 if not self._heap:
                     raise FleetError(
                         "every emulated device is gone and none is due to join; "
@@ -314,6 +337,10 @@ class VirtualShell:
     def device_count(self) -> int:
         """See `Shell.device_count`."""
         return self.coordinator.ready_devices
+
+    def stuck(self, future: GemmFuture) -> str:
+        """See `Shell.stuck`."""
+        return self.coordinator.dispatcher.stuck(future.work.id)
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
         """See `Shell.fleet_rates`."""
@@ -402,7 +429,7 @@ class VirtualShell:
         future = self._futures.pop(order.work)
         future.error, future.done = order.reason, True
 
-    def _ignore(self, order: Joined, _: deque[Order]) -> None:
+    def _ignore(self, order: Joined | Late | Aside | Note, _: deque[Order]) -> None:
         return None
 
     def _close_session(self, order: Close, _: deque[Order]) -> None:

@@ -27,7 +27,12 @@ from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits
 
 MAX_FAILURES: Final = 4
-"""How often a unit may fail, and on every device that is there, before its work fails."""
+"""How often a unit may fail, and on every device that is there, before it is kept back."""
+
+HOLD_S: Final = 5.0
+"""For so long the first time, then for twice as long, and tried as soon as another device comes."""
+
+HOLD_MOST_S: Final = 300.0
 
 _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
@@ -73,7 +78,9 @@ class Dispatcher:
         self._devices: dict[int, DeviceLoad] = {}
         self._works: dict[int, Work] = {}
         self._waiting: list[Work] = []  # submitted while the fleet was empty
-        self._orphans: deque[Unit] = deque()  # of lost devices, while the fleet is empty
+        self._orphans: deque[Unit] = deque()  # that no device which is there can take
+        self._held: dict[Unit, float] = {}  # that every device failed, until when
+        self._stuck: dict[int, str] = {}  # by work, why no device can do it
         self._copies: dict[Unit, set[int]] = {}  # devices of units that several were given
         self._begun_s: dict[int, float] = {}  # by work
         self._finished_s = 0.0
@@ -83,6 +90,9 @@ class Dispatcher:
         self._commands: list[Command] = []
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             events.DeviceReady: self._ready,
+            events.DeviceAside: self._set_aside,
+            events.DeviceBack: self._back,
+            events.DeviceRated: self._rated,
             events.DeviceDraining: self._draining,
             events.DeviceLost: self._lost,
             events.Submitted: self._submitted,
@@ -107,12 +117,12 @@ class Dispatcher:
     @property
     def devices(self) -> Sequence[int]:
         """The devices that may be given work."""
-        return [d for d, state in list(self._devices.items()) if not state.draining]
+        return [d for d, state in list(self._devices.items()) if state.present]
 
     @property
     def rates(self) -> list[DeviceRates]:
         """What is known of the devices that may be given work; overdue ones only if all are."""
-        present = [d for d in list(self._devices.values()) if not d.draining]
+        present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
     @property
@@ -143,29 +153,63 @@ class Dispatcher:
         state = self._devices.get(device)
         return state is not None and state.overdue
 
+    def stuck(self, work: int) -> str:
+        """Why no device that is there can do some work; empty where one can, or none is there."""
+        return self._stuck.get(work, "")
+
     # --- devices come and go ---
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
-        self._devices[event.rates.device] = DeviceLoad(event.rates)
+        self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
+        self._welcome(event.rates.device, now_s)
+
+    def _back(self, event: events.DeviceBack, now_s: float) -> None:
+        device = self._devices.get(event.rates.device)
+        if device is None or not device.aside:
+            return
+        device.rates, device.aside, device.one_run = event.rates, False, event.careful
+        self._welcome(device.id, now_s)
+
+    def _rated(self, event: events.DeviceRated, now_s: float) -> None:
+        device = self._devices.get(event.rates.device)
+        if device is not None:
+            device.rates = event.rates
+
+    def _welcome(self, newcomer: int, now_s: float) -> None:
+        """A device takes what waited for one, and some of what others are at."""
         waiting, self._waiting = self._waiting, []
         for work in waiting:
             self._start(work)
         if self._orphans:
             orphans, self._orphans = self._orphans, deque()
             self._reassign(orphans)
+        self._try_again([unit for unit in self._held if newcomer not in unit.failed_on])
         if self._works:
-            self._help_with_newcomer(event.rates.device, now_s)
+            self._help_with_newcomer(newcomer, now_s)
+
+    def _set_aside(self, event: events.DeviceAside, now_s: float) -> None:
+        device = self._devices.get(event.device)
+        if device is None or not device.present:
+            return
+        device.aside = True
+        self._give_away_queue(device)
+        self.holdings.clear(device)
+        self._tell_forgotten(device)
+
+    def _give_away_queue(self, device: DeviceLoad) -> None:
+        """Others do what a device was not sent yet."""
+        unsent = list(device.queue)
+        device.queue.clear()
+        for unit in unsent:
+            self.holdings.unwant(device, unit)
+        self._reassign(u for u in unsent if not self._copied(device.id, u))
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
         device = self._devices.get(event.device)
         if device is None or device.draining:
             return
         device.draining = True
-        unsent = list(device.queue)
-        device.queue.clear()
-        for unit in unsent:
-            self.holdings.unwant(device, unit)
-        self._reassign(u for u in unsent if not self._copied(event.device, u))
+        self._give_away_queue(device)
         self._finish_draining(device)
 
     def _finish_draining(self, device: DeviceLoad) -> None:
@@ -201,9 +245,11 @@ class Dispatcher:
             for device_id, unit in work.assign(rates, self.holdings):
                 device = touched[device_id] = self._devices[device_id]
                 self._enqueue(device, unit)
-        except PlanError as error:
-            self._fail(work.id, str(error))
+        except PlanError as error:  # a device that comes may change that
+            self._waiting.append(work)
+            self._stick(work, str(error))
             return
+        self._stuck.pop(work.id, None)
         if work.complete:
             self._complete(work.id)
         for device in touched.values():
@@ -236,23 +282,26 @@ class Dispatcher:
             self._orphans.extend(units)
             return
         found = take_over(units, able, self._may_take, self._unit_s)
+        too_large: list[Unit] = []
         if found.unassigned:  # where they failed they are tried again only if there is nobody else
             again = take_over(found.unassigned, able, self._holds, self._unit_s)
-            if again.unassigned:
-                need = _need(again.unassigned[0])
-                self._fail(work.id, f"no device has the memory for {need} bytes at once")
-                return
             found.assigned += again.assigned
+            too_large = again.unassigned
         assigned = found.assigned
-        if recut and len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S:
+        slow = len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S
+        if recut and (too_large or slow):
             anew = work.recut(units, [devices[i].rates for i in able], able, self.holdings)
             if (
                 anew is not None
-                and anew.finish_s < found.finish_s
+                and (too_large or anew.finish_s < found.finish_s)
                 and all(self._holds(device_id, unit) for device_id, unit in anew.assigned)
             ):
                 work.replace(units, [unit for _, unit in anew.assigned])
-                assigned = anew.assigned
+                assigned, too_large = anew.assigned, []
+        if too_large:
+            self._orphans.extend(too_large)
+            need = _need(too_large[0])
+            self._stick(work, f"no device that is there has the memory for {need} bytes at once")
         for device_id, unit in assigned:
             self.counters.reissued += 1
             self._enqueue(devices[device_id], unit)
@@ -262,7 +311,7 @@ class Dispatcher:
 
     def _able(self, work: Work) -> list[DeviceRates]:
         """The devices that may do some of a work; overdue ones only where no others are."""
-        able = [d for d in self._devices.values() if not d.draining and work.runs_on(d.rates)]
+        able = [d for d in self._devices.values() if d.present and work.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
     def _holds(self, device_id: int, unit: Unit) -> bool:
@@ -347,6 +396,10 @@ class Dispatcher:
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
         """Time passed: where work is overdue, others get what is missing, before anyone is lost."""
+        due = [unit for unit, until_s in self._held.items() if until_s <= now_s]
+        for unit in due:
+            unit.failed_on.clear()
+        self._try_again(due)
         found = late_devices(self._devices, self._works, self._expected_since(), now_s)
         for device_id in found.overdue:
             self._devices[device_id].miss(now_s)
@@ -357,7 +410,7 @@ class Dispatcher:
         helpers = {
             device_id: device.remaining_s(now_s)
             for device_id, device in self._devices.items()
-            if device_id not in late and not device.draining and not device.overdue
+            if device_id not in late and device.present and not device.overdue
         }
         if helpers:
             self._help(late, helpers)
@@ -375,11 +428,38 @@ class Dispatcher:
             device.overdue = False
             self._commands.append(events.Overdue(event.device, False))
 
+    # --- units that no device can do ---
+
+    def _stick(self, work: Work, reason: str) -> None:
+        """Some of a work waits for another device, or a better day; said once for each reason."""
+        if self._stuck.get(work.id) != reason:
+            self._stuck[work.id] = reason
+            self._commands.append(events.Stuck(work.id, reason))
+
+    def _hold(self, work: Work, unit: Unit, last: str) -> None:
+        """Every device failed a unit: it is kept back, so that they are not busy with failing."""
+        unit.held += 1
+        for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (unit.held - 1))
+        self._held[unit] = self._now_s + for_s
+        self._stick(
+            work,
+            f"{work.title} failed on every device that is there, last on {last}; it waits for "
+            f"another device, and is tried again in {for_s:.0f} s",
+        )
+
+    def _try_again(self, units: Sequence[Unit]) -> None:
+        """Units that were kept back are given out again."""
+        for unit in units:
+            del self._held[unit]
+        for work in {unit.work for unit in units} - {unit.work for unit in self._held}:
+            self._stuck.pop(work, None)
+        self._reassign(units, recut=False)
+
     # --- sending ---
 
     def _pump(self, device: DeviceLoad) -> None:
         """Send as many queued units, with the arrays they need, as the device has room for."""
-        while device.queue and len(device.running) < limits.MAX_RUNS_IN_FLIGHT:
+        while device.queue and device.has_turn:
             unit = device.queue[0]
             if unit.work not in self._works:  # it failed meanwhile
                 device.queue.popleft()
@@ -397,12 +477,7 @@ class Dispatcher:
                     return
                 device.queue.popleft()
                 self.holdings.unwant(device, unit)
-                self._fail(
-                    unit.work,
-                    f"device {device.id} offers {device.rates.memory_bytes} bytes of memory and "
-                    f"one unit of this work needs {device.occupied_bytes + room}; "
-                    f"give devices more memory",
-                )
+                self._reassign([unit])  # cut anew, or to one that has the memory
                 continue
             device.queue.popleft()
             self._tell_forgotten(device)
@@ -454,6 +529,7 @@ class Dispatcher:
         if taken is None:
             return
         device, unit = taken
+        device.one_run = False
         if unit in self._copies:
             self._cancel_copies(event.device, unit)
         work = self._works.get(unit.work)
@@ -471,16 +547,13 @@ class Dispatcher:
         device, unit = taken
         if event.spoiled:
             self.holdings.spoil(device, unit)
-        if unit.work in self._works and not self._copied(event.device, unit):
-            unit.failed_on.add(event.device)
-            unit.failures += 1
-            untried = [i for i in self.devices if i not in unit.failed_on]
-            if unit.failures >= MAX_FAILURES and not untried:
-                self._fail(
-                    unit.work,
-                    f"a unit failed on every device that was there, {unit.failures} times, "
-                    f"last on device {event.device}: {event.reason}",
-                )
+        work = self._works.get(unit.work)
+        unit.failed_on.add(event.device)
+        unit.failures += 1
+        if work is not None and not self._copied(event.device, unit):
+            able = [r.device for r in self._able(work) if self._holds(r.device, unit)]
+            if unit.failures >= MAX_FAILURES and able and unit.failed_on.issuperset(able):
+                self._hold(work, unit, f"device {event.device}: {event.reason}")
             else:
                 self._reassign([unit], recut=False)
         self._pump(device)
@@ -500,6 +573,7 @@ class Dispatcher:
 
     def _complete(self, work: int) -> None:
         done, begun_s = self._works.pop(work), self._begun_s.pop(work)
+        self._stuck.pop(work, None)
         self._finished_s = self._now_s
         if done.expected_s is not None:
             took_s = self._now_s - begun_s
@@ -511,6 +585,9 @@ class Dispatcher:
             return
         del self._begun_s[work]
         self._finished_s = self._now_s
+        self._stuck.pop(work, None)
+        self._held = {u: until_s for u, until_s in self._held.items() if u.work != work}
+        self._orphans = deque(u for u in self._orphans if u.work != work)
         self._copies = {u: d for u, d in self._copies.items() if u.work != work}
         freed = []
         for device in self._devices.values():

@@ -13,7 +13,33 @@ from cleave.planner.plan import DeviceRates
 
 @dataclass(slots=True)
 class DeviceReady:
-    """A device is connected and may be given work."""
+    """A device is connected and may be given work.
+
+    With `careful`, one run at a time until it did one right.
+    """
+
+    rates: DeviceRates
+    careful: bool = False
+
+
+@dataclass(slots=True)
+class DeviceAside:
+    """A device is to get nothing new for now, and to hold nothing that no run of it needs."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class DeviceBack:
+    """A device that was set aside may be given work again; `careful` as above."""
+
+    rates: DeviceRates
+    careful: bool = False
+
+
+@dataclass(slots=True)
+class DeviceRated:
+    """A device is to be planned with other rates from now on."""
 
     rates: DeviceRates
 
@@ -108,6 +134,9 @@ class Withdrawn:
 
 Event: TypeAlias = (
     DeviceReady
+    | DeviceAside
+    | DeviceBack
+    | DeviceRated
     | DeviceDraining
     | DeviceLost
     | Submitted
@@ -182,6 +211,14 @@ class Failed:
 
 
 @dataclass(slots=True)
+class Stuck:
+    """For information: no device that is there can do this work, or some of it; it waits."""
+
+    work: int
+    reason: str
+
+
+@dataclass(slots=True)
 class Drained:
     """A draining device has answered everything; its session may end."""
 
@@ -197,5 +234,14 @@ class Overdue:
 
 
 Command: TypeAlias = (
-    SendArray | SendRun | SendDrop | SendCancel | Assemble | Finished | Failed | Drained | Overdue
+    SendArray
+    | SendRun
+    | SendDrop
+    | SendCancel
+    | Assemble
+    | Finished
+    | Failed
+    | Stuck
+    | Drained
+    | Overdue
 )

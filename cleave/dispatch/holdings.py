@@ -114,6 +114,12 @@ class FleetHoldings:
             if array.id in device.held:
                 self._drop(device, array)
 
+    def clear(self, device: DeviceLoad) -> None:
+        """A device is to hold nothing but what its runs need."""
+        for array in list(device.held.values()):
+            if not device.needed[array.id]:
+                self._drop(device, array)
+
     def leave(self, device: DeviceLoad) -> None:
         """A device is gone, with everything it held."""
         for array in {*device.held, *device.needed}:

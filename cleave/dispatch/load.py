@@ -10,6 +10,7 @@ from typing import Final
 from cleave.dispatch.work import Stored, Unit
 from cleave.planner.cost import streamed_s, tile_s
 from cleave.planner.plan import DeviceRates
+from cleave.protocol import limits
 
 RETRY_S: Final = 2.0
 """A device that was overdue, and says that it is there, is asked again: at once the first time, for
@@ -26,6 +27,8 @@ class DeviceLoad:
         rates: as last stated or measured.
         draining: it finishes what runs, and gets nothing new.
         overdue: it did not answer in time, and gets nothing new until it does.
+        aside: nothing is planned for it; see `events.DeviceAside`.
+        one_run: it is sent one run at a time until it did one right.
         missed: how often it was overdue since it answered last.
         retry_s: when it may be asked again, then.
         queue: units that it will be sent.
@@ -42,6 +45,8 @@ class DeviceLoad:
     rates: DeviceRates
     draining: bool = False
     overdue: bool = False
+    aside: bool = False
+    one_run: bool = False
     missed: int = 0
     retry_s: float = 0.0
     queue: deque[Unit] = field(default_factory=deque)
@@ -62,6 +67,16 @@ class DeviceLoad:
     def id(self) -> int:
         """Of the device."""
         return self.rates.device
+
+    @property
+    def present(self) -> bool:
+        """Whether it may be given work."""
+        return not self.draining and not self.aside
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether it may be sent one more run now."""
+        return len(self.running) < (1 if self.one_run else limits.MAX_RUNS_IN_FLIGHT)
 
     def drop(self, array: Stored) -> None:
         """It is to forget an array, and will be told with the next message."""

@@ -44,6 +44,7 @@ class Unit:
         detail: what the shells need to send and assemble it; opaque to the dispatcher.
         failures: how often a device could not do it.
         failed_on: those devices.
+        held: how often it was kept back because every device had failed it.
     """
 
     work: int
@@ -53,6 +54,7 @@ class Unit:
     detail: Any
     failures: int = 0
     failed_on: set[int] = field(default_factory=set)
+    held: int = 0
 
 
 @dataclass(slots=True)

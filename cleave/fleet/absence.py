@@ -1,4 +1,4 @@
-"""What training does while no device is there: it waits, or multiplies on the PS itself.
+"""What training does while no device can work: it waits, or multiplies on the PS itself.
 
 And how it comes away from waiting when it is to stop. It lives in the training thread, beside
 `Fleet.submit` and `GemmFuture.result`, and knows the fleet only by its shell: how many devices
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.5
 """How often the fleet is looked at while a GEMM is waited for."""
 
+_MOST_SAID: Final = 100  # reasons that are remembered, so that each is said once
+
 
 STEP_END_S: Final = 30.0
 """How long a step may go on after training was asked to stop, while devices are there."""
@@ -38,7 +40,7 @@ class Presence(Enum):
     """Devices, as it should be."""
 
     ABSENT = "absent"
-    """Nobody: no device is connected, and training waits."""
+    """Nobody: no device is connected, or each that is was set aside, and training waits."""
 
     LOCAL = "local"
     """The PS, until a device is connected."""
@@ -106,12 +108,13 @@ class Leaving:
 
 
 class Absence:
-    """Notices that no device is there, and says so once per change.
+    """Notices that no device is there, or none can do a GEMM, and says so once.
 
     Args:
         tell: told of every change, in the training thread.
         fallback: multiplies meanwhile; None for waiting.
         leaving: when not to wait any longer; None to wait for ever.
+        say: told why no device can do a GEMM, likewise.
 
     Attributes:
         presence: as told last.
@@ -123,12 +126,15 @@ class Absence:
         tell: Callable[[Presence], None],
         fallback: Fallback | None = None,
         leaving: Leaving | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.presence = Presence.PRESENT
         self.gemms = 0
         self._tell = tell
         self._fallback = fallback
         self._leaving = leaving
+        self._say = say or (lambda text: None)
+        self._said: set[str] = set()
         self._absent_s = 0.0
 
     def takes(self, shell: Shell) -> Fallback | None:
@@ -162,7 +168,14 @@ class Absence:
                 self._leaving.give_up()
                 self._take_back(shell, future, Fallback(self._leaving.executor, 0.0))
                 return
-            if shell.device_count():
+            if shell.device_count() and (reason := shell.stuck(future)):
+                self._say_once(reason)
+                if self._fallback is not None:  # there is nothing to wait for
+                    self._take_back(shell, future, self._fallback)
+                    return
+                if shell.clock == "virtual":
+                    timeout_s = None
+            elif shell.device_count():
                 self._become(Presence.PRESENT)
             elif shell.wait(future, 0.0):  # the last device answered before it went
                 return
@@ -199,6 +212,11 @@ class Absence:
         if future.error == WITHDRAWN:  # else it was finished, or failed, at the last moment
             future.error = ""
             self.multiply(shell, future, fallback)
+
+    def _say_once(self, reason: str) -> None:
+        if reason not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(reason)
+            self._say(reason)
 
     def _become(self, presence: Presence) -> None:
         if presence is not self.presence:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
+from cleave.fleet.conduct import Conduct
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.protocol.texts import clean
 
@@ -24,12 +25,16 @@ class Admission:
         name: under which it is known; empty for the name in its `hello`.
         credential: a new one, that the device is to keep; empty if it has one.
         faults: wrong results that still count against it.
+        penalty: what these add up to (`cleave.fleet.reputation`).
+        conduct: how it worked when it was here last.
     """
 
     identity: int | None = None
     name: str = ""
     credential: str = ""
     faults: int = 0
+    penalty: float = 0.0
+    conduct: Conduct = field(default_factory=Conduct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class Contribution:
         downlink_bytes, uplink_bytes: encoded messages, to the device and from it.
         compute_s: as the device states it.
         energy_j: as its telemetry states it (`energy_j`); 0 where it does not.
+        failures: runs that it could not do, or answered in another form than was asked for.
     """
 
     blocks: int = 0
@@ -76,6 +82,7 @@ class Contribution:
     uplink_bytes: int = 0
     compute_s: float = 0.0
     energy_j: float = 0.0
+    failures: int = 0
 
     def __add__(self, other: Contribution) -> Contribution:
         return Contribution(*(getattr(self, n) + getattr(other, n) for n in CONTRIBUTION_FIELDS))
@@ -117,8 +124,12 @@ class Doorkeeper(Protocol):
         """A device did this, since the last call."""
         ...
 
-    def faulted(self, identity: int, fault: str) -> None:
-        """A device sent a wrong result."""
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        """How a device works is to be remembered for its next session."""
+        ...
+
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
+        """A device sent a wrong result, which costs it so many points."""
         ...
 
     def quarantined(self, identity: int, reason: str) -> None:
@@ -165,7 +176,10 @@ class OneKey:
     def contributed(self, identity: int, done: Contribution) -> None:
         """Nothing is kept."""
 
-    def faulted(self, identity: int, fault: str) -> None:
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        """Nothing is kept."""
+
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """Nothing is kept."""
 
     def quarantined(self, identity: int, reason: str) -> None:

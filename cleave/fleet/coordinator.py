@@ -23,12 +23,27 @@ from cleave.fleet.admission import (
     OneKey,
     Refusal,
     clean_name,
+    clean_text,
 )
-from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Late, Note, Order, Place, Send
+from cleave.fleet.orders import (
+    Aside,
+    Check,
+    Close,
+    Done,
+    Failure,
+    Joined,
+    Late,
+    Note,
+    Order,
+    Place,
+    Send,
+)
+from cleave.fleet.pace import Estimate, Pace, Sample, common_delay_s, expected
 from cleave.fleet.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.fleet.regulars import Regulars
 from cleave.fleet.reputation import Reputation, Rounding, Wrong
-from cleave.fleet.session import DeviceState, Session
+from cleave.fleet.session import DeviceState, Session, Trial
+from cleave.fleet.setbacks import Setbacks
 from cleave.fleet.verification import Verification
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import features, limits, messages
@@ -47,6 +62,14 @@ FULL_RETRY_S: Final = 30.0
 ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
 
+NOTED_S: Final = 60.0
+"""What may go on and on (a device fails, a work is stuck) is said once in so long."""
+
+TRIAL_PATIENCE_S: Final = 60.0
+"""How long a trial may take."""
+
+_MAX_FAILURE: Final = 120  # characters of why a device failed
+
 
 class Coordinator:
     """The PS without its sockets, threads and clock.
@@ -59,6 +82,7 @@ class Coordinator:
         rng: secret; draws which results are checked, and what devices are probed with.
         door: who decides which devices may come in; `credential` is not used then.
         max_devices: how many it takes at once; any number unless given.
+        observe: whether devices are planned with as they turn out to be (`cleave.fleet.pace`).
     """
 
     def __init__(
@@ -70,6 +94,7 @@ class Coordinator:
         rng: random.Random | None = None,
         door: Doorkeeper | None = None,
         max_devices: int | None = None,
+        observe: bool = True,
     ) -> None:
         self.dispatcher = Dispatcher()
         self.sessions: dict[int, Session] = {}
@@ -78,10 +103,12 @@ class Coordinator:
         self.verify = self.verification.active(crossed)
         self._rng = rng or random.SystemRandom()
         self.max_devices = max_devices
+        self.observe = observe
         self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
         self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
+        self._stuck_s: float | None = None  # when it was last said that a work is
 
     @property
     def ready_devices(self) -> int:
@@ -90,6 +117,8 @@ class Coordinator:
 
     def state(self, session: Session) -> DeviceState:
         """What a device is doing now."""
+        if session.state is DeviceState.READY and session.setbacks.aside:
+            return DeviceState.ASIDE
         if session.state is DeviceState.READY and self.dispatcher.overdue(session.id):
             return DeviceState.OVERDUE
         if session.state is DeviceState.READY and self.dispatcher.busy(session.id):
@@ -169,6 +198,10 @@ class Coordinator:
                 what = "said no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
                 orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+            elif session.state is DeviceState.READY:
+                orders += self._try_again(session, now_s)
+        if self.observe:
+            orders += self._judge_paces(now_s)
         self.regulars.tick(self.sessions.values(), now_s)
         return orders + self._do(events.Tick(), now_s)
 
@@ -211,9 +244,13 @@ class Coordinator:
         session.profile = clean_name(message.profile)
         session.kind = DeviceKind.named(message.kind)
         session.identity = admission.identity
-        session.reputation = Reputation(wrong=admission.faults, penalty=float(admission.faults))
         if session.identity is not None:
             session.rounding = self._rounding.setdefault(session.identity, session.rounding)
+        session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
+        conduct = self.regulars.conduct_before(session, admission.conduct)
+        session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
+        if self.observe:
+            session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
         session.measure = message.measure
         session.features = features.agreed(message)
         session.rates = _bounded(
@@ -242,7 +279,8 @@ class Coordinator:
             return orders + self._ready(session, now_s)
         effort = THOROUGH if session.measure else STATED if stated else JOINING
         tested = self.verify and not session.measure
-        session.probe = Probe(session.rates, effort, self._rng if tested else None)
+        secret = self._rng if tested else None
+        session.probe = Probe(session.rates, effort, secret, session.probe_ids)
         session.state = DeviceState.PROBING
         return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
@@ -267,7 +305,11 @@ class Coordinator:
         assert session.rates is not None
         session.state = DeviceState.READY
         self.epoch += 1
-        return [Joined(session.id), *self._do(events.DeviceReady(session.rates), now_s)]
+        session.reason = session.pace.estimate.text
+        ready = events.DeviceReady(
+            _bounded(session.planned_rates), careful=session.setbacks.times > 0
+        )
+        return [Joined(session.id), *self._do(ready, now_s)]
 
     def _probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
@@ -293,14 +335,19 @@ class Coordinator:
         match message:
             case messages.Result() if session.probe is not None:
                 return self._probed(session, session.probe, message, now_s)
+            case messages.Result() if session.trial and session.trial.probe.awaits(message.id):
+                return self._tried(session, session.trial, message, now_s)
             case messages.Result():
                 return self._result(session, message, now_s)
             case messages.TaskError() if session.probe is not None:
                 raise ProtocolError(f"the device could not do the probe: {message.reason}")
+            case messages.TaskError() if session.trial and session.trial.probe.awaits(message.id):
+                session.failures += 1
+                return self._failed_trial(session, session.trial, message.reason, now_s)
             case messages.TaskError():
                 if session.expected.pop(message.id, None) is None:
                     return self._unexpected(session, now_s)
-                return self._do(events.RunFailed(session.id, message.id, message.reason), now_s)
+                return self._failed(session, message.id, message.reason, now_s)
             case messages.Heartbeat():
                 overdue = self.dispatcher.overdue(session.id)
                 return self._do(events.Alive(session.id), now_s) if overdue else []
@@ -344,9 +391,13 @@ class Coordinator:
                 f"the result is {message.rows}x{message.columns} {message.dtype} of "
                 f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
             )
-            session.reputation.was_wrong(Wrong.FORM)
-            orders = self._do(events.RunFailed(session.id, message.id, reason), now_s)
+            self._wrong(session, Wrong.FORM, reason)
+            orders = self._failed(session, message.id, reason, now_s)
             return orders + self._judge(session, reason, now_s)
+        if session.setbacks.did():
+            self.regulars.remember(session)
+        if session.rates is not None:
+            session.pace.answered(message.id, session.rates, now_s)
         session.blocks += 1
         session.flops += unit.flops
         session.compute_s += min(message.compute_s, now_s - session.opened_s)
@@ -391,13 +442,17 @@ class Coordinator:
             return orders + self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
         inputs = frozenset(array.id for array in order.unit.inputs)
         if fault.gross or not session.suspects.explains(order.run, inputs):
-            session.reputation.was_wrong(Wrong.GROSS if fault.gross else Wrong.SMALL)
-            if session.identity is not None:
-                self.door.faulted(session.identity, fault.reason)
+            self._wrong(session, Wrong.GROSS if fault.gross else Wrong.SMALL, fault.reason)
             session.suspects.begin(inputs, max(session.expected, default=order.run))
         reason = f"a wrong result: {fault.reason}"
         failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
         return self._do(failed, now_s) + self._judge(session, fault.reason, now_s)
+
+    def _wrong(self, session: Session, how: Wrong, reason: str) -> None:
+        """A device sent a wrong result: that is remembered beyond its session."""
+        session.reputation.was_wrong(how)
+        if session.identity is not None:
+            self.door.faulted(session.identity, reason, how.value)
 
     def _judge(self, session: Session, last: str, now_s: float) -> list[Order]:
         """Quarantine a device whose reputation is gone."""
@@ -407,6 +462,127 @@ class Coordinator:
         wrong = "result" if reputation.wrong == 1 else "results"
         reason = f"quarantined after {reputation.wrong} wrong {wrong}; the last: {last}"
         return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+
+    # --- failures, and trials of those that get no work for them ---
+
+    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[Order]:
+        """A device could not do a run: another does it, and one that fails all is set aside."""
+        reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
+        session.failures += 1
+        if session.rates is not None:
+            session.pace.answered(run, session.rates, now_s, failed=True)
+        orders: list[Order] = []
+        if session.setbacks.failed(reason, now_s):
+            self.epoch += 1
+            orders.append(self._said_aside(session))
+            # First, so that the run does not come back to it.
+            orders += self._do(events.DeviceAside(session.id), now_s)
+        elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
+            session.noted_s = now_s
+            orders.append(Note(f"{session.name} could not do a run: {reason}"))
+        return orders + self._do(events.RunFailed(session.id, run, reason), now_s)
+
+    def _said_aside(self, session: Session) -> Order:
+        """A device is set aside, or not any more: say so, and remember it."""
+        session.reason = _why(session)
+        self.regulars.remember(session)
+        return Aside(session.id, session.setbacks.aside, session.reason)
+
+    def _try_again(self, session: Session, now_s: float) -> list[Order]:
+        """Try a device that gets no work: with secret numbers, for which no job waits.
+
+        It is one that was set aside, or is so slow that nothing is planned for it.
+        """
+        if session.trial is not None:
+            if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
+                return []
+            return self._failed_trial(session, session.trial, "it does not answer a trial", now_s)
+        if session.rates is None or self.dispatcher.busy(session.id):
+            return []
+        slow = self.observe and session.pace.due(session.rates, now_s) and self.ready_devices > 1
+        if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
+            return []
+        orders: list[Order] = []
+        if not session.setbacks.aside:  # its memory is the trial's, for so long
+            self.epoch += 1
+            orders += self._do(events.DeviceAside(session.id), now_s)
+        probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
+        sent = probe.begin(now_s)
+        nbytes = sum(payload_bytes(m.payload) for m in sent if isinstance(m, messages.Put))
+        session.trial = Trial(probe, now_s, expected(session.rates, nbytes, 0.0, 0.0))
+        return [*orders, *(Send(session.id, m) for m in sent)]
+
+    def _tried(
+        self, session: Session, trial: Trial, message: messages.Result, now_s: float
+    ) -> list[Order]:
+        orders: list[Order] = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
+        if trial.probe.fault:
+            reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
+            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+        if trial.probe.rates is None:
+            return orders
+        session.trial = None
+        if self.observe and session.rates is not None:
+            sample = Sample(trial.expected_s, now_s - trial.begun_s)
+            session.rates = session.pace.tried(sample, session.rates, self._common_delay_s(), now_s)
+        if session.setbacks.aside:
+            session.setbacks.back()
+            orders.append(self._said_aside(session))
+        session.reason = _why(session)
+        self.regulars.remember(session)
+        return orders + self._come_back(session, now_s)
+
+    def _failed_trial(
+        self, session: Session, trial: Trial, reason: str, now_s: float
+    ) -> list[Order]:
+        session.trial = None
+        orders: list[Order] = [Send(session.id, m) for m in trial.probe.abandon()]
+        if session.pace.estimate.slow:
+            session.pace.put_off(now_s)
+        if session.setbacks.aside:
+            session.setbacks.failed(clean_text(reason, _MAX_FAILURE) or "no reason given", now_s)
+            session.setbacks.put_off(now_s)
+        else:
+            orders += self._come_back(session, now_s)
+        session.reason = _why(session)
+        self.regulars.remember(session)
+        return orders
+
+    def _come_back(self, session: Session, now_s: float) -> list[Order]:
+        self.epoch += 1
+        careful = session.setbacks.times > 0
+        return self._do(events.DeviceBack(_bounded(session.planned_rates), careful=careful), now_s)
+
+    # --- how long devices take ---
+
+    def sending(self, session_id: int, now_s: float) -> None:
+        """The shell begins to send a device something: what it was asked before waited here."""
+        session = self.sessions.get(session_id)
+        if session is not None:
+            session.pace.sending(now_s)
+
+    def _common_delay_s(self) -> float:
+        return common_delay_s(session.pace.delay_s for session in self.sessions.values())
+
+    def _judge_paces(self, now_s: float) -> list[Order]:
+        """Plan with devices as they turn out to be, where that is far from what was measured."""
+        judged = [s for s in self.sessions.values() if s.pace.fresh and s.rates is not None]
+        if not judged:
+            return []
+        orders: list[Order] = []
+        common_s = self._common_delay_s()
+        for session in judged:
+            before = session.pace.estimate
+            if not session.pace.judge(common_s, now_s):
+                continue
+            self.epoch += 1
+            orders += self._do(events.DeviceRated(_bounded(session.planned_rates)), now_s)
+            session.reason = _why(session)
+            self.regulars.remember(session)
+            if session.pace.estimate.slow != before.slow:
+                text = session.pace.estimate.text or "its answers come in time again"
+                orders.append(Note(f"{session.name}: {text}"))
+        return orders
 
     # --- work ---
 
@@ -440,34 +616,50 @@ class Coordinator:
         for command in commands:
             match command:
                 case events.SendArray(device, array):
+                    self.sessions[device].pace.array(array.nbytes)
                     region = self._buffers[array.operand].region(array.rows, array.columns)
                     rows, columns = region.shape
                     put = messages.Put(array.id, rows, columns, region.dtype.value, region)
                     yield Send(device, put)
                 case events.SendRun(device, run, unit):
-                    self.sessions[device].expected[run] = unit
+                    asked = self.sessions[device]
+                    asked.expected[run] = unit
+                    asked.pace.asked(run, unit.flops, unit.output_bytes, now_s)
                     yield Send(device, _run_message(run, unit))
                 case events.Assemble(unit, payload):
                     yield Place(unit, payload)
                 case events.SendDrop(device, ids):
                     yield Send(device, messages.Drop(ids))
                 case events.SendCancel(device, runs):
+                    freed = self.sessions[device]
                     for run in runs:
-                        self.sessions[device].expected.pop(run, None)
+                        freed.expected.pop(run, None)
+                    if freed.rates is not None:
+                        freed.pace.given_up(runs, freed.rates, now_s)
                     yield Send(device, messages.Cancel(runs))
                 case events.Finished(work):
                     yield Done(work)
                 case events.Failed(work, reason):
                     yield Failure(work, reason)
+                case events.Stuck(_, reason):
+                    if self._stuck_s is None or now_s - self._stuck_s >= NOTED_S:
+                        self._stuck_s = now_s
+                        yield Note(f"training waits: {reason}")
                 case events.Overdue(device, overdue):
                     self.epoch += 1
-                    self.sessions[device].reason = "it does not answer" if overdue else ""
+                    session = self.sessions[device]
+                    session.reason = "it does not answer" if overdue else _why(session)
                     yield Late(device, overdue)
                 case events.Drained(device):
                     yield Send(device, _bye(ByeCode.DRAINED))
                     yield Close(device)
-                    if (session := self.sessions.pop(device, None)) is not None:
-                        self.regulars.depart(session, "drained", now_s, lost=False)
+                    if (drained := self.sessions.pop(device, None)) is not None:
+                        self.regulars.depart(drained, "drained", now_s, lost=False)
+
+
+def _why(session: Session) -> str:
+    """Why a device gets no work, or less."""
+    return session.setbacks.text or session.pace.estimate.text
 
 
 def other_version(hello: Hello) -> str:

@@ -156,6 +156,10 @@ class Shell(Protocol):
         """How many devices may be given work now."""
         ...
 
+    def stuck(self, future: GemmFuture) -> str:
+        """Why no device that is there can finish a GEMM; empty where one can, or none is there."""
+        ...
+
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
         """The fleet's epoch, and the rates of the devices that may be given work now."""
         ...

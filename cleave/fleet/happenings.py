@@ -19,6 +19,9 @@ class EventKind(Enum):
     OVERDUE = "overdue"
     """It does not answer what it should have long ago, or does again."""
 
+    ASIDE = "aside"
+    """It fails all that it is asked and gets no work for now, or passed a trial."""
+
     REISSUE = "reissue"
     """Units were given to other devices, or to others as well."""
 

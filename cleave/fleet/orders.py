@@ -73,10 +73,19 @@ class Late:
 
 
 @dataclass(slots=True)
+class Aside:
+    """For information: this device gets no work for now, and why; or it gets some again."""
+
+    session: int
+    aside: bool
+    reason: str
+
+
+@dataclass(slots=True)
 class Note:
     """For information: something that an operator should know."""
 
     text: str
 
 
-Order: TypeAlias = Send | Close | Joined | Late | Note | Check | Place | Done | Failure
+Order: TypeAlias = Send | Close | Joined | Late | Aside | Note | Check | Place | Done | Failure

@@ -124,6 +124,7 @@ class Probe:
         device: what it says of itself.
         effort: how thoroughly its link is measured.
         rng: draws the numbers of tests, secret; None for measuring the link alone.
+        ids: names for arrays and runs, where probes follow one another in a session.
 
     Attributes:
         rates: what its link was found to be; as stated where it is not measured.
@@ -132,7 +133,11 @@ class Probe:
     """
 
     def __init__(
-        self, device: DeviceRates, effort: Effort = JOINING, rng: random.Random | None = None
+        self,
+        device: DeviceRates,
+        effort: Effort = JOINING,
+        rng: random.Random | None = None,
+        ids: Iterator[int] | None = None,
     ) -> None:
         self.rates: LinkRates | None = None
         self.device = device
@@ -140,10 +145,10 @@ class Probe:
         self._effort = effort
         self._rng = np.random.default_rng(rng.getrandbits(128)) if rng else None
         self._largest = min(effort.largest_bytes, device.memory_bytes // 4)
-        self._ids = count(FIRST_ID)
+        self._ids = ids if ids is not None else count(FIRST_ID)
         self._plan = self._steps()
         self._step = _Step(1, 1, 1)
-        self._run = 0
+        self._run = -1
         self._arrays: tuple[int, ...] = ()
         self._sent_s = 0.0
         self._took_s = 0.0  # the step before
@@ -154,6 +159,16 @@ class Probe:
         if self._rng is not None:
             return self._send_tests(self._rng)
         return self._go_on(now_s)
+
+    def awaits(self, run: int) -> bool:
+        """Whether an answer to this run is awaited."""
+        return run in self._tests or run == self._run
+
+    def abandon(self) -> list[Message]:
+        """The last messages to send where the rest is not wanted any more."""
+        runs, self._tests = tuple(self._tests), {}
+        arrays, self._arrays, self._run = self._arrays, (), -1
+        return [messages.Cancel(runs), messages.Drop(arrays)]
 
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
         """Take an answer; returns what to send next.

@@ -1,4 +1,8 @@
-"""Devices with an identity, beyond one session: what they did, and the link they had."""
+"""Devices beyond one session: what they did, how they worked, and the link they had.
+
+Those with an identity are known by it. Of others only how they worked is remembered, by address and
+name, and only while the server runs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.fleet.admission import Contribution, Doorkeeper
+from cleave.fleet.conduct import Conduct
 from cleave.fleet.session import Session
 from cleave.planner.plan import DeviceRates
 from profiles.power_limits import believable_j
@@ -21,6 +26,9 @@ measured before."""
 SAME_CLAIM: Final = 2.0
 """Claims of speed that differ by no more than this factor are of the same processor: a device may
 measure itself anew each time that it starts."""
+
+MAX_STRANGERS: Final = 1000
+"""Devices without an identity whose conduct is remembered, those that were heard of last."""
 
 MAX_CREDIT: Final = 1e12
 """The most seconds that are believed of a session, so that sums stay numbers."""
@@ -48,7 +56,7 @@ class _Departure:
 
 
 class Regulars:
-    """Tells the doorkeeper of devices that it knows; sessions without an identity pass unnoticed.
+    """Tells the doorkeeper of devices that it knows.
 
     Args:
         door: who is told.
@@ -58,6 +66,7 @@ class Regulars:
         self._door = door
         self._credited_s = 0.0
         self._departed: dict[int, _Departure] = {}
+        self._strangers: dict[tuple[str, str], Conduct] = {}  # by address and name
 
     def tick(self, sessions: Iterable[Session], now_s: float) -> None:
         """Time passed: say what these sessions did, unless that was a moment ago."""
@@ -91,6 +100,29 @@ class Regulars:
                 now_s, session.address, session.rates, session.claimed_flops_per_s
             )
         self._door.departed(session.identity, reason, lost=lost)
+
+    def remember(self, session: Session) -> None:
+        """How a device works has changed: it is to count in its next session, too."""
+        if session.identity is not None:
+            self._door.conducted(session.identity, session.conduct)
+            return
+        who = (session.address, session.name)
+        self._strangers.pop(who, None)
+        if session.conduct != Conduct():
+            self._strangers[who] = session.conduct
+            if len(self._strangers) > MAX_STRANGERS:
+                del self._strangers[next(iter(self._strangers))]
+
+    def conduct_before(self, session: Session, known: Conduct) -> Conduct:
+        """How a device worked when it was here last.
+
+        Args:
+            session: a new one, with its name.
+            known: what the doorkeeper knows.
+        """
+        if session.identity is not None:
+            return known
+        return self._strangers.get((session.address, session.name), known)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
         """The session's rates with link and speed as they were measured, if it was here a moment
@@ -131,4 +163,5 @@ def _contribution(session: Session, now_s: float) -> Contribution:
         session.uplink_bytes,
         min(MAX_CREDIT, session.compute_s),
         energy_j,
+        session.failures,
     )

@@ -15,8 +15,9 @@ QUARANTINE: Final = 3.0
 """Penalty at which a device gets no more work: bits flip once, not thrice."""
 
 FORGIVEN_BY: Final = 10_000
-"""Right results, all of them checked, that make up for one penalty point: memory without error
-correction flips a bit now and then, on honest devices too."""
+"""Right results, all of them checked, that make up for one whole penalty point: memory without
+error correction flips a bit now and then, on honest devices too. Nothing is forgiven in parts, or
+a third fault would never quite be the third."""
 
 EVIDENCE: Final = 12 * math.log(10)
 """Nats of evidence that a device changes elements, at which it gets no more work."""
@@ -83,11 +84,13 @@ class Reputation:
         right: results that were checked and right.
         wrong: results that were checked and wrong.
         penalty: what the wrong ones add up to, less what was forgiven since.
+        atoned: right results since it has a penalty, or was forgiven last.
     """
 
     right: int = 0
     wrong: int = 0
     penalty: float = 0.0
+    atoned: int = 0
 
     @property
     def known(self) -> bool:
@@ -102,7 +105,12 @@ class Reputation:
     def was_right(self) -> None:
         """A result was checked and is right."""
         self.right += 1
-        self.penalty = max(0.0, self.penalty - 1 / FORGIVEN_BY)
+        if not self.penalty:
+            return
+        self.atoned += 1
+        if self.atoned >= FORGIVEN_BY:
+            self.atoned = 0
+            self.penalty = max(0.0, self.penalty - 1)
 
     def was_wrong(self, how: Wrong) -> None:
         """A result was checked and is wrong."""

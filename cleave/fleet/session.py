@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 
 from cleave.dispatch.work import Unit
 from cleave.fleet.admission import Contribution
-from cleave.fleet.probe import Probe
+from cleave.fleet.conduct import Conduct
+from cleave.fleet.pace import Pace
+from cleave.fleet.probe import FIRST_ID, Probe
 from cleave.fleet.reputation import Reputation, Rounding, Suspects
+from cleave.fleet.setbacks import Setbacks
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Feature
 from profiles.device_profile import DeviceKind
@@ -22,8 +27,26 @@ class DeviceState(Enum):
     READY = "ready"
     BUSY = "busy"
     OVERDUE = "overdue"
+    ASIDE = "set aside"
+    """It failed all that it was asked, and gets no work until it passes a trial."""
+
     DRAINING = "draining"
     LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A device that gets no work is tried.
+
+    Attributes:
+        probe: with what.
+        begun_s: since when.
+        expected_s: how long it should take.
+    """
+
+    probe: Probe
+    begun_s: float
+    expected_s: float
 
 
 @dataclass(slots=True)
@@ -41,6 +64,7 @@ class Session:
     kind: DeviceKind | None = None  # as it says itself
     heard_s: float = 0.0
     blocks: int = 0
+    failures: int = 0
     flops: float = 0.0
     compute_s: float = 0.0
     downlink_bytes: int = 0  # counted by the shell
@@ -49,6 +73,9 @@ class Session:
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
+    setbacks: Setbacks = field(default_factory=Setbacks)
+    pace: Pace = field(default_factory=Pace)
+    noted_s: float | None = None  # when a failure of it was last said
     rates: DeviceRates | None = None
     claimed_flops_per_s: float = 0.0  # by its hello, bounded; `rates` has what it showed
     features: frozenset[Feature] = frozenset()  # that it has, and we have
@@ -56,3 +83,17 @@ class Session:
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
     probe: Probe | None = None
+    probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
+    trial: Trial | None = None  # under way
+
+    @property
+    def conduct(self) -> Conduct:
+        """What is to be remembered of it."""
+        estimate = self.pace.estimate
+        return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
+
+    @property
+    def planned_rates(self) -> DeviceRates:
+        """Its rates as it is planned with: as measured or stated, less what it falls short."""
+        assert self.rates is not None
+        return self.pace.estimate.of(self.rates)

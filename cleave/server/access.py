@@ -19,6 +19,7 @@ from cleave.fleet.admission import (
     one_is,
     same_secret,
 )
+from cleave.fleet.conduct import Conduct
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.server.attempts import Attempts
 from cleave.server.codes import (
@@ -204,8 +205,8 @@ class Access:
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
         now_s = self._clocks.wall()
         self.ledger.soon(lambda: self.store.arrived(device.id, now_s))
-        faults = self.standings.faults_since(device.id, now_s - FAULTS_COUNT_S)
-        return Admission(device.id, device.name, credential, faults)
+        counted = self.standings.faults_since(device.id, now_s - FAULTS_COUNT_S)
+        return Admission(device.id, device.name, credential, *counted, device.conduct)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Doorkeeper.departed`."""
@@ -216,9 +217,13 @@ class Access:
         """See `Doorkeeper.contributed`."""
         self.ledger.add(identity, done)
 
-    def faulted(self, identity: int, fault: str) -> None:
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        """See `Doorkeeper.conducted`."""
+        self.ledger.soon(lambda: self.store.conducted(identity, conduct))
+
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """See `Doorkeeper.faulted`."""
-        self.standings.fault(identity, fault)
+        self.standings.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
         """See `Doorkeeper.quarantined`. It holds at once: it must not come back in meanwhile."""

@@ -199,6 +199,7 @@ class Desk:
             "losses": device.losses,
             "wrong_results": device.faults,
             "code": device.code,
+            "failure": session["failure"] if session is not None else device.conduct.failure,
             **asdict(device.done),
         }
 

@@ -34,7 +34,7 @@ DEVICE_COLUMNS: Final = (
     "device", "identity", "name", "kind", "state", "reason", "reputation", "blocks", "compute_s",
     "down_bytes", "up_bytes", "downlink_bytes_per_s", "uplink_bytes_per_s", "flops_per_s",
     "profile_downlink_bytes_per_s", "profile_uplink_bytes_per_s", "profile_flops_per_s",
-    "round_trip_s", "energy_j", "energy_basis",
+    "round_trip_s", "energy_j", "energy_basis", "failures",
 )  # fmt: skip
 EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
 
@@ -171,7 +171,7 @@ class Overview:
             case EventKind.WRONG:
                 self._wrong += 1
                 text = f"{session.name}: {text}" if session is not None else text
-            case EventKind.OVERDUE if session is not None:
+            case EventKind.OVERDUE | EventKind.ASIDE if session is not None:
                 text = f"{session.name}: {text}"
         self._events.add(kind, session.id if session is not None else 0, text)
 
@@ -353,6 +353,7 @@ class Overview:
             2 * rates.latency_s if rates is not None else None,
             energy.energy_j,
             energy.basis.value,
+            session.failures,
         ]
 
     def _timeline(self, live: Live, device: int, now_s: float) -> Answer | None:

@@ -68,5 +68,15 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         "ALTER TABLE codes ADD COLUMN made_s REAL NOT NULL DEFAULT 0",
         "ALTER TABLE codes ADD COLUMN void TEXT NOT NULL DEFAULT ''",
     ),
+    (
+        "ALTER TABLE faults ADD COLUMN penalty REAL NOT NULL DEFAULT 1",
+        # Runs that it could not do; the last reason, and how often it was set aside for that since
+        # it did one; how much slower it answers than it should, and how much later.
+        "ALTER TABLE devices ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE devices ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE devices ADD COLUMN setbacks INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE devices ADD COLUMN slowness REAL NOT NULL DEFAULT 1",
+        "ALTER TABLE devices ADD COLUMN late_s REAL NOT NULL DEFAULT 0",
+    ),
 )
 """Step N leads from version N - 1 to version N. Steps are never changed; new ones follow."""

@@ -42,7 +42,7 @@ class Standings:
         # What is not written yet.
         self._decisions: dict[int, _Decision] = {}
         self._void: dict[int, str] = {}
-        self._faults: defaultdict[int, list[float]] = defaultdict(list)
+        self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: Standing, reason: str) -> None:
         """From now on a device may do this.
@@ -76,30 +76,31 @@ class Standings:
 
         self._ledger.owe(("code", code), write, f"join code {code} is void ({reason})")
 
-    def fault(self, device: int, fault: str) -> None:
-        """A device sent a wrong result."""
+    def fault(self, device: int, fault: str, penalty: float) -> None:
+        """A device sent a wrong result, which costs it so many points."""
         with self._lock:
             at_s = self._now()
-            self._faults[device].append(at_s)
+            self._faults[device].append((at_s, penalty))
 
         def write() -> None:
-            self._store.fault(device, fault, at_s)
+            self._store.fault(device, fault, penalty, at_s)
             with self._lock:
-                self._faults[device].remove(at_s)
+                self._faults[device].remove((at_s, penalty))
                 if not self._faults[device]:
                     del self._faults[device]
 
         self._ledger.owe(("fault", device, at_s), write)
 
-    def faults_since(self, device: int, since_s: float) -> int:
-        """Wrong results of a device since then, and since it was released."""
+    def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
+        """Wrong results of a device since then, and since it was released; and their points."""
         with self._lock:  # first: what is written meanwhile is found in both, and counted once
             decision = self._decisions.get(device)
             if decision is not None and decision.standing is Standing.ADMITTED:
                 since_s = max(since_s, math.nextafter(decision.at_s, math.inf))
-            pending = [at_s for at_s in self._faults.get(device, ()) if at_s >= since_s]
+            pending = [fault for fault in self._faults.get(device, ()) if fault[0] >= since_s]
         written = self._store.faults_since(device, since_s)
-        return (Counter(pending) | Counter(written)).total()
+        faults = Counter(pending) | Counter(written)
+        return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
         """The time; never the same twice, so that a fault is known by it, and what came first."""

@@ -11,13 +11,14 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from cleave.errors import CleaveError
 from cleave.fleet.admission import CONTRIBUTION_FIELDS, Contribution
+from cleave.fleet.conduct import Conduct
 from cleave.server.schema import MIGRATIONS, Migration
 
 BUSY_S: Final = 5.0
@@ -60,6 +61,7 @@ class DeviceRecord:
         faults: wrong results, ever.
         code: the join code that it came by; None where that is not known.
         done: what it contributed.
+        conduct: how it worked when it was here last.
     """
 
     id: int
@@ -75,6 +77,7 @@ class DeviceRecord:
     faults: int
     code: int | None
     done: Contribution
+    conduct: Conduct = field(default_factory=Conduct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,21 +294,31 @@ class Store:
                 ],
             )
 
-    def fault(self, device: int, fault: str, now_s: float) -> None:
-        """A device sent a wrong result."""
+    def conducted(self, device: int, conduct: Conduct) -> None:
+        """Keep how a device works."""
         with self._writing() as db:
             db.execute(
-                "INSERT INTO faults (device, at_s, fault) VALUES (?, ?, ?)", (device, now_s, fault)
+                "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
+                "WHERE id = ?",
+                (conduct.setbacks, conduct.failure, conduct.slowness, conduct.late_s, device),
             )
 
-    def faults_since(self, device: int, since_s: float) -> list[float]:
-        """When a device sent wrong results, since then and since it was released."""
+    def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
+        """A device sent a wrong result, which costs it so many points."""
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
+                (device, now_s, fault, penalty),
+            )
+
+    def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
+        """When a device sent wrong results, since then and since it was released; their points."""
         found = self._rows(
-            "SELECT at_s FROM faults JOIN devices ON devices.id = device "
+            "SELECT at_s, penalty FROM faults JOIN devices ON devices.id = device "
             "WHERE device = ? AND at_s >= ? AND at_s > released_s",
             device, since_s,
         )  # fmt: skip
-        return [float(at_s) for (at_s,) in found]
+        return [(float(at_s), float(penalty)) for at_s, penalty in found]
 
     # --- join codes ---
 
@@ -372,9 +385,10 @@ class Store:
 _DEVICE: Final = (
     "SELECT id, name, standing, reason, paired_s, seen_s, absence, absence_reason, sessions, "
     "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), code, "
-    f"{', '.join(CONTRIBUTION_FIELDS)} FROM devices"
+    f"{', '.join(CONTRIBUTION_FIELDS)}, setbacks, failure, slowness, late_s FROM devices"
 )
-_BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 1
+_BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 2
+_BEFORE_CONDUCT: Final = _BEFORE_DONE + len(CONTRIBUTION_FIELDS)
 _CODE: Final = ", ".join(CodeRecord.__slots__)
 _JOB: Final = ", ".join(JobRecord.__slots__)
 
@@ -383,7 +397,8 @@ def _device(row: Sequence[Any]) -> DeviceRecord:
     values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
     values["standing"] = Standing(values["standing"])
     values["absence"] = Absence(values["absence"])
-    return DeviceRecord(**values, done=Contribution(*row[_BEFORE_DONE:]))
+    done = Contribution(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
+    return DeviceRecord(**values, done=done, conduct=Conduct(*row[_BEFORE_CONDUCT:]))
 
 
 def _free_name(db: sqlite3.Connection, wanted: str) -> str:

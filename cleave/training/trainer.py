@@ -241,7 +241,7 @@ class Trainer:
             setting.fleet.submitted.clear()
             setting.fleet.decisions.clear()
             leaving = Leaving(setting.stop, self._applied, TorchExecutor(), setting.clock)
-            setting.fleet.absence = Absence(self._presence, _fallback(job), leaving)
+            setting.fleet.absence = Absence(self._presence, _fallback(job), leaving, self._stuck)
         self.journal = _open_journal(job, run, setting, base, self.patience)
         if setting.fleet is not None:
             fleet = setting.fleet
@@ -506,6 +506,11 @@ class Trainer:
     def _journal_counters(self) -> JournalCounters:
         return replace(self.journal.counters) if self.journal else JournalCounters()
 
+    def _stuck(self, reason: str) -> None:
+        local = self.job.fallback == FallbackMode.LOCAL.value
+        so = "the parameter server does it" if local else "training waits"
+        self._report(NoteRecord(f"no device can do a product, {so}: {reason}"))
+
     def _presence(self, presence: Presence) -> None:
         text = _PRESENCE[presence]
         self._report(PresenceRecord(self.step + 1, presence.value, text))
@@ -520,8 +525,8 @@ class Trainer:
 
 _PRESENCE = {
     Presence.PRESENT: "a device is connected; training goes on",
-    Presence.ABSENT: "no device is connected; training waits",
-    Presence.LOCAL: "no device is connected; training goes on without, on the parameter server",
+    Presence.ABSENT: "no device is there to work; training waits",
+    Presence.LOCAL: "no device is there to work; training goes on on the parameter server",
 }
 
 

@@ -25,7 +25,19 @@ from cleave.fleet.checks import Checks
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
 from cleave.fleet.happenings import EventKind, Witness
-from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Late, Note, Order, Place, Send
+from cleave.fleet.orders import (
+    Aside,
+    Check,
+    Close,
+    Done,
+    Failure,
+    Joined,
+    Late,
+    Note,
+    Order,
+    Place,
+    Send,
+)
 from cleave.fleet.output import Output
 from cleave.fleet.session import Session
 from cleave.planner.plan import DeviceRates
@@ -170,7 +182,9 @@ class LiveShell:
                         parts = await asyncio.to_thread(encode, message)
                     else:
                         parts = encode(message)
-                    peer.times.sending(self._now())
+                    began_s = self._now()
+                    peer.times.sending(began_s)
+                    self.coordinator.sending(peer.record.id, began_s)
                     sent_bytes = await peer.connection.send(parts)
                     self._counters.downlink_bytes += sent_bytes
                     peer.record.downlink_bytes += sent_bytes
@@ -237,6 +251,8 @@ class LiveShell:
                 case Late(session, late):
                     text = "it does not answer" if late else "it answers again"
                     self._witness(EventKind.OVERDUE, self.coordinator.sessions.get(session), text)
+                case Aside(session, aside, reason):
+                    self._tell_aside(session, reason if aside else "")
                 case Note(text):
                     self._notify(text)
                 case Close(session):
@@ -244,6 +260,14 @@ class LiveShell:
                     if peer is not None:
                         peer.closing = True
                         peer.wake.set()
+
+    def _tell_aside(self, session: int, reason: str) -> None:
+        """A device is set aside, and why; without a reason it is back."""
+        record = self.coordinator.sessions.get(session)
+        if record is not None:
+            text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
+            self._witness(EventKind.ASIDE, record, text)
+            self._notify(f"{record.name or f'device {session}'}: {text}; {self._fleet_size()}")
 
     def _tell_of_reissues(self) -> None:
         done = self.coordinator.dispatcher.counters
@@ -433,6 +457,10 @@ class LiveShell:
     def device_count(self) -> int:
         """See `Shell.device_count`."""
         return self.coordinator.ready_devices
+
+    def stuck(self, future: GemmFuture) -> str:
+        """See `Shell.stuck`."""
+        return self.coordinator.dispatcher.stuck(future.work.id)
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
         """See `Shell.fleet_rates`."""

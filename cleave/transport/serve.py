@@ -293,6 +293,8 @@ class ServedFleet(Fleet):
                 "reason": session.reason,
                 "blocks": session.blocks,
                 "compute_s": session.compute_s,
+                "failures": session.failures,
+                "failure": session.setbacks.last,
             }
             for session in coordinator.sessions.values()
         ]

@@ -4,7 +4,8 @@ A model of the fleet does what the commands say with real numbers: devices keep 
 sent, results are computed from these alone, outputs are put together as the shells do. Links of the
 real thing keep the order of messages to one device, so commands are carried out at once; what is
 under way when a run is cancelled or a device is lost comes later, or never. In the end everything
-is answered fairly, and every work must be right or have failed with a reason that its history has.
+is answered fairly, and every work must be right; none may fail, whatever the devices did, and none
+may be said to be stuck without a reason that its history has.
 
 `CLEAVE_EXAMPLES=2000 pytest tests/dispatch/test_dispatcher_machine.py` looks for longer.
 """
@@ -94,7 +95,6 @@ class Task:
     smallest: int  # least memory of any device that it met
     faults: int = 0
     ended: bool = False
-    error: str = ""
 
 
 class Model:
@@ -139,7 +139,9 @@ class Model:
             case events.Finished(work):
                 self._finished(self.tasks[work])
             case events.Failed(work, reason):
-                self._failed(self.tasks[work], reason)
+                raise AssertionError(f"work {work} fails: {reason}")
+            case events.Stuck(work, reason):
+                self._stuck(self.tasks[work], reason)
             case events.Drained(device):
                 gone = self.devices.pop(device)
                 assert gone.draining
@@ -182,9 +184,9 @@ class Model:
         assert np.array_equal(task.output.out.float32(), task.expected)
         assert not any(p.unit.work == task.work.id for p in self.places)
 
-    def _failed(self, task: Task, reason: str) -> None:
+    def _stuck(self, task: Task, reason: str) -> None:
         assert not task.ended
-        task.ended, task.error = True, reason
+        assert self.dispatcher.stuck(task.work.id) == reason
         if "memory" in reason:
             assert task.smallest < task.needs_bytes, f"every device had the memory: {reason}"
         else:

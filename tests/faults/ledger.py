@@ -137,6 +137,10 @@ class AuditedShell:
         """See `Shell.withdraw`."""
         self.inner.withdraw(future)
 
+    def stuck(self, future: GemmFuture) -> str:
+        """See `Shell.stuck`."""
+        return self.inner.stuck(future)
+
     def elsewhere(self, flops: float) -> None:
         """See `Shell.elsewhere`."""
         self.inner.elsewhere(flops)

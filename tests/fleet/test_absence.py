@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from cleave.errors import FleetError
 from cleave.fleet.absence import Absence, Fallback, Presence
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.protocol import limits
 from cleave.transport.computer import ExecutorComputer
 from cleave.transport.connection import memory_link
 from cleave.transport.join import DeviceSession, device_hello
@@ -99,6 +101,31 @@ def test_while_the_ps_works_devices_that_are_due_come(monkeypatch: pytest.Monkey
         futures += 1
         assert futures < 1000
     assert told == [Presence.ABSENT, Presence.LOCAL, Presence.PRESENT]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_what_no_device_can_do_is_said_and_done_on_the_ps_if_that_may(
+    local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for nothing is one reason of several; what every device fails is another."""
+    monkeypatch.setattr(limits, "MIN_DEVICE_MEMORY_BYTES", 0)
+    said: list[str] = []
+    shell = VirtualShell([replace(DEVICE, memory_bytes=4)] * 2, NumpyExecutor())
+    fleet, told = Fleet(shell), list[Presence]()
+    fallback = Fallback(NumpyExecutor(), 100.0) if local else None
+    fleet.absence = Absence(told.append, fallback, say=said.append)
+    begun_s = shell.now_s
+    for _ in range(3):
+        if local:
+            assert is_right(submit(fleet))
+        else:
+            with pytest.raises(FleetError, match="memory"):
+                submit(fleet).result()
+    assert shell.now_s - begun_s < 10.0  # nothing is waited for
+    assert fleet.counters().local_gemms == (3 if local else 0)
+    assert told == []
+    (reason,) = said
+    assert "memory" in reason
 
 
 def test_without_fallback_it_waits_and_knows_when_nobody_is_due() -> None:

@@ -18,10 +18,11 @@ from cleave.fleet.admission import (
     Refusal,
     Verdict,
 )
+from cleave.fleet.conduct import Conduct
 from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.orders import Check, Close, Joined, Note, Order, Send
 from cleave.fleet.regulars import CREDIT_S, GRACE_S, MAX_CREDIT
-from cleave.fleet.reputation import QUARANTINE
+from cleave.fleet.reputation import QUARANTINE, Wrong
 from cleave.fleet.session import DeviceState
 from cleave.fleet.verification import Verification
 from cleave.gemm import Gemm
@@ -55,6 +56,8 @@ class Door:
         self.done: dict[int, Contribution] = {}
         self.faults: dict[int, list[str]] = {}
         self.quarantine: dict[int, str] = {}
+        self.points: dict[int, float] = {}
+        self.conduct: dict[int, Conduct] = {}
         self.faults_before = 0
 
     def admit(self, hello: Hello, address: str) -> Verdict:
@@ -64,7 +67,15 @@ class Door:
         if not hello.credential.isdigit():
             return Refusal(ErrorCode.CREDENTIAL, "not a number")
         identity = int(hello.credential)
-        return Admission(identity, f"device {identity}", "new", self.faults_before)
+        before = self.faults_before
+        return Admission(
+            identity,
+            f"device {identity}",
+            "new",
+            before,
+            float(before),
+            self.conduct.get(identity, Conduct()),
+        )
 
     def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
         raise AssertionError("no operator came")
@@ -75,8 +86,12 @@ class Door:
     def contributed(self, identity: int, done: Contribution) -> None:
         self.done[identity] = self.done.get(identity, Contribution()) + done
 
-    def faulted(self, identity: int, fault: str) -> None:
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        self.conduct[identity] = conduct
+
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
         self.faults.setdefault(identity, []).append(fault)
+        self.points[identity] = self.points.get(identity, 0.0) + penalty
 
     def quarantined(self, identity: int, reason: str) -> None:
         self.quarantine[identity] = reason
@@ -383,6 +398,25 @@ def test_quarantine_is_of_the_identity(coordinator: Coordinator, door: Door) -> 
     assert door.faults == {7: ["row 3 is wrong"]}
     assert door.quarantine == {7: error.message}
     assert door.left == [(7, error.message, False)]
+
+
+def test_a_result_of_another_form_is_remembered_and_the_second_quarantines(
+    coordinator: Coordinator, door: Door
+) -> None:
+    come(coordinator, 1)
+    check = one_result(coordinator, 1)
+    coordinator.checked(check, Judgement(), 2.0)
+    orders = submit(coordinator)
+    for _ in range(2):
+        assert 1 in coordinator.sessions
+        (run,) = [m for m in sent(orders, 1) if isinstance(m, messages.Run)]
+        wrong = messages.Result(run.id, 1, 16, "fp32", 0.0, bytes(64))
+        orders = coordinator.received(1, wrong, 3.0)
+    (error,) = [m for m in sent(orders, 1) if isinstance(m, messages.Error)]
+    assert error.code is ErrorCode.QUARANTINED
+    assert door.points == {7: 2 * Wrong.FORM.value}
+    assert len(door.faults[7]) == 2
+    assert 7 in door.quarantine
 
 
 # --- one key ---

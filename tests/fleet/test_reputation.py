@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from cleave.errors import UsageError
-from cleave.fleet.reputation import FORGIVEN_BY, KNOWN_AFTER, Reputation, Suspects, Wrong
+from cleave.fleet.reputation import (
+    FORGIVEN_BY,
+    KNOWN_AFTER,
+    QUARANTINE,
+    Reputation,
+    Suspects,
+    Wrong,
+)
 from cleave.fleet.verification import Scope, Verification
+from cleave.server.access import FAULTS_COUNT_S
 
 
 def known() -> Reputation:
@@ -44,6 +54,34 @@ def test_a_bit_that_flips_now_and_then_is_forgiven() -> None:
             reputation.was_right()
         assert not reputation.quarantined
     assert not reputation.known  # and is checked for ever
+
+
+@pytest.mark.parametrize("right_between", [1, FORGIVEN_BY // 3])
+def test_right_results_in_between_do_not_save_whom_the_rules_throw_out(right_between: int) -> None:
+    """Forgiven in parts, 2.9997 points would be less than 3, and the third fault none."""
+    for how, times in ((Wrong.SMALL, 3), (Wrong.FORM, 2)):
+        reputation = known()
+        for number in range(times):
+            assert not reputation.quarantined, (how, number)
+            reputation.was_wrong(how)
+            if number < times - 1:
+                for _ in range(right_between):
+                    reputation.was_right()
+        assert reputation.quarantined, how
+
+
+def test_the_document_states_the_rules_that_hold() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "verification.md").read_text()
+    _, _, rules = text.partition("## What happens then")
+    rows = [line.split("|")[1:4] for line in rules.splitlines() if line.startswith("|")][2:]
+    ordinals = ("first", "second", "third", "fourth")
+    stated = [(float(points), nth.strip()) for _, points, nth in rows[: len(Wrong)]]
+    held = [(how.value, ordinals[math.ceil(QUARANTINE / how.value) - 1]) for how in Wrong]
+    assert stated == held
+    assert f"At {QUARANTINE:g} points" in rules
+    assert f"{FORGIVEN_BY:,} right results" in rules
+    assert f"the last {FAULTS_COUNT_S / 3600:g} hours" in rules
+    assert f"until {KNOWN_AFTER} of its results" in text
 
 
 def test_a_reputation_goes_through_a_store() -> None:

@@ -177,10 +177,10 @@ def test_quarantine_lasts_and_can_be_lifted(access: Access) -> None:
 def test_wrong_results_count_for_a_day(access: Access, clock: Clock) -> None:
     device = come(access, access.pair().text)
     assert device.identity is not None
-    access.faulted(device.identity, "wrong")
+    access.faulted(device.identity, "wrong", 1.5)
     clock.now_s += 80000
-    access.faulted(device.identity, "wrong")
-    assert come(access, device.credential).faults == 2
+    access.faulted(device.identity, "wrong", 1.5)
+    assert come(access, device.credential).penalty == 3.0
     clock.now_s += 10000
     assert come(access, device.credential).faults == 1
 
@@ -270,7 +270,7 @@ def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
     access.ledger.flush()
     access.store.close()
     assert refused(access, device.credential).code is ErrorCode.LIMIT
-    access.faulted(device.identity, "wrong")
+    access.faulted(device.identity, "wrong", 1.5)
     access.contributed(device.identity, Contribution(blocks=1))
     access.ledger.flush()
     assert "cannot be used" in access.ledger.trouble
@@ -384,11 +384,11 @@ def test_the_latest_decision_is_what_is_written(trouble: Trouble) -> None:
     assert device.identity
     trouble.begin("locked")
     for _ in range(2):
-        access.faulted(device.identity, "wrong")
+        access.faulted(device.identity, "wrong", 1.0)
     access.quarantined(device.identity, "lies")
     access.standings.decide(device.identity, "phone", Standing.ADMITTED, "")
     assert come(access, device.credential).faults == 0  # released: they count no more
-    access.faulted(device.identity, "wrong")
+    access.faulted(device.identity, "wrong", 1.0)
     assert come(access, device.credential).faults == 1
     trouble.end()
     assert come(trouble.again(), device.credential).faults == 1
@@ -401,9 +401,9 @@ def test_faults_are_counted_once_whether_they_are_written_or_not(trouble: Troubl
     access = trouble.access
     device = come(access, access.pair().text)
     assert device.identity
-    access.faulted(device.identity, "wrong")
+    access.faulted(device.identity, "wrong", 1.0)
     trouble.begin("locked")
-    access.faulted(device.identity, "wrong")
+    access.faulted(device.identity, "wrong", 1.0)
     assert come(access, device.credential).faults == 2
     trouble.end()
     assert come(access, device.credential).faults == 2

@@ -84,7 +84,7 @@ def pair(desk: Desk, access: Access, name: str) -> int:
 def here(identity: int | None, name: str = "x") -> dict[str, object]:
     return {
         "device": 1, "identity": identity, "name": name, "state": "busy", "reason": "",
-        "blocks": 1, "compute_s": 0.5,
+        "blocks": 1, "compute_s": 0.5, "failures": 0, "failure": "",
     }  # fmt: skip
 
 

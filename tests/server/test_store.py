@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cleave.fleet.admission import Contribution
+from cleave.fleet.conduct import Conduct
 from cleave.server.schema import MIGRATIONS
 from cleave.server.store import (
     CODES_KEPT_S,
@@ -45,7 +46,7 @@ def test_everything_is_there_again(path: Path) -> None:
     device = add_device(store)
     store.arrived(device.id, NOW_S + 1)
     store.credit({device.id: Contribution(2, 1e9, 30, 40, 0.5, 6.0)}, NOW_S + 2)
-    store.fault(device.id, "column 3", NOW_S + 3)
+    store.fault(device.id, "column 3", 1.0, NOW_S + 3)
     store.stand(device.id, Standing.QUARANTINED, "lies", NOW_S + 4)
     store.departed(device.id, Absence.LOST, "gone", NOW_S + 5)
     store.save_job(JOB)
@@ -117,11 +118,11 @@ def test_reading_does_not_wait_for_writing(path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreError, match="locked"):
-        store.fault(device.id, "wrong", NOW_S)
+        store.fault(device.id, "wrong", 1.0, NOW_S)
     assert store.device(device.id) == device
     other.execute("COMMIT")
     other.close()
-    store.fault(device.id, "wrong", NOW_S)
+    store.fault(device.id, "wrong", 1.0, NOW_S)
     store.close()
 
 
@@ -129,12 +130,12 @@ def test_faults_before_a_release_count_no_more() -> None:
     store = Store(None)
     device = add_device(store)
     for at_s in (1.0, 2.0, 3.0):
-        store.fault(device.id, "wrong", NOW_S + at_s)
-    assert store.faults_since(device.id, NOW_S + 2) == [NOW_S + 2, NOW_S + 3]
+        store.fault(device.id, "wrong", 1.5, NOW_S + at_s)
+    assert store.faults_since(device.id, NOW_S + 2) == [(NOW_S + 2, 1.5), (NOW_S + 3, 1.5)]
     store.stand(device.id, Standing.ADMITTED, "", NOW_S + 3)
     assert store.faults_since(device.id, NOW_S) == []
-    store.fault(device.id, "wrong", NOW_S + 4)
-    assert store.faults_since(device.id, NOW_S) == [NOW_S + 4]
+    store.fault(device.id, "wrong", 1.0, NOW_S + 4)
+    assert store.faults_since(device.id, NOW_S) == [(NOW_S + 4, 1.0)]
     found = store.device(device.id)
     assert found is not None
     assert found.faults == 4
@@ -156,6 +157,33 @@ def test_a_store_is_brought_up_to_date(path: Path) -> None:
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT colour FROM devices").fetchall() == [("red",)]
         assert db.execute("PRAGMA user_version").fetchone() == (len(newer),)
+
+
+def test_devices_and_faults_of_the_first_version_are_kept(path: Path) -> None:
+    Store(path, MIGRATIONS[:1]).close()
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "INSERT INTO devices (name, standing, paired_s, seen_s) VALUES ('a', 'admitted', 1, 2)"
+        )
+        db.execute("INSERT INTO faults (device, at_s, fault) VALUES (1, 5.0, 'row 3')")
+    store = Store(path)
+    assert store.faults_since(1, 0.0) == [(5.0, 1.0)]
+    (found,) = store.devices()
+    assert (found.name, found.faults, found.conduct) == ("a", 1, Conduct())
+    store.close()
+
+
+def test_how_a_device_works_is_kept(path: Path) -> None:
+    store = Store(path)
+    device = add_device(store)
+    conduct = Conduct(3, "no memory", 2.5, 5.0)
+    store.conducted(device.id, conduct)
+    store.credit({device.id: Contribution(failures=7)}, NOW_S)
+    store.close()
+    store = Store(path)
+    (found,) = store.devices()
+    assert (found.conduct, found.done.failures) == (conduct, 7)
+    store.close()
 
 
 def test_a_step_that_fails_changes_nothing(path: Path) -> None:
@@ -193,7 +221,7 @@ def test_two_connections_and_many_threads(path: Path) -> None:
     def work(store: Store) -> None:
         for _ in range(25):
             store.credit({device.id: Contribution(blocks=1)}, NOW_S)
-            store.fault(device.id, "wrong", NOW_S)
+            store.fault(device.id, "wrong", 1.0, NOW_S)
 
     threads = [threading.Thread(target=work, args=(s,)) for s in (first, second, first, second)]
     for thread in threads:
@@ -233,7 +261,7 @@ from itertools import count
 from cleave.server.store import Store
 store = Store(Path(sys.argv[1]))
 for number in count(1):
-    store.fault(1, "wrong", float(number))
+    store.fault(1, "wrong", 1.0, float(number))
     print(number, flush=True)
 """
 

@@ -85,6 +85,7 @@ export function concern(state: string): "good" | "warning" | "bad" | "soft" {
     case "busy":
       return "good";
     case "overdue":
+    case "set aside":
       return "warning";
     case "quarantined":
     case "lost":
@@ -94,7 +95,17 @@ export function concern(state: string): "good" | "warning" | "bad" | "soft" {
   }
 }
 
-const LIFE = ["joining", "probing", "ready", "busy", "overdue", "draining", "quarantined", "lost"];
+const LIFE = [
+  "joining",
+  "probing",
+  "ready",
+  "busy",
+  "overdue",
+  "set aside",
+  "draining",
+  "quarantined",
+  "lost",
+];
 
 function rank(state: string): number {
   const place = LIFE.indexOf(state);
