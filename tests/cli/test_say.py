@@ -22,7 +22,7 @@ TIDY = "a]0;ownedb[2Jcd31me [/red]f"
 DEVICE = {
     "id": 1, "name": DIRTY, "state": DIRTY, "reason": DIRTY, "seen_s": None, "sessions": 1,
     "losses": 0, "wrong_results": 0, "blocks": 1, "flops": 1.0, "downlink_bytes": 1,
-    "uplink_bytes": 1, "compute_s": 1.0, "energy_j": 0.0,
+    "uplink_bytes": 1, "compute_s": 1.0, "energy_j": 0.0, "failures": 2, "failure": DIRTY,
 }  # fmt: skip
 JOB = {
     "job": DIRTY, "model": DIRTY, "state": DIRTY, "reason": DIRTY, "started_s": None,
