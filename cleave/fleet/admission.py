@@ -23,12 +23,17 @@ class Admission:
         name: under which it is known; empty for the name in its `hello`.
         credential: a new one, that the device is to keep; empty if it has one.
         faults: wrong results that still count against it.
+        measured_by: of one that only wants its link measured, what it came by; empty where any
+            number may come by that.
+        at_once: how many may at once.
     """
 
     identity: int | None = None
     name: str = ""
     credential: str = ""
     faults: int = 0
+    measured_by: str = ""
+    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,10 @@ class Doorkeeper(Protocol):
         """Let an operator or a viewer in, or say why not."""
         ...
 
+    def failed(self, address: str) -> None:
+        """Who came from this address said something that is no `hello`: a failed attempt."""
+        ...
+
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """A device's session ended: because it wanted to, or because it was lost."""
         ...
@@ -152,6 +161,9 @@ class OneKey:
             return Clearance.OPERATOR
         reason = "the credential is not valid; use the operator's URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
+
+    def failed(self, address: str) -> None:
+        """Nothing is kept."""
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """Nothing is kept."""

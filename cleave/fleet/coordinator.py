@@ -24,6 +24,7 @@ from cleave.fleet.admission import (
     Refusal,
     clean_name,
 )
+from cleave.fleet.allowance import Allowance, is_answer
 from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Late, Note, Order, Place, Send
 from cleave.fleet.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.fleet.regulars import Regulars
@@ -74,6 +75,7 @@ class Coordinator:
         self.regulars = Regulars(self.door)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
+        self._resting: dict[int | None, float] = {}  # by identity, until when
 
     @property
     def ready_devices(self) -> int:
@@ -94,18 +96,56 @@ class Coordinator:
         """A peer connected, from this address; its `hello` is awaited."""
         self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
-    def received(self, session_id: int, message: Message, now_s: float) -> list[Order]:
-        """A message came on a session; one that breaks the protocol ends that session alone."""
+    def received(
+        self, session_id: int, message: Message, now_s: float, nbytes: int = 0
+    ) -> list[Order]:
+        """A message came on a session; one that breaks the protocol ends that session alone.
+
+        Args:
+            session_id: the session.
+            message: what came.
+            now_s: the time.
+            nbytes: its size, where it was sent over a network.
+        """
         session = self.sessions.get(session_id)
         if session is None:
             return []
         session.heard_s = now_s
+        joining = session.state is DeviceState.JOINING
         try:
-            if session.state is DeviceState.JOINING:
+            if joining:
                 return self._hello(session, message, now_s)
+            if too_much := self._too_much(session, message, now_s, nbytes):
+                return self.exceeded(session_id, too_much, now_s)
             return self._from_device(session, message, now_s)
         except ProtocolError as error:
+            if joining:
+                self.door.failed(session.address)
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
+
+    def _too_much(self, session: Session, message: Message, now_s: float, nbytes: int) -> str:
+        """Whether a message is one too many of those that nothing asked for, and how."""
+        if isinstance(message, messages.Result | messages.TaskError) and (
+            session.probe is not None or is_answer(message.id, session.expected, session.crossing)
+        ):
+            return ""
+        return session.allowance.said(nbytes, now_s) if session.allowance is not None else ""
+
+    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[Order]:
+        """A device sent more than it may: its session ends, and it has to rest for a while."""
+        session = self.sessions.get(session_id)
+        if session is not None and session.identity is not None:
+            self._resting[session.identity] = now_s + limits.REST_S
+        return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s)
+
+    def awaited_bytes(self, session_id: int) -> tuple[int, int]:
+        """The largest result of work that a session may send now, and the largest of all."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            return 0, 0
+        work = max((unit.output_bytes for unit in session.expected.values()), default=0)
+        probe = session.probe.awaited_bytes if session.probe is not None else 0
+        return work, max(work, session.crossing.largest_bytes, probe)
 
     def refuse(self, session_id: int, code: ErrorCode, reason: str, now_s: float) -> list[Order]:
         """End a session that broke the rules, and say why; one that has ended gets nothing more."""
@@ -152,6 +192,7 @@ class Coordinator:
                 reason = f"the device {what} for {since_s:.0f} s"
                 orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         self.regulars.tick(self.sessions.values(), now_s)
+        self._resting = {who: s for who, s in self._resting.items() if s > now_s}
         return orders + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
@@ -183,7 +224,14 @@ class Coordinator:
         admission = self.door.admit(message, session.address)
         if isinstance(admission, Refusal):
             return self.refuse(session.id, admission.code, admission.reason, now_s)
+        known = admission.identity is not None
+        rest_s = self._resting.get(admission.identity, now_s) - now_s if known else 0.0
+        if rest_s > 0:
+            reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         orders = self._take_over(admission, now_s)
+        session.allowance = Allowance(now_s)
+        session.measured_by = admission.measured_by
         session.name = admission.name or clean_name(message.name)
         session.profile = clean_name(message.profile)
         session.kind = DeviceKind.named(message.kind)
@@ -222,6 +270,17 @@ class Coordinator:
         Its old connection may be dead without anybody having noticed, so the new one cannot be the
         one to refuse. Where both live, the old one is told, and does not come back.
         """
+        if admission.measured_by:
+            before = [
+                s.id for s in self.sessions.values() if s.measured_by == admission.measured_by
+            ]
+            reason = (
+                "a link is measured with the same join code or credential already, and this is the "
+                "earlier measurement; measure one after the other"
+            )
+            over = before[: max(0, len(before) + 1 - admission.at_once)]
+            ends = [self.refuse(id, ErrorCode.DUPLICATE, reason, now_s) for id in over]
+            return [order for orders in ends for order in orders]
         here = [s for s in self.sessions.values() if s.identity == admission.identity]
         if admission.identity is None or not here:
             return []
@@ -412,8 +471,10 @@ class Coordinator:
                 case events.SendDrop(device, ids):
                     yield Send(device, messages.Drop(ids))
                 case events.SendCancel(device, runs):
+                    session = self.sessions[device]
                     for run in runs:
-                        self.sessions[device].expected.pop(run, None)
+                        if (awaited := session.expected.pop(run, None)) is not None:
+                            session.crossing.cancelled(run, awaited.output_bytes)
                     yield Send(device, messages.Cancel(runs))
                 case events.Finished(work):
                     yield Done(work)
@@ -426,8 +487,8 @@ class Coordinator:
                 case events.Drained(device):
                     yield Send(device, messages.Bye("drained"))
                     yield Close(device)
-                    if (session := self.sessions.pop(device, None)) is not None:
-                        self.regulars.depart(session, "drained", now_s, lost=False)
+                    if (drained := self.sessions.pop(device, None)) is not None:
+                        self.regulars.depart(drained, "drained", now_s, lost=False)
 
 
 def _bounded(rates: DeviceRates) -> DeviceRates:

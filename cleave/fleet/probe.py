@@ -155,6 +155,12 @@ class Probe:
             return self._send_tests(self._rng)
         return self._go_on(now_s)
 
+    @property
+    def awaited_bytes(self) -> int:
+        """The size of the largest result that is awaited."""
+        tests = (test.shape[0] * test.shape[1] * test.out.itemsize for test in self._tests.values())
+        return max(DType.FP32.itemsize * self._step.rows * self._step.columns, *tests, 0)
+
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
         """Take an answer; returns what to send next.
 

@@ -7,6 +7,7 @@ from enum import Enum
 
 from cleave.dispatch.work import Unit
 from cleave.fleet.admission import Contribution
+from cleave.fleet.allowance import Allowance, Crossing
 from cleave.fleet.probe import Probe
 from cleave.fleet.reputation import Reputation, Suspects
 from cleave.planner.plan import DeviceRates
@@ -49,6 +50,9 @@ class Session:
     suspects: Suspects = field(default_factory=Suspects)
     rates: DeviceRates | None = None
     measure: bool = False  # it came to have its link measured, not to work
+    measured_by: str = ""  # what it came by then, see `Admission`
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
+    crossing: Crossing = field(default_factory=Crossing)
+    allowance: Allowance | None = None  # from its welcome on
     probe: Probe | None = None

@@ -56,11 +56,14 @@ class Door:
         self.faults: dict[int, list[str]] = {}
         self.quarantine: dict[int, str] = {}
         self.faults_before = 0
+        self.failures: list[str] = []
+        self.measured_by = ""
+        self.at_once = 1
 
     def admit(self, hello: Hello, address: str) -> Verdict:
         self.asked.append(address)
         if hello.measure:
-            return Admission()
+            return Admission(measured_by=self.measured_by, at_once=self.at_once)
         if not hello.credential.isdigit():
             return Refusal(ErrorCode.CREDENTIAL, "not a number")
         identity = int(hello.credential)
@@ -68,6 +71,9 @@ class Door:
 
     def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
         raise AssertionError("no operator came")
+
+    def failed(self, address: str) -> None:
+        self.failures.append(address)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         self.left.append((identity, reason, lost))
