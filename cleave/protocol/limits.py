@@ -71,8 +71,11 @@ REST_S: Final = 60.0
 MAX_FRAMES: Final = 4096
 """Most WebSocket frames of one message."""
 
-MIN_FRAME_BYTES: Final = 1024
-"""A shorter frame that does not end its message counts as a ping does."""
+FREE_FRAMES: Final = 16
+"""Frames that any message may come in, and one more for each `FRAME_BYTES`; more count as pings."""
+
+FRAME_BYTES: Final = 1024
+"""See `FREE_FRAMES`. Browsers cut messages where their buffers happen to end."""
 
 MAX_UNFINISHED_BYTES: Final = 256 * 2**20
 """Most bytes, over all sessions, of messages that are not complete and no results of a job."""

@@ -130,8 +130,9 @@ class Gate:
         self._ends = bool(header[0] & 0x80)
         if self._keeps:
             self._announced(length, begins=kind != _CONTINUES)
-        tiny = not self._ends and length < limits.MIN_FRAME_BYTES
-        if (tiny or not self._keeps) and not self._empty.take(1, now_s):
+        free = limits.FREE_FRAMES + self._total // limits.FRAME_BYTES
+        counts = not self._keeps or self._frames > free
+        if counts and not self._empty.take(1, now_s):
             raise TooMuchError(
                 f"it sent more than {limits.MAX_UNASKED} pings and tiny fragments, and "
                 f"{limits.UNASKED_PER_S} a second after them"

@@ -107,8 +107,10 @@ def test_results_of_work_are_no_burden_and_others_are() -> None:
 def test_frames_that_carry_nothing_are_counted(kind: bytes) -> None:
     def counted(more: int, now_s: float) -> None:
         gate = admitted(now_s=100.0)
-        gate.passes(frame(0, fin=False), 0, 100.0)  # one of them
-        show(gate, kind * (limits.MAX_UNASKED - 1), 100.0)
+        show(gate, frame(0, fin=False), 100.0)
+        if kind[0] & 0x0F == Opcode.CONT:
+            show(gate, kind * (limits.FREE_FRAMES - 1), 100.0)
+        show(gate, kind * limits.MAX_UNASKED, 100.0)
         show(gate, kind * more, now_s)
 
     counted(0, 100.0)
@@ -118,10 +120,18 @@ def test_frames_that_carry_nothing_are_counted(kind: bytes) -> None:
             counted(more, now_s)
 
 
+def test_browsers_may_cut_messages_where_they_like() -> None:
+    """A tiny piece of every large message, and several of every small one: at no rate a flood."""
+    gate = admitted(Awaited(10**8, 10**8))
+    large = frame(1, fin=False) + frame(65536, Opcode.CONT, fin=False) + frame(3, Opcode.CONT)
+    small = frame(1, fin=False) + frame(0, Opcode.CONT, fin=False) * 10 + frame(3, Opcode.CONT)
+    show(gate, (large + small) * 2000)
+
+
 def test_pieces_of_a_kilobyte_are_not_counted_but_bounded() -> None:
     gate = admitted(Awaited(10**8, 10**8))
-    piece = frame(limits.MIN_FRAME_BYTES, Opcode.CONT, fin=False)
-    show(gate, frame(limits.MIN_FRAME_BYTES, fin=False) + piece * (limits.MAX_FRAMES - 1))
+    piece = frame(limits.FRAME_BYTES, Opcode.CONT, fin=False)
+    show(gate, frame(limits.FRAME_BYTES, fin=False) + piece * (limits.MAX_FRAMES - 1))
     with pytest.raises(TooMuchError, match="frames"):
         show(gate, piece)
 
