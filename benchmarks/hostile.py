@@ -248,8 +248,9 @@ async def attack(host: str, port: int, code: str, credential: str) -> None:
         failed = flooding.exception() if flooding.done() else None
         if failed is not None:
             traceback.print_exception(failed)
-        flooding.cancel()
-        await asyncio.wait({flooding})
+        while not flooding.done():  # a connection that is being closed may swallow it once
+            flooding.cancel()
+            await asyncio.wait({flooding}, timeout=0.5)
         print(json.dumps({"failed": failed is not None, **attacker.done}), flush=True)
 
 
