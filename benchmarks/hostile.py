@@ -15,7 +15,9 @@ that once stopped it, and at ten times these:
 - slow handshakes from 127.0.0.2 to 127.0.0.5, as many as each address may have: 12.8 new ones a
   second from each take the places of those whose time is over.
 
-Windows of nothing at all, between others like them, show what the machine's other work does.
+First the server has no job, and the processor time that it spends on each is measured: whatever
+else the machine does, that is what a flood can take from a job. Windows of nothing at all, between
+others like them, show what the machine's other work does.
 
 All the time newcomers from 127.0.0.6, with a join code of their own, come to have their link
 measured, and leave when they were welcomed.
@@ -76,6 +78,8 @@ SLOW_PER_S: Final = 128 / 10  # each place is taken again when its 10 s are over
 BEAT_S: Final = 0.05
 NEWCOMER_EVERY_S: Final = 0.25
 WORK_WITHIN_S: Final = 1.0  # a member that was given nothing by then floods all the same
+IDLE_S: Final = 4.0
+LIFE_S: Final = 86400.0  # of join codes
 HOLD_S: Final = 8.0  # how long a stranger keeps a connection
 SLOW_FROM: Final = tuple(f"127.0.0.{n}" for n in (2, 3, 4, 5))
 NEWCOMER_FROM: Final = "127.0.0.6"
@@ -103,13 +107,13 @@ class Attacker:
     Args:
         host, port: of the server.
         code: an unused join code.
-        credential: of an admitted device.
+        members: a join code for many devices: each flood is another one's.
     """
 
-    def __init__(self, host: str, port: int, code: str, credential: str) -> None:
+    def __init__(self, host: str, port: int, code: str, members: str) -> None:
         self._host, self._port = host, port
         self._address = f"ws://{host}:{port}/ws"
-        self._code, self._credential = code, credential
+        self._code, self._credential = code, members  # until it is given one of its own
         self.done: Counter[str] = Counter()
 
     async def flood(self, kind: str, times: int) -> None:
@@ -178,11 +182,11 @@ class Attacker:
 
     async def _member(self, kind: str, per_s: float) -> None:
         """Join, do what is asked until there is nothing more, and flood; come back when cut."""
-        hello = device_hello(
-            credential=self._credential, name="flood", memory_bytes=10**9, flops_per_s=1e9,
-            downlink_bytes_per_s=1e7, uplink_bytes_per_s=1e7,
-        )  # fmt: skip
         while True:
+            hello = device_hello(
+                credential=self._credential, name="flood", memory_bytes=10**9, flops_per_s=1e9,
+                downlink_bytes_per_s=1e7, uplink_bytes_per_s=1e7,
+            )  # fmt: skip
             with suppress(Exception):
                 async with connect(self._address, close_timeout=1, max_size=None) as socket:
                     self.done["joins"] += 1
@@ -201,6 +205,8 @@ class Attacker:
             if isinstance(message, messages.Error):
                 self.done["not let in"] += 1
                 return
+            if isinstance(message, messages.Welcome) and message.credential:
+                self._credential = message.credential
             for action in core.received(message):
                 if isinstance(action, Compute) and action.run >= FIRST_ID:
                     block = execute(executor, action).pack()
@@ -236,13 +242,13 @@ def _frame(kind: str, result_bytes: int) -> bytes:
     return Frame(Opcode.BINARY, b"".join(encode(floods[kind]))).serialize(mask=True)
 
 
-async def attack(host: str, port: int, code: str, credential: str) -> None:
+async def attack(host: str, port: int, code: str, members: str) -> None:
     """Do what standard input says: a line `TIMES KIND` begins, an empty one ends; answer then."""
     os.nice(19)  # strangers have computers of their own: this one takes what the job leaves
     allow_many_connections()
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
         times, _, kind = line.partition(" ")
-        attacker = Attacker(host, port, code, credential)
+        attacker = Attacker(host, port, code, members)
         flooding = asyncio.create_task(attacker.flood(kind, int(times)))
         await asyncio.to_thread(sys.stdin.readline)
         failed = flooding.exception() if flooding.done() else None
@@ -255,10 +261,10 @@ async def attack(host: str, port: int, code: str, credential: str) -> None:
 
 
 @contextmanager
-def attacking(host: str, port: int, code: str, credential: str) -> Iterator[subprocess.Popen[str]]:
+def attacking(host: str, port: int, code: str, members: str) -> Iterator[subprocess.Popen[str]]:
     """The attacker's process."""
     command = [
-        sys.executable, "-m", "benchmarks.hostile", "--attack", host, str(port), code, credential,
+        sys.executable, "-m", "benchmarks.hostile", "--attack", host, str(port), code, members,
     ]  # fmt: skip
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -292,6 +298,11 @@ class Watched:
         """Steps a second: whole steps, from the end of one to the end of another."""
         ends = [at_s for at_s in self.steps_s if since_s <= at_s <= until_s]
         return (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 2 else 0.0
+
+    def busy(self, since_s: float, until_s: float) -> float:
+        """The share of a core that the server takes."""
+        spent = [(at_s, cpu_s) for at_s, cpu_s in self.cpu_s if since_s <= at_s <= until_s]
+        return (spent[-1][1] - spent[0][1]) / (spent[-1][0] - spent[0][0])
 
     def cpu_a_step_s(self, since_s: float, until_s: float) -> float:
         """Processor time of the server a step, in seconds."""
@@ -376,17 +387,6 @@ async def newcomer(address: str, code: str, watched: Watched) -> None:
     watched.waits.append((began_s, took_s))
 
 
-async def credential_for(address: str, code: str) -> str:
-    """Use a join code up; what the device is given for it."""
-    hello = device_hello(credential=code, name="flood", memory_bytes=10**9)
-    async with connect(address, max_size=None) as socket:
-        await socket.send(b"".join(encode(hello)))
-        welcome = decode(await socket.recv())
-        assert isinstance(welcome, messages.Welcome)
-        await socket.send(b"".join(encode(messages.Bye())))
-        return welcome.credential
-
-
 @dataclass
 class Seen:
     """Of one flood, in each window: steps a second, also relative to the windows around it."""
@@ -396,6 +396,7 @@ class Seen:
     costs: list[float] = field(default_factory=list)
     waits: list[float | None] = field(default_factory=list)
     growth_bytes: int = 0
+    busy: float = 0.0  # the share of a core that it takes of a server that does nothing else
     done: Counter[str] = field(default_factory=Counter)
 
 
@@ -408,16 +409,28 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
         target = parse_join_url(said["url"])
         host, port = target.address.removeprefix("ws://").removesuffix("/ws").split(":")
         client = await OperatorClient.connect(said["operator_url"])
-        codes = [await client.request("pair", {"uses": n, "life_s": 86400}) for n in (2, 1, 1, 100)]
+        codes = [
+            await client.request("pair", {"uses": n, "life_s": LIFE_S}) for n in (2, 1, 999, 100)
+        ]
         for number in range(2):
             stack.enter_context(
                 joined(codes[0]["url"], 1, "--threads", "1", "--name", f"device {number}")
             )
         job = {"model": "opt-tiny", "steps": 10**6, "batch": 1, "seq": 64, "checkpoint_every": 0}
         watched = Watched()
+        strangers = stack.enter_context(
+            attacking(host, int(port), codes[1]["code"], codes[2]["code"])
+        )
+        idle: dict[tuple[str, int], float] = {}
+        async with beside(
+            weigh(process.pid, watched),
+            keep_coming(target.address, codes[3]["code"], watched),
+        ):
+            for kind in floods:
+                for times in (1,) if kind == NOTHING else (1, 10):
+                    span, _ = await flood(kind, times, IDLE_S, strangers)
+                    idle[kind, times] = watched.busy(*span)
         await client.request("submit", {"job": job})
-        credential = await credential_for(target.address, codes[2]["code"])
-        strangers = stack.enter_context(attacking(host, int(port), codes[1]["code"], credential))
         async with beside(
             follow(client, watched),
             weigh(process.pid, watched),
@@ -430,9 +443,34 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
             for kind in floods:
                 for times in (1,) if kind == NOTHING else (1, 10):
                     seen = await flooded(kind, times, rounds, window_s, watched, strangers, before)
+                    seen.busy = idle[kind, times] - idle.get((NOTHING, 1), 0.0)
                     found[kind, times] = seen
                     report(kind, times, seen)
         summarise(found, folder / "log")
+
+
+async def window(window_s: float) -> tuple[float, float]:
+    """Let time pass; when it began and ended."""
+    began_s = time.monotonic()
+    await asyncio.sleep(window_s)
+    return began_s, time.monotonic()
+
+
+async def flood(
+    kind: str, times: int, window_s: float, strangers: subprocess.Popen[str]
+) -> tuple[tuple[float, float], dict[str, float]]:
+    """One window with a flood; when it was, and what the attacker did in it."""
+    assert strangers.stdin is not None
+    assert strangers.stdout is not None
+    strangers.stdin.write(f"{times} {kind}\n")
+    strangers.stdin.flush()
+    span = await window(window_s)
+    strangers.stdin.write("\n")
+    strangers.stdin.flush()
+    answer = json.loads(await asyncio.to_thread(strangers.stdout.readline))
+    if answer.pop("failed"):
+        raise RuntimeError(f"the attacker failed: {answer}")
+    return span, answer
 
 
 async def flooded(
@@ -445,30 +483,16 @@ async def flooded(
     before: int,
 ) -> Seen:
     """Windows with one flood and without, in turns, beginning and ending without."""
-    assert strangers.stdin is not None
-    assert strangers.stdout is not None
     seen = Seen()
-
-    async def window() -> tuple[float, float]:
-        began_s = time.monotonic()
-        await asyncio.sleep(window_s)
-        return began_s, time.monotonic()
-
-    quiet = [await window()]
+    quiet = [await window(window_s)]
     attacked = []
     for _ in range(rounds):
         watched.most_bytes = 0
-        strangers.stdin.write(f"{times} {kind}\n")
-        strangers.stdin.flush()
-        attacked.append(await window())
+        span, done = await flood(kind, times, window_s, strangers)
+        attacked.append(span)
         seen.growth_bytes = max(seen.growth_bytes, watched.most_bytes - before)
-        strangers.stdin.write("\n")
-        strangers.stdin.flush()
-        answer = json.loads(await asyncio.to_thread(strangers.stdout.readline))
-        if answer.pop("failed"):
-            raise RuntimeError(f"the attacker failed: {answer}")
-        seen.done.update(answer)
-        quiet.append(await window())
+        seen.done.update(done)
+        quiet.append(await window(window_s))
     for number, span in enumerate(attacked):
         around = [watched.speed(*quiet[number]), watched.speed(*quiet[number + 1])]
         seen.speeds.append(watched.speed(*span))
@@ -499,7 +523,10 @@ def report(kind: str, times: int, seen: Seen) -> None:
         f"at least {LEAST_SPEED}: "
         f"{_met(median >= LEAST_SPEED)}"
     )
-    print(f"  the server's processor time a step, over that without: {spread(seen.costs)}")
+    print(
+        f"  the server's processor time a step, over that without: {spread(seen.costs)}; "
+        f"of a server without a job it takes {seen.busy:.1%} of a core"
+    )
     print(
         f"  memory: {seen.growth_bytes / 1e6:+.1f} MB, at most {MOST_GROWTH_BYTES / 1e6:.0f}: "
         f"{_met(seen.growth_bytes <= MOST_GROWTH_BYTES)}"
@@ -535,8 +562,8 @@ def main() -> None:
     parser.add_argument("--attack", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
-        host, port, code, credential = options.attack
-        asyncio.run(attack(host, int(port), code, credential))
+        host, port, code, members = options.attack
+        asyncio.run(attack(host, int(port), code, members))
     elif options.quick:
         asyncio.run(measure(1, 3.0, options.only or FLOODS))
     else:
