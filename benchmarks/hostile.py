@@ -45,6 +45,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,7 +128,7 @@ class Attacker:
                 await asyncio.Event().wait()
             case "slow handshakes":
                 ways = (
-                    self._again_and_again(lambda a=a: self._slow(a), SLOW_PER_S * times)
+                    self._again_and_again(partial(self._slow, a), SLOW_PER_S * times)
                     for a in SLOW_FROM
                 )
                 await asyncio.gather(*ways)
@@ -167,7 +168,7 @@ class Attacker:
                 await socket.drain()
                 if socket.transport.is_closing():
                     return
-                self.done["MB of unfinished messages"] += PIECE_BYTES / 10**6
+                self.done["bytes of unfinished messages"] += PIECE_BYTES
             await asyncio.sleep(HOLD_S)
 
     async def _slow(self, address: str) -> None:
@@ -199,7 +200,7 @@ class Attacker:
         result_bytes = 4
         while True:  # the test of its arithmetic, which it passes
             try:
-                message = decode(await asyncio.wait_for(socket.recv(), WORK_WITHIN_S))
+                message = decode(await asyncio.wait_for(socket.recv(decode=False), WORK_WITHIN_S))
             except TimeoutError:
                 break
             if isinstance(message, messages.Error):
@@ -382,7 +383,7 @@ async def newcomer(address: str, code: str, watched: Watched) -> None:
             connect(address, local_addr=(NEWCOMER_FROM, 0), close_timeout=1) as socket,
         ):
             await socket.send(b"".join(encode(hello)))
-            if isinstance(decode(await socket.recv()), messages.Welcome):
+            if isinstance(decode(await socket.recv(decode=False)), messages.Welcome):
                 took_s = time.monotonic() - began_s
     watched.waits.append((began_s, took_s))
 
