@@ -67,17 +67,32 @@ class Allowance:
 class Crossing:
     """Runs that were cancelled, whose answers may be on the way all the same.
 
-    A device that has read the `cancel` never answers, so the oldest are forgotten.
+    A device that has read a `cancel` does not answer what it names. So an answer to a run that was
+    sent after it tells that no more will come; and where no answers come at all, the oldest are
+    forgotten. Ids of runs are in the order in which they are sent.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, int] = {}
+        self._runs: dict[int, tuple[int, int]] = {}  # size of the result, the last run sent by then
+        self._sent = 0
+
+    def sent(self, run: int) -> None:
+        """A run was sent."""
+        self._sent = run
 
     def cancelled(self, run: int, result_bytes: int) -> None:
         """A run was cancelled, whose result would have been so large."""
-        self._runs[run] = result_bytes
+        self._runs[run] = result_bytes, self._sent
         if len(self._runs) > limits.MAX_RUNS_IN_FLIGHT:
             del self._runs[next(iter(self._runs))]
+
+    def overtaken(self, run: int) -> None:
+        """A run was answered that was not cancelled."""
+        while self._runs:
+            first = next(iter(self._runs))
+            if self._runs[first][1] >= run:
+                return
+            del self._runs[first]
 
     def answered(self, run: int) -> bool:
         """Whether an answer is one of these; once for each."""
@@ -86,9 +101,12 @@ class Crossing:
     @property
     def largest_bytes(self) -> int:
         """Of the results that may come."""
-        return max(self._runs.values(), default=0)
+        return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 
 def is_answer(run: int, awaited: Container[int], crossing: Crossing) -> bool:
     """Whether an answer belongs to a run that was sent and not answered before."""
-    return run in awaited or crossing.answered(run)
+    if run in awaited:
+        crossing.overtaken(run)
+        return True
+    return crossing.answered(run)

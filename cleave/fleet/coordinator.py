@@ -465,6 +465,7 @@ class Coordinator:
                     yield Send(device, put)
                 case events.SendRun(device, run, unit):
                     self.sessions[device].expected[run] = unit
+                    self.sessions[device].crossing.sent(run)
                     yield Send(device, _run_message(run, unit))
                 case events.Assemble(unit, payload):
                     yield Place(unit, payload)

@@ -366,6 +366,7 @@ class GuardedConnection(ServerConnection):
             self._hear_no_more()
             self.protocol.fail(code, reason)
             self.send_data()
+            self.transport.resume_reading()  # to see its end
         await asyncio.shield(self.connection_lost_waiter)
 
     def _log(self, reason: str) -> None:

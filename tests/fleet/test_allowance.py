@@ -144,6 +144,22 @@ def test_an_answer_counts_for_one_run_once() -> None:
     assert is_answer(limits.MAX_RUNS_IN_FLIGHT, {}, crossing)
 
 
+def test_no_answer_comes_after_one_to_a_later_run() -> None:
+    """Messages keep their order: it had read the cancel before it read the later run."""
+    crossing = Crossing()
+    for run in (1, 2, 3):
+        crossing.sent(run)
+    crossing.cancelled(1, 100)
+    crossing.sent(4)
+    crossing.cancelled(2, 50)
+    assert is_answer(3, {3: None, 4: None}, crossing)  # sent before either cancel
+    assert crossing.largest_bytes == 100
+    assert is_answer(4, {4: None}, crossing)  # sent after the first, before the second
+    assert crossing.largest_bytes == 50
+    assert not is_answer(1, {}, crossing)
+    assert is_answer(2, {}, crossing)
+
+
 def test_how_long_a_message_may_be_follows_what_is_awaited() -> None:
     coordinator = Coordinator(door=Door())
     come(coordinator, 1)
