@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cleave serve` does, b
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -514,7 +515,7 @@ def _met(bound: bool) -> str:
 
 def report(kind: str, times: int, seen: Seen) -> None:
     """Print the figures of one flood, and whether they are within their bounds."""
-    median = sorted(seen.ratios)[len(seen.ratios) // 2]
+    median = statistics.median(seen.ratios)
     slow = [wait for wait in seen.waits if wait is None or wait > MOST_WAIT_S]
     longest = max((wait for wait in seen.waits if wait is not None), default=0.0)
     did = ", ".join(f"{n:,.0f} {what}" for what, n in seen.done.items())
