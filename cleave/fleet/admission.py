@@ -27,6 +27,9 @@ class Admission:
         faults: wrong results that still count against it.
         penalty: what these add up to (`cleave.fleet.reputation`).
         conduct: how it worked when it was here last.
+        measured_by: of one that only wants its link measured, what it came by; empty where any
+            number may come by that.
+        at_once: how many may at once.
     """
 
     identity: int | None = None
@@ -35,6 +38,8 @@ class Admission:
     faults: int = 0
     penalty: float = 0.0
     conduct: Conduct = field(default_factory=Conduct)
+    measured_by: str = ""
+    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,10 @@ class Doorkeeper(Protocol):
         """Let an operator or a viewer in, or say why not."""
         ...
 
+    def failed(self, address: str) -> None:
+        """Who came from this address said something that is no `hello`: a failed attempt."""
+        ...
+
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """A device's session ended: because it wanted to, or because it was lost."""
         ...
@@ -169,6 +178,9 @@ class OneKey:
             return Clearance.OPERATOR
         reason = "the credential is not valid; use the operator's URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
+
+    def failed(self, address: str) -> None:
+        """Nothing is kept."""
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """Nothing is kept."""

@@ -25,6 +25,7 @@ from cleave.fleet.admission import (
     clean_name,
     clean_text,
 )
+from cleave.fleet.allowance import Allowance, is_answer
 from cleave.fleet.orders import (
     Aside,
     Check,
@@ -109,6 +110,7 @@ class Coordinator:
         self._buffers: dict[int, Buffer] = {}
         self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
         self._stuck_s: float | None = None  # when it was last said that a work is
+        self._resting: dict[int | None, float] = {}  # by identity, until when
 
     @property
     def ready_devices(self) -> int:
@@ -131,18 +133,59 @@ class Coordinator:
         """A peer connected, from this address; its `hello` is awaited."""
         self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
-    def received(self, session_id: int, message: Message, now_s: float) -> list[Order]:
-        """A message came on a session; one that breaks the protocol ends that session alone."""
+    def received(
+        self, session_id: int, message: Message, now_s: float, nbytes: int = 0
+    ) -> list[Order]:
+        """A message came on a session; one that breaks the protocol ends that session alone.
+
+        Args:
+            session_id: the session.
+            message: what came.
+            now_s: the time.
+            nbytes: its size, where it was sent over a network.
+        """
         session = self.sessions.get(session_id)
         if session is None:
             return []
         session.heard_s = now_s
+        joining = session.state is DeviceState.JOINING
         try:
-            if session.state is DeviceState.JOINING:
+            if joining:
                 return self._hello(session, message, now_s)
+            if too_much := self._too_much(session, message, now_s, nbytes):
+                return self.exceeded(session_id, too_much, now_s)
             return self._from_device(session, message, now_s)
         except ProtocolError as error:
+            if joining:
+                self.door.failed(session.address)
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
+
+    def _too_much(self, session: Session, message: Message, now_s: float, nbytes: int) -> str:
+        """Whether a message is one too many of those that nothing asked for, and how."""
+        if isinstance(message, messages.Result | messages.TaskError) and (
+            session.probe is not None
+            or (session.trial is not None and session.trial.probe.awaits(message.id))
+            or is_answer(message.id, session.expected, session.crossing)
+        ):
+            return ""
+        return session.allowance.said(nbytes, now_s) if session.allowance is not None else ""
+
+    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[Order]:
+        """A device sent more than it may: its session ends, and it has to rest for a while."""
+        session = self.sessions.get(session_id)
+        if session is not None and session.identity is not None:
+            self._resting[session.identity] = now_s + limits.REST_S
+        return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
+
+    def awaited_bytes(self, session_id: int) -> tuple[int, int]:
+        """The largest result of work that a session may send now, and the largest of all."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            return 0, 0
+        work = max((unit.output_bytes for unit in session.expected.values()), default=0)
+        probe = session.probe if session.trial is None else session.trial.probe
+        tested = probe.awaited_bytes if probe is not None else 0
+        return work, max(work, session.crossing.largest_bytes, tested)
 
     def refuse(
         self,
@@ -203,6 +246,7 @@ class Coordinator:
         if self.observe:
             orders += self._judge_paces(now_s)
         self.regulars.tick(self.sessions.values(), now_s)
+        self._resting = {who: s for who, s in self._resting.items() if s > now_s}
         return orders + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
@@ -239,7 +283,14 @@ class Coordinator:
                 now_s,
                 retry_after_s=admission.retry_after_s,
             )
+        known = admission.identity is not None
+        rest_s = self._resting.get(admission.identity, now_s) - now_s if known else 0.0
+        if rest_s > 0:
+            reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=rest_s)
         orders = self._take_over(admission, now_s)
+        session.allowance = Allowance(now_s)
+        session.measured_by = admission.measured_by
         session.name = admission.name or clean_name(message.name)
         session.profile = clean_name(message.profile)
         session.kind = DeviceKind.named(message.kind)
@@ -290,6 +341,17 @@ class Coordinator:
         Its old connection may be dead without anybody having noticed, so the new one cannot be the
         one to refuse. Where both live, the old one is told, and does not come back.
         """
+        if admission.measured_by:
+            before = [
+                s.id for s in self.sessions.values() if s.measured_by == admission.measured_by
+            ]
+            reason = (
+                "a link is measured with the same join code or credential already, and this is the "
+                "earlier measurement; measure one after the other"
+            )
+            over = before[: max(0, len(before) + 1 - admission.at_once)]
+            ends = [self.refuse(id, ErrorCode.DUPLICATE, reason, now_s) for id in over]
+            return [order for orders in ends for order in orders]
         here = [s for s in self.sessions.values() if s.identity == admission.identity]
         if admission.identity is None or not here:
             return []
@@ -624,6 +686,7 @@ class Coordinator:
                 case events.SendRun(device, run, unit):
                     asked = self.sessions[device]
                     asked.expected[run] = unit
+                    asked.crossing.sent(run)
                     asked.pace.asked(run, unit.flops, unit.output_bytes, now_s)
                     yield Send(device, _run_message(run, unit))
                 case events.Assemble(unit, payload):
@@ -633,7 +696,8 @@ class Coordinator:
                 case events.SendCancel(device, runs):
                     freed = self.sessions[device]
                     for run in runs:
-                        freed.expected.pop(run, None)
+                        if (awaited := freed.expected.pop(run, None)) is not None:
+                            freed.crossing.cancelled(run, awaited.output_bytes)
                     if freed.rates is not None:
                         freed.pace.given_up(runs, freed.rates, now_s)
                     yield Send(device, messages.Cancel(runs))

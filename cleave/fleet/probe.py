@@ -170,6 +170,12 @@ class Probe:
         arrays, self._arrays, self._run = self._arrays, (), -1
         return [messages.Cancel(runs), messages.Drop(arrays)]
 
+    @property
+    def awaited_bytes(self) -> int:
+        """The size of the largest result that is awaited."""
+        tests = (test.shape[0] * test.shape[1] * test.out.itemsize for test in self._tests.values())
+        return max(DType.FP32.itemsize * self._step.rows * self._step.columns, *tests, 0)
+
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
         """Take an answer; returns what to send next.
 

@@ -9,6 +9,7 @@ from itertools import count
 
 from cleave.dispatch.work import Unit
 from cleave.fleet.admission import Contribution
+from cleave.fleet.allowance import Allowance, Crossing
 from cleave.fleet.conduct import Conduct
 from cleave.fleet.pace import Pace
 from cleave.fleet.probe import FIRST_ID, Probe
@@ -80,8 +81,11 @@ class Session:
     claimed_flops_per_s: float = 0.0  # by its hello, bounded; `rates` has what it showed
     features: frozenset[Feature] = frozenset()  # that it has, and we have
     measure: bool = False  # it came to have its link measured, not to work
+    measured_by: str = ""  # what it came by then, see `Admission`
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Unit] = field(default_factory=dict)
+    crossing: Crossing = field(default_factory=Crossing)
+    allowance: Allowance | None = None  # from its welcome on
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
     trial: Trial | None = None  # under way

@@ -26,6 +26,7 @@ from cleave.protocol.texts import clean, clean_plain
 
 Buffer: TypeAlias = bytes | memoryview
 _PEEK_BYTES = 512
+_PAIR = b"\x92"  # the header of an array of two
 
 
 class Packable(Protocol):
@@ -84,10 +85,14 @@ def wire_size(message: Message) -> int:
     return _sizer(cls)(message)
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
     """Read one message. Its payload, if any, is a view into `data`; texts of it are cleaned.
 
     Of a `hello` in another version only what says so is read: the rest may mean something else.
+
+    Args:
+        data: the message.
+        header_bytes: how long its header may be; who sends it may be held to less than others.
 
     Raises:
         ProtocolError: for anything that is not a message of this protocol.
@@ -97,13 +102,17 @@ def decode(data: bytes) -> Message:
         raise ProtocolError(
             f"a message of {len(data)} bytes is over the limit of {limits.MAX_MESSAGE_BYTES}"
         )
-    kind, raw, offset, count = _read_head(data)
+    kind, raw, offset, count = _read_head(data, header_bytes)
     reader = _readers().get(kind)
     if reader is None:
         raise ProtocolError(f"unknown message type {kind[:40]!r}")
     cls, read, has_payload = reader
     if count != (3 if has_payload else 2):
         raise ProtocolError(f"a {kind} message has {count} parts, not {3 if has_payload else 2}")
+    if cls is messages.Hello and len(data) > limits.MAX_HELLO_BYTES:
+        raise ProtocolError(
+            f"a hello of {len(data)} bytes is over the limit of {limits.MAX_HELLO_BYTES}"
+        )
     values = read(raw)
     if has_payload:
         values["payload"] = _read_payload(data, offset, kind)
@@ -116,20 +125,23 @@ def decode(data: bytes) -> Message:
     return message
 
 
-def _read_head(data: bytes) -> tuple[str, dict[Any, Any], int, int]:
+def _read_head(data: bytes, header_bytes: int) -> tuple[str, dict[Any, Any], int, int]:
     """Type, fields, offset behind them and number of parts."""
-    for window in (_PEEK_BYTES, limits.MAX_HEADER_BYTES):
+    for window in (min(_PEEK_BYTES, header_bytes), header_bytes):
         unpacker = msgpack.Unpacker(
             max_buffer_size=limits.MAX_HEADER_BYTES,
-            read_size=window,  # else it sets a megabyte aside
-            strict_map_key=True,
-            raw=False,
+            read_size=max(1, min(window, len(data))),  # else it sets a megabyte aside
         )
         unpacker.feed(data[:window])
         try:
             count = unpacker.read_array_header()
-            kind = unpacker.unpack()
-            raw = unpacker.unpack()
+            begin = unpacker.tell()
+            # An array takes the memory that it declares before its items are read. So it is seen
+            # first, without making anything, that as many items as are declared are there.
+            unpacker.skip()
+            unpacker.skip()
+            end = unpacker.tell()
+            kind, raw = msgpack.unpackb(_PAIR + data[begin:end], strict_map_key=True, raw=False)
         except msgpack.OutOfData:
             if len(data) <= window:
                 raise ProtocolError("a message ends before it is complete") from None
@@ -140,10 +152,8 @@ def _read_head(data: bytes) -> tuple[str, dict[Any, Any], int, int]:
             )
         if not isinstance(kind, str) or not isinstance(raw, dict) or not _all_text(raw):
             raise ProtocolError("a message is an array of a type name and a map of fields")
-        return kind, raw, unpacker.tell(), count
-    raise ProtocolError(
-        f"the fields of a message are over the limit of {limits.MAX_HEADER_BYTES} bytes"
-    )
+        return kind, raw, end, count
+    raise ProtocolError(f"the fields of a message are over the limit of {header_bytes} bytes")
 
 
 def _all_text(fields: dict[Any, Any]) -> bool:

@@ -14,6 +14,12 @@ MAX_MESSAGE_BYTES: Final = 256 * 2**20
 MAX_HEADER_BYTES: Final = 1 * 2**20
 """Largest message without its payload."""
 
+MAX_HELLO_BYTES: Final = 8 * 2**10
+"""Largest `hello`, and so the largest message that a connection may send before it is accepted."""
+
+MAX_DEVICE_HEADER_BYTES: Final = 64 * 2**10
+"""Largest header of a message from a device, and so its largest message besides results."""
+
 MAX_RUN_INPUTS: Final = 4096
 """Most arrays that one `run` may name."""
 
@@ -46,6 +52,33 @@ MAX_LATENCY_S: Final = 60.0
 
 MAX_RUNS_IN_FLIGHT: Final = 4096
 """Most unanswered `run` messages on one session."""
+
+UNASKED_PER_S: Final = 20
+"""Messages a second that a device may send for long, besides answers to runs it was sent."""
+
+MAX_UNASKED: Final = 1000
+"""Most such messages at once: what comes after a network, or the server, was stuck."""
+
+UNASKED_BYTES_PER_S: Final = 64 * 2**10
+"""Bytes a second of such messages."""
+
+MAX_UNASKED_BYTES: Final = 4 * 2**20
+"""Most bytes of such messages at once."""
+
+REST_S: Final = 60.0
+"""A device that sent too much is not let in again for so long."""
+
+MAX_FRAMES: Final = 4096
+"""Most WebSocket frames of one message."""
+
+FREE_FRAMES: Final = 16
+"""Frames that any message may come in, and one more for each `FRAME_BYTES`; more count as pings."""
+
+FRAME_BYTES: Final = 1024
+"""See `FREE_FRAMES`. Browsers cut messages where their buffers happen to end."""
+
+MAX_UNFINISHED_BYTES: Final = 256 * 2**20
+"""Most bytes, over all sessions, of messages that are not complete and no results of a job."""
 
 HANDSHAKE_S: Final = 10.0
 """A peer that has not completed `hello` / `welcome` after this time is disconnected."""

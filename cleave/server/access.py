@@ -146,7 +146,9 @@ class Access:
         device = self.store.device_of(hash_secret(hello.credential))
         device = self.standings.of(device) if device is not None else None
         if device is not None and device.standing is Standing.ADMITTED:
-            return Admission() if hello.measure else self._welcome(device)
+            if hello.measure:
+                return Admission(measured_by=f"device {device.id}")
+            return self._welcome(device)
         if device is not None and device.standing is Standing.QUARANTINED:
             return Refusal(ErrorCode.QUARANTINED, _quarantined(device))
         wait_s = self._attempts.wait_s(address)
@@ -176,7 +178,8 @@ class Access:
                 return Refusal(ErrorCode.CREDENTIAL, text)
             return Refusal(ErrorCode.CREDENTIAL, self._what_is_wrong(hello, text, code))
         if hello.measure:
-            return Admission()  # it does no work, and uses no code up
+            # It does no work, and uses no code up: as many may as the code is still good for.
+            return Admission(measured_by=f"code {code.id}", at_once=code.uses - code.used)
         credential = self._random_bytes(CREDENTIAL_BYTES)
         hashed = hash_secret(credential)
         new = self.store.redeem(code.id, clean_name(hello.name) or "device", hashed, now_s)
@@ -207,6 +210,10 @@ class Access:
         self.ledger.soon(lambda: self.store.arrived(device.id, now_s))
         counted = self.standings.faults_since(device.id, now_s - FAULTS_COUNT_S)
         return Admission(device.id, device.name, credential, *counted, device.conduct)
+
+    def failed(self, address: str) -> None:
+        """See `Doorkeeper.failed`."""
+        self._attempts.failed(address)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Doorkeeper.departed`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, runtime_checkable
 
 from websockets.asyncio.connection import Connection as WebSocket
 from websockets.exceptions import ConnectionClosed
@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from cleave.errors import ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import Buffer
+from cleave.transport.gate import Awaited
 
 WRITE_LIMIT_BYTES: Final = 2**20
 """What a connection buffers before a sender waits: so that a link has the next message at hand."""
@@ -23,6 +24,10 @@ _JOIN_BELOW_BYTES: Final = 65536
 
 class ConnectionLostError(Exception):
     """The other side is gone. Says why, as far as is known."""
+
+
+class CutError(ConnectionLostError):
+    """This side cut the connection, for the other sent more than it may; says what."""
 
 
 class Connection(Protocol):
@@ -52,6 +57,29 @@ class Connection(Protocol):
     async def close(self) -> None:
         """End the connection; closing twice does nothing."""
         ...
+
+
+class Accepted(Connection, Protocol):
+    """A connection that a server has to a device."""
+
+    def await_results(self, awaited: Callable[[], Awaited]) -> None:
+        """Take messages as long as the results that are awaited, which it is told when it asks."""
+        ...
+
+    def dismiss(self) -> None:
+        """The other side was told why it has to go: take nothing more of it."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A WebSocket of which everything that comes in is looked at; see `GuardedConnection`."""
+
+    cut_because: str
+
+    def await_results(self, awaited: Callable[[], Awaited]) -> None: ...
+
+    def dismissed(self) -> None: ...
 
 
 class WebSocketConnection:
@@ -88,6 +116,8 @@ class WebSocketConnection:
         try:
             data = await self._socket.recv()
         except ConnectionClosed as error:
+            if isinstance(self._socket, Guarded) and self._socket.cut_because:
+                raise CutError(self._socket.cut_because) from None
             if error.sent is not None and error.sent.code == 1009:
                 raise ProtocolError(
                     f"a message was over the limit of {limits.MAX_MESSAGE_BYTES} bytes"
@@ -107,6 +137,16 @@ class WebSocketConnection:
         except ConnectionClosed as error:
             raise ConnectionLostError(_reason(error)) from None
         return True
+
+    def await_results(self, awaited: Callable[[], Awaited]) -> None:
+        """See `Accepted.await_results`; nothing where nobody looks at what comes in."""
+        if isinstance(self._socket, Guarded):
+            self._socket.await_results(awaited)
+
+    def dismiss(self) -> None:
+        """See `Accepted.dismiss`; likewise."""
+        if isinstance(self._socket, Guarded):
+            self._socket.dismissed()
 
     async def close(self) -> None:
         """See `Connection.close`."""
@@ -150,6 +190,12 @@ class MemoryConnection:
         if self._closed:
             raise ConnectionLostError("the connection was closed")
         return True
+
+    def await_results(self, awaited: Callable[[], Awaited]) -> None:
+        """See `Accepted.await_results`: messages are as long as they like."""
+
+    def dismiss(self) -> None:
+        """See `Accepted.dismiss`."""
 
     async def close(self) -> None:
         """See `Connection.close`."""

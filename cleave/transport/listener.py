@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
+from websockets.protocol import State
 
 from cleave.transport.door import ConnectionLimits, Door
+from cleave.transport.gate import FRAMES_AT_ONCE, Awaited, Gate, TooMuchError, Unfinished
 from cleave.transport.refusals import RefusalLog
 
 _REFUSALS_AT_ONCE: Final = 64  # before the loop looks at its other connections
 _FAREWELL_S: Final = 1.0  # to tell a late one why, before the socket is shut
+_LAST_FRAMES: Final = 256  # of what came before the other side closed
+_END_OF_REQUEST: Final = b"\r\n\r\n"
 _BROKEN: Final = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
 BACKLOG: Final = 512
 """Connections that the system holds until the loop takes them."""
@@ -32,13 +37,16 @@ class Visitor(socket.socket):
         deadline_s: the loop's time at which its hello must have been accepted.
     """
 
-    def __init__(self, accepted: socket.socket, address: str, entrance: Entrance) -> None:
+    def __init__(
+        self, accepted: socket.socket, address: str, ticket: int, entrance: Entrance
+    ) -> None:
         family, kind, protocol = accepted.family, accepted.type, accepted.proto
         super().__init__(family, kind, protocol, fileno=accepted.detach())
         loop, limit_s = entrance.loop, entrance.allowed.handshake_s
         self.address = address
         self.deadline_s = loop.time() + limit_s
         self._entrance = entrance
+        self._ticket = ticket
         self._waits = True
         self._settled = False
         self._timer = loop.call_later(limit_s + _FAREWELL_S, self._expire)
@@ -67,8 +75,17 @@ class Visitor(socket.socket):
         self._stop_waiting()
         super().close()
 
+    def make_room(self) -> None:
+        """Its place was given to another."""
+        self._waits = False
+        self._timer.cancel()
+        self._shut("others from there wait as well, and its place was given to one from elsewhere")
+
     def _expire(self) -> None:
-        self.refused(self._too_late())
+        self._shut(self._too_late())
+
+    def _shut(self, reason: str) -> None:
+        self.refused(reason)
         try:
             self.shutdown(socket.SHUT_RDWR)  # the loop sees its end, at whatever stage it is
         except OSError:
@@ -81,7 +98,7 @@ class Visitor(socket.socket):
         if self._waits:
             self._waits = False
             self._timer.cancel()
-            self._entrance.door.done(self.address)
+            self._entrance.left(self._ticket)
 
 
 class Entrance:
@@ -98,18 +115,22 @@ class Entrance:
     ) -> None:
         self.allowed = allowed
         self.door = Door(allowed)
+        self.unfinished = Unfinished(allowed.unfinished_bytes)
         self.log = log
         self.loop = loop
         self._inside: dict[int, Visitor] = {}
+        self._waiting: dict[int, Visitor] = {}  # by ticket
 
     def let_in(self, accepted: socket.socket, address: str) -> Visitor | None:
         """The connection as a visitor; None when it was turned away, and closed."""
-        reason = self.door.knock(address)
-        if reason:
+        place = self.door.knock(address)
+        if isinstance(place, str):
             accepted.close()
-            self.log.refused(address, reason)
+            self.log.refused(address, place)
             return None
-        visitor = Visitor(accepted, address, self)
+        if place.instead_of is not None:
+            self._waiting.pop(place.instead_of).make_room()
+        visitor = self._waiting[place.ticket] = Visitor(accepted, address, place.ticket, self)
         self._inside[visitor.fileno()] = visitor
         # Who has vanished without a word, and is not asked for signs of life, is noticed.
         visitor.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -122,6 +143,11 @@ class Entrance:
         """Whose connection a transport is."""
         connected: Any = transport.get_extra_info("socket")
         return None if connected is None else self._inside.get(connected.fileno())
+
+    def left(self, ticket: int) -> None:
+        """A visitor does not wait any more."""
+        self.door.done(ticket)
+        del self._waiting[ticket]
 
     def forget(self, visitor: Visitor) -> None:
         """A visitor's socket is about to be closed."""
@@ -156,48 +182,199 @@ class Listener(socket.socket):
 
 
 class GuardedConnection(ServerConnection):
-    """A WebSocket connection that may send little until its hello is accepted."""
+    """A WebSocket connection of which every frame is looked at before it is taken in.
+
+    Until its hello is accepted it may send little. Frames that come many at once are taken in a
+    few at a time, so that the loop gets to its other connections in between.
+
+    Attributes:
+        cut_because: why it was cut from here; empty if it was not.
+    """
 
     def __init__(self, entrance: Entrance, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.cut_because = ""
         self._entrance = entrance
         self._visitor: Visitor | None = None
         self._may_send = entrance.allowed.unadmitted_bytes
         self._unadmitted = True
         self._ending = False
+        self._gate = Gate(self.loop.time())
+        self._request = b""  # the last bytes of the HTTP request, until it is over
+        self._open = False  # the handshake is over: frames may be taken in
+        self._asked = False  # the HTTP request is over
+        self._deaf = False  # nothing is taken in any more
+        self._waiting = b""  # came, and is not taken in yet, ...
+        self._at = 0  # ... from here on
+        self._due = False  # more of it soon
+        self._full = False  # what was taken in is to be worked off first
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there, its TLS handshake done."""
         self._visitor = self._entrance.visitor(transport)
         super().connection_made(transport)
+        self.recv_messages.pause = self._pause
+        self.recv_messages.resume = self._resume
 
     def data_received(self, data: bytes) -> None:
         """Bytes came. Until the hello is accepted they are counted, whatever frames they are of."""
+        if self._deaf:
+            if self.protocol.close_sent is not None:  # what comes is not kept, but its end is seen
+                super().data_received(data)
+            return
         if self._unadmitted:
             self._may_send -= len(data)
-        if self._unadmitted and self._may_send < 0:
-            limit = self._entrance.allowed.unadmitted_bytes
-            self.refused(f"it sent more than {limit} bytes without an accepted hello")
-            self.transport.abort()
-        else:
-            super().data_received(data)
-            closing = self.protocol.close_sent
-            if closing is not None and closing.code in _BROKEN:
-                self.refused("it broke the WebSocket protocol, or announced too long a message")
+            if self._may_send < 0:
+                limit = self._entrance.allowed.unadmitted_bytes
+                self.cut(f"it sent more than {limit} bytes without an accepted hello")
+                return
+        if not self._asked:
+            data = self._rest_of_request(data)
+        if data:
+            self._waiting = self._waiting[self._at :] + data if self._waiting else data
+            self._at = 0
+            self._take_in()
 
-    def admitted(self) -> None:
-        """The hello is accepted."""
+    def _rest_of_request(self, data: bytes) -> bytes:
+        """Pass the HTTP request on; returns what follows it."""
+        seen = self._request + data
+        over = seen.find(_END_OF_REQUEST)
+        self._asked = over >= 0
+        end = over + len(_END_OF_REQUEST) - len(self._request) if self._asked else len(data)
+        self._request = b"" if self._asked else seen[1 - len(_END_OF_REQUEST) :]
+        super().data_received(data[:end])
+        return data[end:]
+
+    def opened(self) -> None:
+        """The handshake is over."""
+        self._open = True
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Take in a few frames; the others when the loop has looked elsewhere."""
+        if self._waiting and self._open and not self._full:
+            self._take_some()
+        if self._full:
+            return
+        if not self._waiting:
+            self.transport.resume_reading()
+            return
+        self.transport.pause_reading()
+        if self._open and not self._due:
+            self._due = True
+            self.loop.call_soon(self._take_more)
+
+    def _take_some(self) -> None:
+        try:
+            end = self._gate.passes(self._waiting, self._at, self.loop.time())
+        except TooMuchError as error:
+            self.cut(str(error))
+            return
+        whole = end == len(self._waiting)
+        data = self._waiting if whole and not self._at else self._waiting[self._at : end]
+        self._waiting, self._at = (b"", 0) if whole else (self._waiting, end)
+        super().data_received(data)
+        self._holds(self._gate.unasked_bytes())
+        closing = self.protocol.close_sent
+        if closing is not None and closing.code in _BROKEN and not self._ending:
+            self.refused("it broke the WebSocket protocol, or announced too long a message")
+
+    def _take_last(self) -> None:
+        """The other side is gone; what it said before still counts, within reason."""
+        for _ in range(_LAST_FRAMES // FRAMES_AT_ONCE):
+            if self._waiting and self._open:
+                self._take_some()
+        self._hear_no_more()
+
+    def _hear_no_more(self) -> None:
+        self._deaf = True
+        self._waiting = b""
+        self._holds(0)
+
+    def _take_more(self) -> None:
+        self._due = False
+        self._take_in()
+
+    def _pause(self) -> None:
+        """What was taken in waits to be worked off: nothing more until it is."""
+        self._full = True
+        self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._full = False
+        self._take_in()
+
+    def _holds(self, nbytes: int) -> None:
+        """So much lies here of a message that is not complete and that no work asked for."""
+        too_much = self._entrance.unfinished.holds(self, nbytes, self.loop.time())
+        if isinstance(too_much, GuardedConnection):
+            most = self._entrance.unfinished.most_bytes
+            too_much.cut(f"it left a message unfinished while {most} bytes of such lay here")
+
+    def eof_received(self) -> None:
+        """The other side closed."""
+        self._take_last()
+        super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._take_last()
+        super().connection_lost(exc)
+
+    def await_results(self, awaited: Callable[[], Awaited]) -> None:
+        """Its messages may be as long as the results that are awaited."""
+        self._gate.awaited = awaited
+
+    def admitted(self, least_bytes: int) -> None:
+        """The hello is accepted; from now on any message may be so long."""
         self._unadmitted = False
+        self._gate.least_bytes = least_bytes
         if self._visitor is not None:
             self._visitor.admitted()
 
+    def cut(self, reason: str) -> None:
+        """End the connection at once, whatever it is about to say, for a reason that is logged."""
+        if self.cut_because:
+            return
+        self.cut_because = reason
+        self._hear_no_more()
+        self._log(reason)
+        self.transport.abort()
+
+    def dismissed(self) -> None:
+        """It was told why it has to go: it has a moment to hear it, and nothing more to say."""
+        self._hear_no_more()
+        self._end_soon()
+
     def refused(self, reason: str) -> None:
         """The connection is turned away for a reason, which is logged."""
-        self._end_soon()
-        if self._visitor is not None:
+        if not self.cut_because:
+            self._end_soon()
+            self._log(reason)
+
+    @property
+    def inside(self) -> bool:
+        """Whether its hello was accepted."""
+        return not self._unadmitted
+
+    async def close(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
+        """Close the connection. Whoever has to go is not listened to while it does."""
+        if not self._ending:
+            await super().close(code, reason)
+            return
+        if self.protocol.state is State.OPEN:
+            self._hear_no_more()
+            self.protocol.fail(code, reason)
+            self.send_data()
+            self.transport.resume_reading()  # to see its end
+        await asyncio.shield(self.connection_lost_waiter)
+
+    def _log(self, reason: str) -> None:
+        if self._visitor is not None and self._unadmitted:
             self._visitor.refused(reason)
         else:
-            self._entrance.log.refused(str(self.remote_address[0]), reason)
+            peer = self.remote_address
+            self._entrance.log.refused(str(peer[0]) if peer else "", reason)
 
     def answered(self) -> None:
         """It was an HTTP request, and is answered."""
@@ -224,8 +401,8 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """How long its hello may still take."""
-        if self._visitor is None:
+        """How long its hello may still take; once it is inside, a farewell."""
+        if self._visitor is None or not self._unadmitted:
             return self._entrance.allowed.handshake_s
         return max(0.0, self._visitor.deadline_s - self.loop.time())
 

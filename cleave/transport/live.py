@@ -41,12 +41,13 @@ from cleave.fleet.orders import (
 from cleave.fleet.output import Output
 from cleave.fleet.session import Session
 from cleave.planner.plan import DeviceRates
-from cleave.protocol import messages
+from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.features import may_send
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.transport.block_times import BlockTimes, Span
-from cleave.transport.connection import Connection, ConnectionLostError
+from cleave.transport.connection import Accepted, ConnectionLostError, CutError
+from cleave.transport.gate import Awaited
 from cleave.verify import Judgement
 
 CHECK_INLINE_FLOPS = 4e6
@@ -64,15 +65,14 @@ PACK_IN_THREAD_BYTES = 4 * 2**20
 
 @dataclass(slots=True)
 class _Peer:
-    connection: Connection
+    connection: Accepted
     record: Session
     times: BlockTimes = field(default_factory=BlockTimes)
     outbox: deque[Message] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # once it has joined
-    refused: str = ""  # why its session was ended from here
-    outlawed: bool = False  # for wrong results
+    refusal: messages.Error | None = None  # what it was told when it was ended from here
 
 
 class LiveShell:
@@ -113,7 +113,7 @@ class LiveShell:
 
     async def session(
         self,
-        connection: Connection,
+        connection: Accepted,
         first: Message | None = None,
         address: str = "",
         answered: Callable[[messages.Error | None], None] | None = None,
@@ -124,30 +124,37 @@ class LiveShell:
             connection: to it.
             first: its hello, where it was read already.
             address: where it connects from.
-            answered: told what a refused hello is answered, or None for an accepted one.
+            answered: told what a refused hello is answered, or None for an accepted one; then why
+                it was ended, if it was before the device was there to work.
         """
         session = next(self._ids)
         self.coordinator.opened(session, self._now(), address)
         peer = _Peer(connection, self.coordinator.sessions[session])
         self._peers[session] = peer
+        connection.await_results(lambda: Awaited(*self.coordinator.awaited_bytes(session)))
         sender = asyncio.create_task(self._send_all(peer))
+        turned_away: messages.Error | None = None
         reason = "the connection broke"
         try:
             if first is not None:
                 orders = self.coordinator.received(session, first, self._now())
+                turned_away = _refusal(orders, session)
                 if answered is not None:
-                    answered(_refusal(orders, session))
+                    answered(turned_away)
                 self._obey(orders)
             while not peer.closing:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
                 peer.record.uplink_bytes += len(data)
-                message, now_s = decode(data), self._now()
+                message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self._now()
                 if isinstance(message, messages.Result) and peer.record.probe is None:
                     peer.times.answered(message.id, message.compute_s, now_s)
                 elif isinstance(message, messages.TaskError):
                     peer.times.given_up((message.id,))
-                self._obey(self.coordinator.received(session, message, now_s))
+                self._obey(self.coordinator.received(session, message, now_s, len(data)))
+        except CutError as error:
+            reason = str(error)
+            self._obey(self.coordinator.exceeded(session, reason, self._now()))
         except ConnectionLostError as error:
             reason = str(error)
         except ProtocolError as error:
@@ -159,9 +166,13 @@ class LiveShell:
                 reason = _CLOSING
             reason = clean_text(reason, _MAX_REASON)
             self._obey(self.coordinator.closed(session, reason, self._now(), lost=not self._ending))
-            why = peer.refused or (reason if known is not None else "")
-            if peer.name or peer.outlawed:  # at once: farewells may take their time
-                kind = EventKind.QUARANTINE if peer.outlawed else EventKind.LEAVE
+            refusal = peer.refusal
+            why = refusal.message if refusal is not None else reason if known is not None else ""
+            outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
+            if refusal not in (None, turned_away) and not peer.name and answered is not None:
+                answered(refusal)  # nobody heard of it: it is told like those that never got in
+            if peer.name or outlawed:  # at once: farewells may take their time
+                kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
                 self._witness(kind, peer.record, why)
             del self._peers[session]
             if not peer.closing:
@@ -230,11 +241,12 @@ class LiveShell:
                     peer = self._peers.get(session)
                     # One who did not name a feature would have to refuse a message of it.
                     if peer is not None and may_send(message, peer.record.features):
+                        if isinstance(message, messages.Error):
+                            peer.refusal = message
+                            peer.outbox.clear()  # nothing else matters to it any more
+                            peer.connection.dismiss()
                         peer.outbox.append(message)
                         peer.wake.set()
-                        if isinstance(message, messages.Error):
-                            peer.refused = message.message
-                            peer.outlawed = message.code is ErrorCode.QUARANTINED
                 case Check():
                     self._check(order)
                 case Place(unit, payload):

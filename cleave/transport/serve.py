@@ -34,6 +34,7 @@ from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
     Connection,
     ConnectionLostError,
+    CutError,
     WebSocketConnection,
 )
 from cleave.transport.door import ConnectionLimits
@@ -184,6 +185,8 @@ class ServedFleet(Fleet):
     async def _accept(self, socket: ServerConnection) -> None:
         assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
+        socket.opened()
+        door = self._live.coordinator.door
         try:
             async with asyncio.timeout(socket.time_left_s):
                 first = decode(await connection.receive())
@@ -192,12 +195,15 @@ class ServedFleet(Fleet):
             else:
                 answered = partial(_answered, socket)
                 await self._live.session(connection, first, _address(socket), answered)
+        except CutError:
+            door.failed(_address(socket))
         except ConnectionLostError:
             return
         except TimeoutError:
             late = messages.Error(ErrorCode.LIMIT, "no hello came in time")
             await _refuse(socket, connection, late)
         except ProtocolError as broken:
+            door.failed(_address(socket))
             await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
 
     async def _accept_operator(
@@ -222,7 +228,7 @@ class ServedFleet(Fleet):
             reason = "this server takes no operators: it belongs to a program that trains already"
             await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
         else:
-            socket.admitted()
+            socket.admitted(limits.MAX_HEADER_BYTES)  # it has no arrays to send
             self._present[verdict] += 1
             try:
                 await self._operator(connection, hello, verdict)
@@ -323,7 +329,10 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None) -> None:
     if refusal is None:
-        socket.admitted()
+        socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
+    elif socket.inside:
+        ours = refusal.code is ErrorCode.LIMIT  # the sentence holds nothing that it sent
+        socket.refused(refusal.message if ours else f"its session ended: {refusal.code.value}")
     else:
         socket.refused(_WHY.get(refusal.code, refusal.code.value))
 

@@ -59,11 +59,14 @@ class Door:
         self.points: dict[int, float] = {}
         self.conduct: dict[int, Conduct] = {}
         self.faults_before = 0
+        self.failures: list[str] = []
+        self.measured_by = ""
+        self.at_once = 1
 
     def admit(self, hello: Hello, address: str) -> Verdict:
         self.asked.append(address)
         if hello.measure:
-            return Admission()
+            return Admission(measured_by=self.measured_by, at_once=self.at_once)
         if not hello.credential.isdigit():
             return Refusal(ErrorCode.CREDENTIAL, "not a number")
         identity = int(hello.credential)
@@ -79,6 +82,9 @@ class Door:
 
     def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
         raise AssertionError("no operator came")
+
+    def failed(self, address: str) -> None:
+        self.failures.append(address)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         self.left.append((identity, reason, lost))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import fields
 from random import Random
 
 import pytest
 
 from cleave.errors import ProtocolError
-from cleave.protocol import limits
-from cleave.protocol.codec import decode
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import Role
 from tests.fuzzing import STRANGE, TYPES, Mutator, decoded, with_field
 
 INPUTS = 15_000
@@ -70,8 +72,39 @@ def test_a_length_that_lies_allocates_nothing(claim: bytes, padding: int) -> Non
                 _, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
-            claims = len(claim) // 5 + 1
-            assert peak < 4 * 2**20 + claims * 100_000, "not what is claimed, once or nested"
+            assert peak < 100_000 + 20 * len(data), "what is there, not what is claimed"
+
+
+@pytest.mark.parametrize("depth", [1, 100, 1000])
+@pytest.mark.parametrize("claim", [b"\xdd\x00\x10\x00\x00", b"\xdc\xff\xff", b"\xdc\x0f\xff"])
+@pytest.mark.parametrize("where", [b"", b"\x92", b"\x92\xa5hello", b"\x92\xa5hello\x81\xa1a"])
+def test_lists_in_lists_set_nothing_aside(where: bytes, claim: bytes, depth: int) -> None:
+    """Five kilobytes once were gigabytes: each list's room was made before its items were read."""
+    data = where + claim * depth
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            decode(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 200_000
+
+
+def test_a_hello_is_short_and_so_is_what_a_device_says() -> None:
+    hello = messages.Hello(Role.DEVICE)
+    spare = limits.MAX_HELLO_BYTES - len(b"".join(encode(hello)))
+    for over, words in ((0, ""), (1, "a hello of 8193 bytes is over the limit of 8192")):
+        text = "n" * ((spare + over) // 2 - 2)
+        hello.name = text
+        hello.profile = "p" * (spare + over - len(text) - 4)  # their headers have two bytes more
+        with pytest.raises(ProtocolError, match=words) if words else nullcontext():
+            assert len(b"".join(encode(hello))) == limits.MAX_HELLO_BYTES
+    said = messages.Telemetry({f"{n:04}" * 256: 1.0 for n in range(64)})
+    data = b"".join(encode(said))
+    assert decode(data) == said
+    with pytest.raises(ProtocolError, match="over the limit of 65536"):
+        decode(data, limits.MAX_DEVICE_HEADER_BYTES)
 
 
 WIDE = {

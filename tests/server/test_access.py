@@ -187,9 +187,9 @@ def test_wrong_results_count_for_a_day(access: Access, clock: Clock) -> None:
 
 def test_measuring_uses_no_code_up_and_is_nobody(access: Access) -> None:
     code = access.pair()
-    assert come(access, code.text, measure=True) == Admission()
+    assert come(access, code.text, measure=True) == Admission(measured_by="code 1")
     device = come(access, code.text)
-    assert come(access, device.credential, measure=True) == Admission()
+    assert come(access, device.credential, measure=True) == Admission(measured_by="device 1")
 
 
 def test_a_fleet_with_one_credential_is_not_kept() -> None:

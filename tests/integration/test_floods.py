@@ -1,0 +1,246 @@
+"""Strangers and members that flood a real server: they are sent away, and work goes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import ClientConnection
+
+import cleave
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import encode
+from cleave.protocol.messages import ErrorCode, Message
+from cleave.server.access import Access
+from cleave.server.store import Store
+from cleave.transport.door import ConnectionLimits
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.serve import ServedFleet
+from tests.integration.processes import PATIENCE_S, started
+from tests.integration.test_security import (
+    DEVICE,
+    NEVER_S,
+    heard,
+    hello,
+    is_cut,
+    multiplies,
+    opened,
+    raw,
+    until,
+    upgrade,
+)
+
+STATED: dict[str, Any] = {
+    "downlink_bytes_per_s": 1e6,
+    "uplink_bytes_per_s": 1e6,
+    "flops_per_s": 1e9,
+}
+CREDENTIAL = "shared"
+
+
+def frame(data: bytes, kind: Opcode = Opcode.BINARY, *, fin: bool = True) -> bytes:
+    return Frame(kind, data, fin).serialize(mask=True)
+
+
+def packed(message: Message) -> bytes:
+    return b"".join(encode(message))
+
+
+@contextmanager
+def working(notes: list[str]) -> Iterator[ServedFleet]:
+    """A fleet with an honest device."""
+    with (
+        cleave.serve(verify=False, notify=notes.append) as fleet,
+        started("join", fleet.url, *DEVICE),
+    ):
+        until(lambda: fleet.device_count == 1)
+        yield fleet
+
+
+def inside(fleet: ServedFleet, address: tuple[str, int] | None = None) -> socket.socket:
+    """A device that has joined, of which every byte is ours."""
+    parts = urlsplit(fleet.url)
+    assert parts.port is not None
+    device = socket.create_connection(("127.0.0.1", parts.port), PATIENCE_S, address)
+    credential = parse_join_url(fleet.url).credential
+    before = fleet.device_count
+    device.sendall(upgrade() + frame(hello(credential, **STATED)))
+    until(lambda: fleet.device_count == before + 1)
+    return device
+
+
+def refused(device: ClientConnection) -> messages.Error:
+    while not isinstance(message := heard(device), messages.Error):
+        pass
+    return message
+
+
+NESTED = {
+    "in the fields": b"\x92\xa5hello\x81\xa1a" + b"\xdd\x00\x10\x00\x00" * 1000,
+    "as the type": b"\x92" + b"\xdd\x00\x10\x00\x00" * 1000,
+    "as the message": b"\xdd\x00\x10\x00\x00" * 1600,
+}
+
+
+def test_nested_lists_of_strangers_are_failed_attempts() -> None:
+    notes: list[str] = []
+    access = Access(Store(None), "token", fleet_credential=CREDENTIAL)
+    with (
+        closing(access),
+        cleave.serve(
+            verify=False, door=access, credential=CREDENTIAL, notify=notes.append
+        ) as fleet,
+        started("join", fleet.url, *DEVICE),
+    ):
+        until(lambda: fleet.device_count == 1)
+        for said in [*NESTED.values()] * 4:
+            with opened(fleet) as stranger:
+                stranger.send(said)
+                assert refused(stranger).code is ErrorCode.PROTOCOL
+        multiplies(fleet)
+        with opened(fleet) as guessing:
+            guessing.send(hello("GUESS"))
+            assert "too many failed attempts" in refused(guessing).message
+        with opened(fleet) as member:  # who has a credential is let in all the same
+            member.send(hello(CREDENTIAL, **STATED))
+            assert isinstance(heard(member), messages.Welcome)
+    assert any("no acceptable hello" in note for note in notes)
+
+
+def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe() -> None:
+    notes: list[str] = []
+    access = Access(Store(None), "token")
+    with closing(access), cleave.serve(verify=False, door=access, notify=notes.append) as fleet:
+        said = hello(access.pair().text, measure=True)
+        with opened(fleet) as first, opened(fleet) as second:
+            for device in (first, second):
+                device.send(said)
+                assert isinstance(heard(device), messages.Welcome)
+            error = refused(first)
+            assert error.code is ErrorCode.DUPLICATE
+            assert "one after the other" in error.message
+        with closing(raw(fleet)) as greedy:
+            greedy.sendall(upgrade() + frame(said))
+            greedy.sendall(b"\x82\xff" + (2**28 - 1).to_bytes(8, "big") + bytes(4))
+            assert is_cut(greedy)
+    (line,) = [note for note in notes if "announced a message of 268435455 bytes" in note]
+    assert "refused 127.0.0.1" in line
+
+
+FLOODS = {
+    "heartbeats": packed(messages.Heartbeat()),
+    "telemetry": packed(messages.Telemetry({"power_w": 4.0})),
+    "late answers": packed(messages.Result(7, 1, 1, "fp32", 0.0, bytes(4))),
+    "failures": packed(messages.TaskError(7, "no")),
+}
+
+
+@pytest.mark.parametrize("said", FLOODS.values(), ids=FLOODS)
+def test_an_admitted_device_that_floods_is_sent_away(said: bytes) -> None:
+    notes: list[str] = []
+    with working(notes) as fleet, opened(fleet) as flooding:
+        flooding.send(hello(parse_join_url(fleet.url).credential, name="flood", **STATED))
+        until(lambda: fleet.device_count == 2)
+        many = frame(said) * 10_000
+        with suppress(OSError):
+            for _ in range(20):
+                flooding.socket.sendall(many)
+        with suppress(ConnectionClosed):  # who shouts may not hear why
+            assert refused(flooding).code is ErrorCode.LIMIT
+        until(lambda: fleet.device_count == 1)
+        multiplies(fleet)
+    assert any("flood left (it sent more than 1000 messages" in note for note in notes)
+
+
+@pytest.mark.parametrize("kind", [Opcode.PING, Opcode.PONG])
+def test_pings_are_counted_too(kind: Opcode) -> None:
+    notes: list[str] = []
+    with working(notes) as fleet, closing(inside(fleet)) as device:
+        with suppress(OSError):
+            device.sendall(frame(b"", kind) * 100_000)
+        assert is_cut(device)
+        until(lambda: fleet.device_count == 1)
+        multiplies(fleet)
+    assert any("pings and tiny fragments" in note for note in notes)
+
+
+def test_who_is_in_no_hurry_may_say_much() -> None:
+    """A burst, as after a stalled network, pings in it; all answered, and the device stays."""
+    with cleave.serve(verify=False) as fleet, closing(inside(fleet)) as device:
+        said = packed(messages.Heartbeat())
+        device.sendall((frame(said) * 99 + frame(b"", Opcode.PING)) * 9)
+        device.sendall(frame(packed(messages.Telemetry({"power_w": 1.0}))))
+        session = next(iter(fleet.live.coordinator.sessions.values()))
+        until(lambda: session.telemetry)
+        assert fleet.device_count == 1
+
+
+def test_what_is_said_last_is_heard() -> None:
+    """A device that says more than is taken in at once, and is gone."""
+    notes: list[str] = []
+    with cleave.serve(verify=False, notify=notes.append) as fleet:
+        with closing(inside(fleet)) as device:
+            bye = packed(messages.Bye("enough"))
+            device.sendall(frame(packed(messages.Heartbeat())) * 200 + frame(bye))
+            device.shutdown(socket.SHUT_WR)
+            assert is_cut(device)
+        until(lambda: fleet.device_count == 0)
+    assert any("left; 0 devices" in note for note in notes)  # on purpose, and not lost
+
+
+def test_unfinished_messages_have_a_budget() -> None:
+    notes: list[str] = []
+    allowed = ConnectionLimits(unfinished_bytes=150_000)
+    piece = frame(bytes(60_000), fin=False)
+    with (
+        cleave.serve(verify=False, allowed=allowed, notify=notes.append) as fleet,
+        ExitStack() as stack,
+    ):
+        devices = [stack.enter_context(closing(inside(fleet))) for _ in range(4)]
+        for device in devices[:3]:
+            device.sendall(piece)
+        until(lambda: fleet.device_count == 3)
+        devices[3].sendall(frame(packed(messages.Telemetry({"power_w": 1.0}))))
+        sessions = fleet.live.coordinator.sessions
+        until(lambda: any(session.telemetry for session in sessions.values()))
+        assert fleet.device_count == 3
+    cut = [note for note in notes if "left a message unfinished while 150000 bytes" in note]
+    assert sum("refused 127.0.0.1" in note for note in cut) == 1
+
+
+def test_slow_handshakes_from_some_addresses_keep_nobody_else_out() -> None:
+    notes: list[str] = []
+    allowed = ConnectionLimits(handshake_s=NEVER_S, waiting_per_address=3, waiting=12)
+    with (
+        cleave.serve(verify=False, allowed=allowed, notify=notes.append) as fleet,
+        ExitStack() as stack,
+    ):
+        port = urlsplit(fleet.url).port
+        assert port is not None
+        for number in range(2, 6):
+            for _ in range(4):  # one more than may
+                slow = socket.create_connection(
+                    ("127.0.0.1", port), PATIENCE_S, (f"127.0.0.{number}", 0)
+                )
+                stack.enter_context(closing(slow)).sendall(b"GET /ws HTTP/1.1\r\nX-Slow: ")
+        until(lambda: sum("3 connections from there wait already" in note for note in notes) == 4)
+        for number in range(1, 15):  # more than there are places
+            stack.enter_context(closing(inside(fleet, ("127.0.0.77", 0))))
+            assert fleet.device_count == number
+    assert any("given to one from elsewhere" in note for note in notes)
+
+
+def test_a_session_may_say_no_more_than_its_role_needs() -> None:
+    for nbytes, cut in ((limits.MAX_DEVICE_HEADER_BYTES, False), (2**20, True)):
+        with cleave.serve(verify=False) as fleet, closing(inside(fleet)) as device:
+            device.sendall(b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4) + bytes(nbytes - 1))
+            if cut:
+                assert is_cut(device)
+            else:
+                assert fleet.device_count == 1
