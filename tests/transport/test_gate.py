@@ -102,7 +102,9 @@ def test_results_of_work_are_no_burden_and_others_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [frame(0, Opcode.PING), frame(125, Opcode.PONG), frame(0, Opcode.CONT, fin=False)]
+    "kind",
+    [frame(0, Opcode.PING), frame(125, Opcode.PONG), frame(0, Opcode.CONT, fin=False)],
+    ids=["pings", "pongs", "fragments"],  # their bytes are masked with random ones
 )
 def test_frames_that_carry_nothing_are_counted(kind: bytes) -> None:
     def counted(more: int, now_s: float) -> None:
