@@ -89,8 +89,7 @@ class SecretProducts:
         self._entries: Doubles = np.where(rng.random(drawn.shape) < 0.5, -drawn, drawn)
         self._weights = np.zeros(b.shape[1])  # w_j; 0 where they are not known yet
         self._columns: dict[Span, Columns] = {}
-        self._sketch: Doubles | None = None
-        self._sampled = 0
+        self._some: Doubles | None = None  # rows of A, or random sums of rows
         self._cuts = _cuts(a.shape, b.shape, blocks)
         self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
         for block in blocks:
@@ -107,7 +106,12 @@ class SecretProducts:
             weights = self._weights[n.start : n.stop]
             unknown = weights == 0
             if unknown.any():
-                weights[unknown] = 1 / self._typical(n)[unknown]
+                # Of fp32 a part of the depth is read, for all columns at once; of 16 bits all, just
+                # before it is read again.
+                n_at_once = Span(0, self._b.shape[1]) if self._a.dtype is DType.FP32 else n
+                found = self._weights[n_at_once.start : n_at_once.stop]
+                unknown = found == 0
+                found[unknown] = 1 / self._typical(n_at_once)[unknown]
             vectors, weights = self._entries[:, n.start : n.stop] * weights, np.square(weights)
             columns = self._columns[n] = Columns(vectors, weights, float(weights.sum()))
         return columns
@@ -137,23 +141,23 @@ class SecretProducts:
         Of results of 16 bits that depends on how large the elements are, which random sums of a few
         rows of A tell; else on how large B's columns are, for which a part of the depth will do.
         """
-        if self._sketch is None:
+        dtype, depth = self._a.dtype, self._b.shape[0]
+        if self._some is None:
             rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
-            some = Buffer(self._a.array[rows], self._a.dtype).float32().astype(np.float64)
-            signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
-            self._sketch = (signs @ some) / np.sqrt(_SAMPLED_ROWS)
-        dtype, sketch, depth = self._a.dtype, self._sketch, self._b.shape[0]
-        k = Span(0, depth)
+            self._some = Buffer(self._a.array[rows], dtype).float32().astype(np.float64)
+            if dtype is not DType.FP32:
+                signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
+                self._some = (signs @ self._some) / np.sqrt(_SAMPLED_ROWS)
+        k, sketches = Span(0, depth), self._some
         if dtype is DType.FP32:
             size = min(depth, max(_SAMPLED_DEPTH, depth // 8))
             start = int(self._rng.integers(depth - size + 1))
-            k, sketch = Span(start, start + size), sketch[:0, :size]
-        part = self._b.region(k, n).T
-        products, squares = self._project(part, sketch, np.ones(k.size))
-        squares *= depth / k.size
+            k, sketches = Span(start, start + size), self._some[:0, :size]
+        products, squares = self._project(self._b.region(k, n).T, sketches, np.ones(k.size))
         with np.errstate(all="ignore"):
-            a_square = np.asarray(np.square(self._sketch).sum() / _SKETCHES)
+            a_square = np.square(self._some).sum() / len(self._some)
             length = np.square(products).mean(0) if len(products) else np.zeros(n.size)
+            squares *= depth / k.size
             typical = np.sqrt(variance(a_square, squares, length, 1.0, depth, dtype))
         return np.where(np.isfinite(typical) & (typical > 0), typical, 1.0)
 
