@@ -15,7 +15,8 @@ So are the kernels of the other clients, as far as they are installed here: the 
 Chromium (plain JavaScript, WASM, and WebGPU, which the processor emulates where there is no GPU)
 and both inner loops of the Android client's on a JVM. These are slow, so they get a share: the
 first product of each shape and dtype in every table and, of the others, one of `--slow-every`,
-drawn at random; and of those, one random block of each plan.
+drawn at random; and of those, one random block of each plan (of a large one, some rows that make
+0.1 GFLOP).
 
 Printed for each: blocks, results called wrong (0), rows that were in doubt and computed again, the
 largest residual over the tolerance of rows in no doubt, and, of 16-bit results, the elements
@@ -25,10 +26,11 @@ computed exactly and those that were not the right rounding.
 from __future__ import annotations
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -43,7 +45,7 @@ from cleave.arrays import Buffer, DType
 from cleave.device.executors import NumpyExecutor, TorchExecutor
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Operand, Side
-from cleave.gemm import Block, Gemm, gemm_of, wavefront
+from cleave.gemm import Block, Gemm, Span, gemm_of, wavefront
 from cleave.models.build import build_model
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -68,6 +70,7 @@ PHONES = [
     for i in range(8)
 ]
 FLEETS = {"processes": RATES, "phones": PHONES}
+SLOW_FLOPS = 1e8
 
 
 @numba.njit(fastmath=False, nogil=True)
@@ -125,7 +128,7 @@ class Judge:
         executors: they do all blocks of the products that are judged.
         active: whether to judge.
         every: judge one product of so many.
-        slow: executors that do a single block of each plan.
+        slow: executors that do a part of a block of each plan.
         slow_every: of one product of so many, and of the first of each shape.
     """
 
@@ -134,7 +137,7 @@ class Judge:
     active: bool = False
     every: int = 1
     slow: Mapping[str, Multiply] = field(default_factory=dict)
-    slow_every: int = 60
+    slow_every: int = 100
 
     def __post_init__(self) -> None:
         self.tallies: dict[tuple[str, str, str], Tally] = defaultdict(Tally)
@@ -182,11 +185,14 @@ class Judge:
         return bool(self.slow) and (new or self._draw.random() < 1 / self.slow_every)
 
     def _judge_slow(self, a: Buffer, b: Buffer, dtype: DType) -> None:
-        """Judge a block of each plan."""
+        """Judge a block of each plan, or some rows of it."""
         for fleet in FLEETS:
             blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
-            block = blocks[int(self._draw.integers(len(blocks)))]
-            self.judge(a, b, dtype, [block], self.slow)
+            block, partial = blocks[int(self._draw.integers(len(blocks)))]
+            rows = min(block.m.size, math.ceil(SLOW_FLOPS / (2 * block.n.size * block.k.size)))
+            start = block.m.start + int(self._draw.integers(block.m.size - rows + 1))
+            part = replace(block, m=Span(start, start + rows))
+            self.judge(a, b, dtype, [(part, partial)], self.slow)
 
     def judge(
         self,
@@ -343,7 +349,7 @@ def main() -> None:
         help="default: all that are installed here",
     )
     parser.add_argument(
-        "--slow-every", type=int, default=60, help="the same for the kernels of other clients"
+        "--slow-every", type=int, default=100, help="the same for the kernels of other clients"
     )
     options = parser.parse_args()
     wanted = options.executor or (*EXECUTORS, *CLIENT_KERNELS)
