@@ -137,7 +137,7 @@ class Judge:
     active: bool = False
     every: int = 1
     slow: Mapping[str, Multiply] = field(default_factory=dict)
-    slow_every: int = 100
+    slow_every: int = 250
 
     def __post_init__(self) -> None:
         self.tallies: dict[tuple[str, str, str], Tally] = defaultdict(Tally)
@@ -349,7 +349,7 @@ def main() -> None:
         help="default: all that are installed here",
     )
     parser.add_argument(
-        "--slow-every", type=int, default=100, help="the same for the kernels of other clients"
+        "--slow-every", type=int, default=250, help="the same for the kernels of other clients"
     )
     options = parser.parse_args()
     wanted = options.executor or (*EXECUTORS, *CLIENT_KERNELS)
