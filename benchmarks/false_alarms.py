@@ -2,13 +2,21 @@
 
     python -m benchmarks.false_alarms [--steps 20] [--warm 200] [--batch 2] [--seq 128]
                                       [--model opt llama] [--dtype fp32 bf16 fp16] [--quick]
+                                      [--executor numpy torch "in turn" js wasm ...]
 
 Trains OPT-125M and a Llama of the same size on real text with plain torch, and takes every product
 of `--steps` steps at the start and after `--warm` steps, under fp32, bf16 and fp16 autocast. Each
 is cut as the planner cuts it, for four equal processes beside the server and for eight unequal
 phones (whose plans have partial sums); each block is multiplied by every executor (numpy, torch)
-and by a device that adds one product after the other, in fp32 (as a simple kernel in a browser
-does); each result is judged by every path of the check (numpy, compiled loops).
+and by a device that adds one product after the other, in fp32; each result is judged by every path
+of the check (numpy, compiled loops).
+
+So are the kernels of the other clients, as far as they are installed here: the browser's in
+Chromium (plain JavaScript, WASM, and WebGPU, which the processor emulates where there is no GPU)
+and both inner loops of the Android client's on a JVM. These are slow, so they get a share: the
+first product of each shape and dtype in every table and, of the others, one of `--slow-every`,
+drawn at random; and of those, one random block of each plan (of a large one, some rows that make
+0.1 GFLOP).
 
 Printed for each: blocks, results called wrong (0), rows that were in doubt and computed again, the
 largest residual over the tolerance of rows in no doubt, and, of 16-bit results, the elements
@@ -18,10 +26,11 @@ computed exactly and those that were not the right rounding.
 from __future__ import annotations
 
 import argparse
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -30,12 +39,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.client_kernels import CLIENT_KERNELS, Multiply, client_kernels
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.executors import NumpyExecutor, TorchExecutor
-from cleave.errors import CleaveError
+from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Operand, Side
-from cleave.gemm import Block, Gemm, gemm_of, wavefront
+from cleave.gemm import Block, Gemm, Span, gemm_of, wavefront
 from cleave.models.build import build_model
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -60,8 +70,7 @@ PHONES = [
     for i in range(8)
 ]
 FLEETS = {"processes": RATES, "phones": PHONES}
-
-Multiply = Callable[[Buffer, Buffer, Buffer], None]
+SLOW_FLOPS = 1e8
 
 
 @numba.njit(fastmath=False, nogil=True)
@@ -112,12 +121,23 @@ class Tally:
 
 @dataclass
 class Judge:
-    """Multiplies for a model in training, and judges every executor's results when told to."""
+    """Multiplies for a model in training, and judges every executor's results when told to.
+
+    Attributes:
+        paths: those of the check.
+        executors: they do all blocks of the products that are judged.
+        active: whether to judge.
+        every: judge one product of so many.
+        slow: executors that do a part of a block of each plan.
+        slow_every: of one product of so many, and of the first of each shape.
+    """
 
     paths: dict[str, Pass]
-    executors: dict[str, Multiply]
+    executors: Mapping[str, Multiply]
     active: bool = False
-    every: int = 1  # judge one product of so many
+    every: int = 1
+    slow: Mapping[str, Multiply] = field(default_factory=dict)
+    slow_every: int = 250
 
     def __post_init__(self) -> None:
         self.tallies: dict[tuple[str, str, str], Tally] = defaultdict(Tally)
@@ -127,6 +147,8 @@ class Judge:
         self._plans: dict[Any, list[tuple[Block, bool]]] = {}
         self._own = TorchExecutor()
         self._rng = np.random.default_rng(0)
+        self._draw = np.random.default_rng(1)
+        self._seen: set[Any] = set()  # what slow executors had a product of since the last report
 
     def operand(self, buffer: Buffer) -> Operand:
         """See `Fleet.operand`."""
@@ -136,19 +158,52 @@ class Judge:
         """See `Fleet.submit`: done at once."""
         left, right = (s.operand.buffer.T if s.transposed else s.operand.buffer for s in (a, b))
         self._own.matmul(left, right, out)
-        self.products += self.active
-        if self.active and self.products % self.every == 0:
-            for number, fleet in enumerate(FLEETS):
-                names = list(self.executors)
-                if number:  # the second plan has one executor after the other
-                    names = [names[self.products // self.every % len(names)]]
-                self.judge(left, right, out.dtype, fleet, names)
+        if self.active:
+            self.products += 1
+            self._judge_fast(left, right, out.dtype)
+            if self._is_turn_of_slow(left, right, out.dtype):
+                self._judge_slow(left, right, out.dtype)
         return _Ready(out)
 
-    def judge(self, a: Buffer, b: Buffer, dtype: DType, fleet: str, names: Sequence[str]) -> None:
-        """Let executors multiply it block by block and every path of the check judge them."""
-        blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
-        for name in names:
+    def _judge_fast(self, a: Buffer, b: Buffer, dtype: DType) -> None:
+        """Judge all blocks of one product of so many."""
+        if not self.executors or self.products % self.every:
+            return
+        for number, fleet in enumerate(FLEETS):
+            names = list(self.executors)
+            if number:  # the second plan has one executor after the other
+                names = [names[self.products // self.every % len(names)]]
+            blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
+            self.judge(a, b, dtype, blocks, {name: self.executors[name] for name in names})
+
+    def _is_turn_of_slow(self, a: Buffer, b: Buffer, dtype: DType) -> bool:
+        """Say whether slow executors do this one: drawn, so that all layers have their turn."""
+        turned = [x.array.strides[0] < x.array.strides[1] for x in (a, b)]
+        kind = (a.shape, b.shape, *turned, a.dtype, dtype)
+        new = kind not in self._seen
+        self._seen.add(kind)
+        return bool(self.slow) and (new or self._draw.random() < 1 / self.slow_every)
+
+    def _judge_slow(self, a: Buffer, b: Buffer, dtype: DType) -> None:
+        """Judge a block of each plan, or some rows of it."""
+        for fleet in FLEETS:
+            blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
+            block, partial = blocks[int(self._draw.integers(len(blocks)))]
+            rows = min(block.m.size, math.ceil(SLOW_FLOPS / (2 * block.n.size * block.k.size)))
+            start = block.m.start + int(self._draw.integers(block.m.size - rows + 1))
+            part = replace(block, m=Span(start, start + rows))
+            self.judge(a, b, dtype, [(part, partial)], self.slow)
+
+    def judge(
+        self,
+        a: Buffer,
+        b: Buffer,
+        dtype: DType,
+        blocks: Sequence[tuple[Block, bool]],
+        executors: Mapping[str, Multiply],
+    ) -> None:
+        """Let executors multiply some blocks and every path of the check judge them."""
+        for name, multiply in executors.items():
             checks = {
                 path: GemmCheck(a, b, [x for x, _ in blocks], self._rng, project)
                 for path, project in self.paths.items()
@@ -158,7 +213,7 @@ class Judge:
                 result = arrays.empty(block.m.size, block.n.size, out)
                 with np.errstate(all="ignore"):
                     parts = a.region(block.m, block.k), b.region(block.k, block.n)
-                    self.executors[name](*parts, result)
+                    multiply(*parts, result)
                 for path, check in checks.items():
                     found = check.judge(block, result)
                     tally = self.tallies[f"{a.dtype.value}>{out.value}", name, path]
@@ -203,6 +258,7 @@ class Judge:
                 print(f"    {reason}")
         print(flush=True)
         self.tallies.clear()
+        self._seen.clear()
         return accused
 
 
@@ -257,22 +313,9 @@ class Training:
         return float(loss.item())
 
 
-def main() -> None:
-    """See the module's text."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--warm", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--seq", type=int, default=128)
-    parser.add_argument("--every", type=int, default=1, help="judge one product of so many")
-    parser.add_argument("--model", nargs="+", choices=("opt", "llama"), default=["opt", "llama"])
-    parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16", "fp16"])
-    parser.add_argument("--quick", action="store_true", help="2 steps, after 5 others")
-    options = parser.parse_args()
+def judge_training(judge: Judge, options: argparse.Namespace) -> int:
+    """Train every model and judge its products; returns how many honest results were accused."""
     steps, warm = (2, 5) if options.quick else (options.steps, options.warm)
-    judge = Judge(
-        {"numpy": numpy_pass, "compiled": compiled_pass()}, EXECUTORS, every=options.every
-    )
     accused = 0
     for name in options.model:
         training = Training(
@@ -285,6 +328,44 @@ def main() -> None:
                 accused += judge.report(title)
             if when == "at the start":
                 training.steps(warm)
+    return accused
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warm", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--every", type=int, default=1, help="judge one product of so many")
+    parser.add_argument("--model", nargs="+", choices=("opt", "llama"), default=["opt", "llama"])
+    parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16", "fp16"])
+    parser.add_argument("--quick", action="store_true", help="2 steps, after 5 others")
+    parser.add_argument(
+        "--executor",
+        nargs="+",
+        choices=(*EXECUTORS, *CLIENT_KERNELS),
+        help="default: all that are installed here",
+    )
+    parser.add_argument(
+        "--slow-every", type=int, default=250, help="the same for the kernels of other clients"
+    )
+    options = parser.parse_args()
+    wanted = options.executor or (*EXECUTORS, *CLIENT_KERNELS)
+    with client_kernels([name for name in CLIENT_KERNELS if name in wanted]) as others:
+        for name, reason in others.missing.items():
+            if options.executor:
+                raise UsageError(f"{name} cannot be judged here: {reason}")
+            print(f"not judged: {name}, {reason}")
+        judge = Judge(
+            {"numpy": numpy_pass, "compiled": compiled_pass()},
+            {name: multiply for name, multiply in EXECUTORS.items() if name in wanted},
+            every=options.every,
+            slow=others.kernels,
+            slow_every=options.slow_every,
+        )
+        accused = judge_training(judge, options)
     print(
         f"honest results called wrong: {accused} (at most 0): {'met' if not accused else 'NOT met'}"
     )

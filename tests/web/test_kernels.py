@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
+from benchmarks.client_kernels import page_kernels
+from tests.products import assert_multiplies
 from tests.web.browser import serving
 
 KERNELS = ("js", "wasm", "webgpu")
@@ -38,3 +40,10 @@ def test_errors_against_double_precision_are_those_of_rounding(page: Page, kerne
 def test_a_crowd_of_products_some_of_them_cancelled(page: Page, kernel: str) -> None:
     """Two threads at once; matrices are forgotten while products of them still wait."""
     assert page.evaluate("(kernel) => lab.crowd(kernel, 2, 40)", kernel) <= 1.0
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_products_that_python_hands_over(page: Page, lab: Path, kernel: str) -> None:
+    """Benchmarks have the kernels multiply so."""
+    with page_kernels(page, lab, [kernel]) as kernels:
+        assert_multiplies(kernels[kernel])

@@ -2,7 +2,7 @@
 
 import { surroundings } from "../../src/kernels/browser";
 import { makeKernel } from "../../src/kernels/choose";
-import { DType, type KernelName } from "../../src/kernels/kernel";
+import { DType, type Kernel, type KernelName, type Matrix } from "../../src/kernels/kernel";
 import {
   errorShare,
   flopsPerSecond,
@@ -21,6 +21,15 @@ interface Errors {
   readonly fp32: { readonly [size: string]: number };
 }
 
+/** An operand of `lab.multiply`: a file beside the page, row by row, and its shape there. */
+interface Stored {
+  readonly file: string;
+  readonly rows: number;
+  readonly columns: number;
+  readonly dtype: DType;
+  readonly transposed: boolean;
+}
+
 const ODD: readonly (readonly [number, number, number])[] = [
   [1, 1, 1],
   [3, 3, 3],
@@ -29,6 +38,24 @@ const ODD: readonly (readonly [number, number, number])[] = [
 ];
 
 const MEMORY_BYTES = 128 * 2 ** 20;
+
+/** Those of `lab.multiply`, which go on from one product to the next. */
+const kernels = new Map<KernelName, Promise<Kernel>>();
+
+async function fetched({ file, rows, columns, dtype }: Stored): Promise<Matrix> {
+  const response = await fetch(file, { cache: "no-store" });
+  if (!response.ok) throw new Error(`${file} cannot be loaded (${response.status})`);
+  return { rows, columns, dtype, payload: new Uint8Array(await response.arrayBuffer()) };
+}
+
+function base64(bytes: Uint8Array): string {
+  const part = 0x8000; // what a call takes as arguments
+  let text = "";
+  for (let i = 0; i < bytes.length; i += part) {
+    text += String.fromCharCode(...bytes.subarray(i, i + part));
+  }
+  return btoa(text);
+}
 
 const lab = {
   isolated: globalThis.crossOriginIsolated,
@@ -57,6 +84,25 @@ const lab = {
     } finally {
       kernel.close();
     }
+  },
+
+  /** One product of two operands that somebody else chose; the result's elements, in base64. */
+  async multiply(name: KernelName, threads: number, a: Stored, b: Stored, out: DType) {
+    const made = kernels.get(name) ?? makeKernel(name, surroundings(MEMORY_BYTES, threads, true));
+    kernels.set(name, made);
+    const kernel = await made;
+    const failed = kernel.lost.then((reason) => {
+      throw new Error(reason);
+    });
+    const product = {
+      pairs: [[await fetched(a), await fetched(b)]] as const,
+      transposeA: a.transposed,
+      transposeB: b.transposed,
+      rows: a.transposed ? a.columns : a.rows,
+      columns: b.transposed ? b.rows : b.columns,
+      out,
+    };
+    return base64(await Promise.race([once(kernel, product), failed]));
   },
 
   /** Many products at once, some forgotten and some cancelled while they wait; worst share. */
