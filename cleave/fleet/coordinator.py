@@ -728,6 +728,11 @@ def _why(session: Session) -> str:
 
 def other_version(hello: Hello) -> str:
     """What a client is told whose `hello` is in another version of the protocol."""
+    if limits.VERSION in hello.versions:
+        return (
+            f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
+            f"speaks {limits.VERSION}, as the {hello.role.value} does, too: say hello in that"
+        )
     spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
     return (
         f"this server speaks protocol version {limits.VERSION} and the {hello.role.value} speaks "
