@@ -56,7 +56,7 @@ _WHY: Final = {
     ErrorCode.PROTOCOL: "its first message was no acceptable hello",
     ErrorCode.QUARANTINED: "it is in quarantine",
 }
-"""What is logged of those that are refused, never what they sent; a limit says itself which it is."""
+"""What is logged of those that are refused, never what they sent; a limit says which it is."""
 
 OperatorHandler = Callable[[Connection, messages.Hello, Clearance], Awaitable[None]]
 
