@@ -24,6 +24,7 @@ from cleave_cli.say import say
 
 if TYPE_CHECKING:
     from cleave.server.access import Access, JoinCode
+    from cleave.server.jobs import Job
     from cleave.server.store import CodeRecord, DeviceRecord
     from cleave.transport.serve import ServedFleet
 
@@ -200,10 +201,17 @@ def serve(
                 office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
             while not stop.wait(SAMPLE_S):
                 office.power.used()  # before the counters are full
-            log("stopping: a running job writes a checkpoint of its last whole step")
+            log(stopping(jobs.running))
             for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
                 signal.signal(number, signal.SIG_DFL)
             jobs.close(STOP_S)
+
+
+def stopping(job: Job | None) -> str:
+    """What is said when the server was asked to stop, while this job runs."""
+    if job is None:
+        return "stopping"
+    return f"stopping: {job.id} writes a checkpoint of its last whole step"
 
 
 def _welcome(

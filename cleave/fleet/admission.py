@@ -30,6 +30,8 @@ class Admission:
         measured_by: of one that only wants its link measured, what it came by; empty where any
             number may come by that.
         at_once: how many may at once.
+        measures: which device it is that only wants its link measured, where that is known; such a
+            session has no `identity`, for it is no device's working one.
     """
 
     identity: int | None = None
@@ -40,6 +42,12 @@ class Admission:
     conduct: Conduct = field(default_factory=Conduct)
     measured_by: str = ""
     at_once: int = 1
+    measures: int | None = None
+
+    @property
+    def known_as(self) -> int | None:
+        """Which device it is, whether it works or only has its link measured."""
+        return self.identity if self.identity is not None else self.measures
 
 
 @dataclass(frozen=True, slots=True)

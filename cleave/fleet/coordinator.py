@@ -110,7 +110,7 @@ class Coordinator:
         self._buffers: dict[int, Buffer] = {}
         self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
         self._stuck_s: float | None = None  # when it was last said that a work is
-        self._resting: dict[int | None, float] = {}  # by identity, until when
+        self._resting: dict[int, float] = {}  # by which device it is known as, until when
 
     @property
     def ready_devices(self) -> int:
@@ -173,8 +173,8 @@ class Coordinator:
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[Order]:
         """A device sent more than it may: its session ends, and it has to rest for a while."""
         session = self.sessions.get(session_id)
-        if session is not None and session.identity is not None:
-            self._resting[session.identity] = now_s + limits.REST_S
+        if session is not None and session.known_as is not None:
+            self._resting[session.known_as] = now_s + limits.REST_S
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
 
     def awaited_bytes(self, session_id: int) -> tuple[int, int]:
@@ -283,8 +283,8 @@ class Coordinator:
                 now_s,
                 retry_after_s=admission.retry_after_s,
             )
-        known = admission.identity is not None
-        rest_s = self._resting.get(admission.identity, now_s) - now_s if known else 0.0
+        known_as = admission.known_as
+        rest_s = self._resting.get(known_as, now_s) - now_s if known_as is not None else 0.0
         if rest_s > 0:
             reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
             return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=rest_s)
@@ -294,7 +294,7 @@ class Coordinator:
         session.name = admission.name or clean_name(message.name)
         session.profile = clean_name(message.profile)
         session.kind = DeviceKind.named(message.kind)
-        session.identity = admission.identity
+        session.identity, session.known_as = admission.identity, known_as
         if session.identity is not None:
             session.rounding = self._rounding.setdefault(session.identity, session.rounding)
         session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
@@ -728,6 +728,11 @@ def _why(session: Session) -> str:
 
 def other_version(hello: Hello) -> str:
     """What a client is told whose `hello` is in another version of the protocol."""
+    if limits.VERSION in hello.versions:
+        return (
+            f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
+            f"speaks {limits.VERSION}, as the {hello.role.value} does, too: say hello in that"
+        )
     spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
     return (
         f"this server speaks protocol version {limits.VERSION} and the {hello.role.value} speaks "

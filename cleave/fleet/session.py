@@ -58,6 +58,7 @@ class Session:
     opened_s: float
     address: str = ""
     identity: int | None = None  # which device it is, see `Admission`
+    known_as: int | None = None  # likewise, also of one that only has its link measured
     state: DeviceState = DeviceState.JOINING
     reason: str = ""
     name: str = ""

@@ -147,7 +147,7 @@ class Access:
         device = self.standings.of(device) if device is not None else None
         if device is not None and device.standing is Standing.ADMITTED:
             if hello.measure:
-                return Admission(measured_by=f"device {device.id}")
+                return Admission(measured_by=f"device {device.id}", measures=device.id)
             return self._welcome(device)
         if device is not None and device.standing is Standing.QUARANTINED:
             return Refusal(ErrorCode.QUARANTINED, _quarantined(device))

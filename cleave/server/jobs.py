@@ -157,6 +157,11 @@ class Jobs:
         with self._lock:
             return list(self._jobs.values())
 
+    @property
+    def running(self) -> Job | None:
+        """The job that is under way."""
+        return next((job for job in self.all() if job.state is JobState.RUNNING), None)
+
     def close(self, timeout_s: float) -> None:
         """Ask running and queued jobs to stop, and wait for the running one's checkpoint."""
         for job in self.all():

@@ -80,7 +80,8 @@ def parse_join_url(url: str) -> JoinUrl:
             f"the join URL names a certificate, and {parts.scheme}:// shows none; use the URL that "
             f"`cleave serve` prints, with https:// or wss://"
         )
-    path = parts.path.removesuffix(JOIN_PATH) + "/ws" if page else parts.path or "/ws"
+    path = parts.path.removesuffix(JOIN_PATH) + "/ws" if page else parts.path
+    path = "/ws" if path in ("", "/") else path
     return JoinUrl(
         urlunsplit(("wss" if secure else "ws", parts.netloc, path, "", "")),
         credential,

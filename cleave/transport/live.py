@@ -57,6 +57,7 @@ TICK_S = 0.25
 """How often the coordinator is told the time: for silent devices and overdue work."""
 
 _CLOSING: Final = "the server is closing"
+_PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 _MAX_REASON: Final = 200  # characters of why a connection ended
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
@@ -73,6 +74,7 @@ class _Peer:
     closing: bool = False
     name: str = ""  # once it has joined
     refusal: messages.Error | None = None  # what it was told when it was ended from here
+    farewell: str = ""  # likewise, when it ended as it should
 
 
 class LiveShell:
@@ -116,7 +118,7 @@ class LiveShell:
         connection: Accepted,
         first: Message | None = None,
         address: str = "",
-        answered: Callable[[messages.Error | None], None] | None = None,
+        answered: Callable[[messages.Error | None, str], None] | None = None,
     ) -> None:
         """Serve one device until it goes.
 
@@ -125,7 +127,7 @@ class LiveShell:
             first: its hello, where it was read already.
             address: where it connects from.
             answered: told what a refused hello is answered, or None for an accepted one; then why
-                it was ended, if it was before the device was there to work.
+                it was ended, if it was before the device was there to work; and the device's name.
         """
         session = next(self._ids)
         self.coordinator.opened(session, self._now(), address)
@@ -140,7 +142,7 @@ class LiveShell:
                 orders = self.coordinator.received(session, first, self._now())
                 turned_away = _refusal(orders, session)
                 if answered is not None:
-                    answered(turned_away)
+                    answered(turned_away, _name(peer.record))
                 self._obey(orders)
             while not peer.closing:
                 data = await connection.receive()
@@ -167,10 +169,13 @@ class LiveShell:
             reason = clean_text(reason, _MAX_REASON)
             self._obey(self.coordinator.closed(session, reason, self._now(), lost=not self._ending))
             refusal = peer.refusal
-            why = refusal.message if refusal is not None else reason if known is not None else ""
+            why = reason if known is not None else peer.farewell
+            why = refusal.message if refusal is not None else why
             outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
             if refusal not in (None, turned_away) and not peer.name and answered is not None:
-                answered(refusal)  # nobody heard of it: it is told like those that never got in
+                answered(
+                    refusal, _name(peer.record)
+                )  # nobody heard of it: it is told like those that never got in
             if peer.name or outlawed:  # at once: farewells may take their time
                 kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
                 self._witness(kind, peer.record, why)
@@ -214,15 +219,15 @@ class LiveShell:
     def _announce(self, session: int) -> None:
         record = self.coordinator.sessions[session]
         peer = self._peers[session]
-        peer.name = record.name or f"device {session}"
+        peer.name = _name(record)
         self._witness(EventKind.JOIN, record, record.profile)
         rates = record.rates
         if rates is not None:
             self._notify(
                 f"{peer.name} joined as device {session} "
-                f"({rates.flops_per_s / 1e9:.0f} GFLOP/s, "
-                f"{rates.downlink_bytes_per_s / 1e6:.0f} MB/s down, "
-                f"{rates.uplink_bytes_per_s / 1e6:.0f} MB/s up); {self._fleet_size()}"
+                f"({_shown(rates.flops_per_s, 'FLOP/s')}, "
+                f"{_shown(rates.downlink_bytes_per_s, 'B/s')} down, "
+                f"{_shown(rates.uplink_bytes_per_s, 'B/s')} up); {self._fleet_size()}"
             )
 
     def _fleet_size(self) -> str:
@@ -245,6 +250,8 @@ class LiveShell:
                             peer.refusal = message
                             peer.outbox.clear()  # nothing else matters to it any more
                             peer.connection.dismiss()
+                        elif isinstance(message, messages.Bye):
+                            peer.farewell = message.reason
                         peer.outbox.append(message)
                         peer.wake.set()
                 case Check():
@@ -279,7 +286,7 @@ class LiveShell:
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
             self._witness(EventKind.ASIDE, record, text)
-            self._notify(f"{record.name or f'device {session}'}: {text}; {self._fleet_size()}")
+            self._notify(f"{_name(record)}: {text}; {self._fleet_size()}")
 
     def _tell_of_reissues(self) -> None:
         done = self.coordinator.dispatcher.counters
@@ -486,6 +493,17 @@ class LiveShell:
 
 def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
     """Nobody watches."""
+
+
+def _name(record: Session) -> str:
+    return record.name or f"device {record.id}"
+
+
+def _shown(per_s: float, unit: str) -> str:
+    """A rate for people, in the prefix that leaves it at least 1."""
+    prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
+    value = per_s / factor
+    return f"{value:.0f} {prefix}{unit}" if value >= 10 else f"{value:.1f} {prefix}{unit}"
 
 
 def _refusal(orders: Sequence[Order], session: int) -> messages.Error | None:

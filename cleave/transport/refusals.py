@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
@@ -15,7 +16,7 @@ WINDOW_S: Final = 10.0
 
 
 class RefusalLog:
-    """Tells of refused connections. What strangers sent is never part of a line.
+    """Tells of refused connections. Of what strangers sent, at most numbers are part of a line.
 
     Args:
         say: writes a line.
@@ -44,7 +45,8 @@ class RefusalLog:
 
         Args:
             address: where it came from.
-            reason: one of the server's own sentences.
+            reason: one of the server's own sentences; after the name of a device that was let in,
+                it may be what that did wrong. Those that differ in numbers are counted together.
         """
         if not self._open:
             self._open, self._left = True, self._lines
@@ -53,7 +55,7 @@ class RefusalLog:
             self._left -= 1
             self._say(f"{self._now():%Y-%m-%d %H:%M:%S} refused {address}: {reason}")
         else:
-            self._untold[reason] += 1
+            self._untold[re.sub(r"\d+", "…", reason.replace(address, "there"))] += 1
 
     def flush(self) -> None:
         """Tell what was only counted, and begin anew."""

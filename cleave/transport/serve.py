@@ -18,7 +18,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
-from cleave.fleet.admission import Clearance, Doorkeeper, OneKey, Refusal
+from cleave.fleet.admission import Clearance, Doorkeeper, OneKey, Refusal, clean_text
 from cleave.fleet.coordinator import FULL_RETRY_S, Coordinator, other_version
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.happenings import Witness
@@ -48,14 +48,15 @@ from cleave.transport.tls import Exposure, Security, expose
 
 WEBSOCKET_PATH = "/ws"
 
+_MAX_REASON: Final = 200  # characters of why a session ended
+
 _WHY: Final = {
     ErrorCode.CREDENTIAL: "wrong credential",
     ErrorCode.VERSION: "another version of the protocol",
     ErrorCode.PROTOCOL: "its first message was no acceptable hello",
-    ErrorCode.LIMIT: "it breaks a limit, failed too often, or the server is full",
     ErrorCode.QUARANTINED: "it is in quarantine",
 }
-"""What is logged of those that are refused: never what they sent."""
+"""What is logged of those that are refused, never what they sent; a limit says which it is."""
 
 OperatorHandler = Callable[[Connection, messages.Hello, Clearance], Awaitable[None]]
 
@@ -327,12 +328,15 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
     return Response(answer.status, HTTPStatus(answer.status).phrase, headers, body)
 
 
-def _answered(socket: GuardedConnection, refusal: messages.Error | None) -> None:
+def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
+    """Note how a hello was answered, or why the session of a device that was let in is over."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:
-        ours = refusal.code is ErrorCode.LIMIT  # the sentence holds nothing that it sent
-        socket.refused(refusal.message if ours else f"its session ended: {refusal.code.value}")
+        said = clean_text(refusal.message, _MAX_REASON)
+        socket.refused(f"the session of {name} ended ({refusal.code.value}): {said}")
+    elif refusal.code is ErrorCode.LIMIT:
+        socket.refused(refusal.message)  # our own sentence, with numbers
     else:
         socket.refused(_WHY.get(refusal.code, refusal.code.value))
 

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from cleave.errors import UsageError
-from cleave_cli.serve import serve
+from cleave.server.jobs import Job
+from cleave_cli.serve import serve, stopping
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
@@ -15,3 +16,8 @@ from cleave_cli.serve import serve
 def test_rates_and_powers_that_are_none(option: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value:g}; give"):
         serve(**{option: value})  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_promised_only_where_a_job_runs() -> None:
+    assert stopping(None) == "stopping"
+    assert "job-3 writes a checkpoint" in stopping(Job("job-3", 3, {}, 10))

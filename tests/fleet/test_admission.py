@@ -61,12 +61,15 @@ class Door:
         self.faults_before = 0
         self.failures: list[str] = []
         self.measured_by = ""
+        self.measures: int | None = None
         self.at_once = 1
 
     def admit(self, hello: Hello, address: str) -> Verdict:
         self.asked.append(address)
         if hello.measure:
-            return Admission(measured_by=self.measured_by, at_once=self.at_once)
+            return Admission(
+                measured_by=self.measured_by, at_once=self.at_once, measures=self.measures
+            )
         if not hello.credential.isdigit():
             return Refusal(ErrorCode.CREDENTIAL, "not a number")
         identity = int(hello.credential)

@@ -217,3 +217,30 @@ def test_orders_go_to_who_is_there() -> None:
     say(coordinator, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
     assert not coordinator.exceeded(1, "again", 1.0)
     assert not [o for o in coordinator.tick(2.0) if isinstance(o, Send)]
+
+
+def test_a_device_that_rests_is_not_measured_either() -> None:
+    door = Door()
+    coordinator = Coordinator(door=door)
+    come(coordinator, 1)
+    say(coordinator, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
+    door.measured_by, door.measures = "device 7", 7
+    back = ended(come(coordinator, 2, hello=MEASURE, now_s=1.0), 2)
+    assert back is not None
+    assert (back.code, back.retry_after_s) == (ErrorCode.LIMIT, limits.REST_S)
+    assert ended(come(coordinator, 3, hello=MEASURE, now_s=1.0 + limits.REST_S), 3) is None
+
+
+def test_a_flood_of_a_device_that_is_measured_makes_it_rest() -> None:
+    door = Door()
+    coordinator = Coordinator(door=door)
+    door.measured_by, door.measures = "device 7", 7
+    come(coordinator, 1, hello=MEASURE)
+    say(coordinator, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
+    back = ended(come(coordinator, 2, now_s=1.0), 2)
+    assert back is not None
+    assert back.retry_after_s == limits.REST_S
+    door.measured_by, door.measures = "code 1", None  # others may come by the same code
+    come(coordinator, 3, hello=MEASURE)
+    coordinator.exceeded(3, "too much", 1.0)
+    assert ended(come(coordinator, 4, hello=MEASURE, now_s=1.0), 4) is None

@@ -120,6 +120,14 @@ def test_another_version_is_told_which_are_spoken_whatever_else_is_wrong() -> No
     assert "1 and the device speaks 2, 3;" in error.message
 
 
+def test_a_hello_in_another_version_than_both_speak_is_told_to_come_in_that() -> None:
+    hello = Hello(Role.DEVICE, 2, versions=(2, 1))
+    error = _refusal(_ready(Coordinator(), hello=hello))
+    assert (error.code, error.versions) == (ErrorCode.VERSION, (limits.VERSION,))
+    assert "this device said hello in protocol version 2" in error.message
+    assert "say hello in that" in error.message
+
+
 def test_of_features_those_count_that_both_have() -> None:
     coordinator = Coordinator()
     orders = _ready(coordinator, hello=replace(HELLO, features=("tea", "measure")))

@@ -194,6 +194,42 @@ def test_what_is_said_last_is_heard() -> None:
     assert any("left; 0 devices" in note for note in notes)  # on purpose, and not lost
 
 
+def test_who_was_drained_is_said_to_be() -> None:
+    """Also how fast it is, be it ever so slow."""
+    notes: list[str] = []
+    with cleave.serve(verify=False, notify=notes.append) as fleet, opened(fleet) as device:
+        slow = STATED | {"flops_per_s": 2e6, "uplink_bytes_per_s": 1500.0}
+        device.send(hello(parse_join_url(fleet.url).credential, name="slow", **slow))
+        assert isinstance(heard(device), messages.Welcome)
+        device.send(packed(messages.Drain()))
+        assert isinstance(heard(device), messages.Bye)
+        until(lambda: fleet.device_count == 0)
+    assert any("device 1 (2.0 MFLOP/s, 1.0 MB/s down, 1.5 kB/s up)" in note for note in notes)
+    assert any("slow left (drained); 0 devices" in note for note in notes)
+
+
+def test_a_refusal_says_which_limit_it_was() -> None:
+    notes: list[str] = []
+    with cleave.serve(verify=False, notify=notes.append) as fleet:
+        credential = parse_join_url(fleet.url).credential
+        with opened(fleet) as small:
+            small.send(hello(credential, **(STATED | {"memory_bytes": 5})))
+            assert refused(small).code is ErrorCode.LIMIT
+    assert any("the device offers 5 bytes of memory" in note for note in notes)
+
+
+def test_a_session_that_ends_before_there_was_work_is_named() -> None:
+    notes: list[str] = []
+    with cleave.serve(verify=True, notify=notes.append) as fleet, opened(fleet) as device:
+        device.send(hello(parse_join_url(fleet.url).credential, name="hasty"))
+        assert isinstance(heard(device), messages.Welcome)
+        device.send(packed(messages.Cancel((1,))))
+        until(lambda: any("session of hasty ended" in note for note in notes))
+    (line,) = [note for note in notes if "session of hasty ended" in note]
+    assert "(protocol)" in line
+    assert "cancel" in line
+
+
 def test_unfinished_messages_have_a_budget() -> None:
     notes: list[str] = []
     allowed = ConnectionLimits(unfinished_bytes=150_000)

@@ -189,7 +189,9 @@ def test_measuring_uses_no_code_up_and_is_nobody(access: Access) -> None:
     code = access.pair()
     assert come(access, code.text, measure=True) == Admission(measured_by="code 1")
     device = come(access, code.text)
-    assert come(access, device.credential, measure=True) == Admission(measured_by="device 1")
+    measured = come(access, device.credential, measure=True)
+    assert measured == Admission(measured_by="device 1", measures=device.identity)
+    assert (measured.identity, measured.known_as) == (None, device.identity)
 
 
 def test_a_fleet_with_one_credential_is_not_kept() -> None:

@@ -125,3 +125,7 @@ def test_many_refusals_are_few_lines() -> None:
     windows.pop()()
     assert len(said) == 4  # nothing was left to tell
     assert not windows
+    for wait_s in range(5):  # numbers make no line of their own
+        log.refused("192.0.2.1", f"too many from 192.0.2.1; try again in {wait_s} s")
+    windows.pop()()
+    assert "(3 times: too many from there; try again in … s)" in said[-1]

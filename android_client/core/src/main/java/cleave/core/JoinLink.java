@@ -109,7 +109,7 @@ public final class JoinLink {
         }
         Map<String, String> fields = fields(hash < 0 ? "" : text.substring(hash + 1));
         String fingerprint = fingerprint(field(fields, "fp"), secure, scheme);
-        String path = page ? pathOfPage(url) : pathOfSocket(url, base.substring(colon + 3));
+        String path = page ? pathOfPage(url) : pathOfSocket(url);
         return new JoinLink(
                 (secure ? "wss://" : "ws://") + authority(url) + path,
                 url.host(),
@@ -124,9 +124,8 @@ public final class JoinLink {
         return path.substring(0, path.length() - PAGE_PATH.length()) + "/ws";
     }
 
-    private static String pathOfSocket(HttpUrl url, String afterScheme) {
-        boolean empty = url.encodedPath().equals("/") && afterScheme.indexOf('/') < 0;
-        return empty ? "/ws" : url.encodedPath();
+    private static String pathOfSocket(HttpUrl url) {
+        return url.encodedPath().equals("/") ? "/ws" : url.encodedPath();
     }
 
     private static String authority(HttpUrl url) {

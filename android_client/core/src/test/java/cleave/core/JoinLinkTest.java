@@ -33,6 +33,7 @@ public class JoinLinkTest {
     public void theFragmentMayBeMissingAndThePathEmpty() throws Exception {
         JoinLink link = JoinLink.parse("ws://192.168.1.20:8765");
         assertEquals("ws://192.168.1.20:8765/ws", link.address);
+        assertEquals("ws://h:1/ws", JoinLink.parse("ws://h:1/#c=a").address);
         assertEquals("", link.credential);
         assertEquals("", link.fingerprint);
         assertFalse(link.isSecure);
