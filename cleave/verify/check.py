@@ -20,7 +20,7 @@ is a fault; one that is merely not the right rounding is counted, for `Reputatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +31,7 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.gemm import Block, Span, even_cuts
 from cleave.verify.products import SecretProducts
-from cleave.verify.projection import Doubles, Pass, numpy_pass
+from cleave.verify.projection import Bounds, Doubles, Pass, numpy_pass
 from cleave.verify.rounding import Product, variance
 
 GROUP: Final = 512
@@ -131,10 +131,7 @@ class GemmCheck:
                 summing, nobody is blamed.
         """
         with np.errstate(all="ignore"):
-            doubt = np.zeros(block.m.size, np.bool_)
-            for group in _groups(block):
-                columns = Span(group.n.start - block.n.start, group.n.stop - block.n.start)
-                doubt |= self._doubt(group, result.region(Span(0, block.m.size), columns))
+            doubt = self._doubt(block, result)
             if doubt.any():
                 return self._recompute(block, result, doubt)
             if result.dtype is not DType.FP32:
@@ -142,21 +139,26 @@ class GemmCheck:
         return Judgement()
 
     def _doubt(self, block: Block, result: Buffer) -> npt.NDArray[np.bool_]:
-        """Which rows of a block of few columns are off by more than rounding explains."""
-        expected = self._products.of(block)
+        """Which rows of a block are off by more than rounding explains, in any of its groups."""
+        groups = _groups(block)
+        expected = self._products.of(groups)
         columns = self._products.columns(block.n)
-        found, lengths = self._project(result, columns.vectors, columns.weights)
+        bounds = np.array([block.n.start, *(group.n.stop for group in groups)]) - block.n.start
+        found, lengths = self._project(result, columns.vectors, columns.weights, bounds)
+        total = np.add.reduceat(columns.weights, bounds[:-1])
         rounding = variance(
-            expected.a_squares, np.asarray(expected.b_square), lengths, columns.total,
+            expected.a_squares, expected.b_squares[:, None], lengths, total[:, None],
             block.k.size, result.dtype,
         )  # fmt: skip
-        share = np.abs(found - expected.products) / np.sqrt(rounding)
-        doubt = np.asarray(~(share <= ROW_LIMIT).all(0))  # so that NaN is doubtful, too
+        share = np.abs(found - expected.products)
+        share /= np.sqrt(rounding)[:, None]
+        doubt = ~(share.max(1) <= ROW_LIMIT)  # so that NaN is doubtful, too
         if not doubt.any():
             self.largest = max(self.largest, float(share.max(initial=0)) / ROW_LIMIT)
-            spread = float(np.square(share).sum())
-            doubt |= spread > SPREAD_LIMIT * share.size + _FEW_ROWS
-        return doubt
+        spread = np.square(share, out=share).sum((1, 2))
+        allowed = SPREAD_LIMIT * share[0].size + _FEW_ROWS
+        all_of = ~doubt.any(1) & (spread > allowed)
+        return np.asarray(doubt.any(0) | all_of.any())
 
     def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
         """Do rows again, in double precision: all where half of them are in doubt."""
@@ -200,20 +202,24 @@ class GemmCheck:
         return sum(parts[1:], parts[0])
 
     def _project(
-        self, matrix: Buffer, vectors: Doubles, weights: Doubles | None
+        self,
+        matrix: Buffer,
+        vectors: Doubles,
+        weights: Doubles | None,
+        bounds: Bounds | None = None,
     ) -> tuple[Doubles, Doubles]:
         """The products with some vectors, counted; see `Pass`."""
         self.read_bytes += matrix.nbytes
         self.flops += 2 * (len(vectors) + (weights is not None)) * matrix.array.size
-        return self._pass(matrix, vectors, weights)
+        return self._pass(matrix, vectors, weights, bounds)
 
 
-def _groups(block: Block) -> Iterable[Block]:
+def _groups(block: Block) -> Sequence[Block]:
     """A block as one or several of few columns."""
     if block.n.size <= GROUP:
         return (block,)
     cuts = even_cuts(block.n, -(-block.n.size // GROUP))
-    return (Block(block.m, n, block.pieces) for n in cuts)
+    return [Block(block.m, n, block.pieces) for n in cuts]
 
 
 def _fault(

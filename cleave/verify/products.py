@@ -54,17 +54,17 @@ class Columns(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the server knows of a block.
+    """What the server knows of a block, or of several of the same rows and depth.
 
     Attributes:
-        products: A (B r), shape (vectors, rows).
+        products: A (B r), shape (blocks, vectors, rows).
         a_squares: |a_i|^2, shape (rows,).
-        b_square: sum of w_j^2 |b_j|^2.
+        b_squares: sum of w_j^2 |b_j|^2, shape (blocks,).
     """
 
     products: Doubles
     a_squares: Doubles
-    b_square: float
+    b_squares: Doubles
 
 
 class SecretProducts:
@@ -92,10 +92,12 @@ class SecretProducts:
         self._some: Doubles | None = None  # rows of A, or random sums of rows
         self._cuts = _cuts(a.shape, b.shape, blocks)
         self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
+        self._at_depth: dict[Span, set[Span]] = defaultdict(set)
         for block in blocks:
-            for m in self._cuts.rows(block.m):
-                for k in self._cuts.depths(block.k):
+            for k in self._cuts.depths(block.k):
+                for m in self._cuts.rows(block.m):
                     self._meets[m, k][block.n] = None
+                self._at_depth[k].update(self._cuts.columns(block.n))
         self._b_parts: dict[tuple[Span, Span], tuple[Doubles, float]] = {}
         self._a_parts: dict[tuple[Span, Span], tuple[Doubles, dict[Span, Doubles]]] = {}
 
@@ -116,24 +118,34 @@ class SecretProducts:
             columns = self._columns[n] = Columns(vectors, weights, float(weights.sum()))
         return columns
 
-    def of(self, block: Block) -> Expected:
-        """Return what is known of a block's rows."""
-        b_square = sum(
-            self._b_part(depth, columns)[1]
-            for depth in self._cuts.depths(block.k)
-            for columns in self._cuts.columns(block.n)
-        )
-        if self._cuts.m is None:  # one part, the usual case: nothing to put together
-            squares, products = self._a_part(block.m, block.k, block.n)
-            return Expected(products[block.n], squares, b_square)
-        all_squares, all_products = [], []
-        for m in self._cuts.rows(block.m):
-            parts = [self._a_part(m, k, block.n) for k in self._cuts.depths(block.k)]
-            all_squares.append(sum((part[0] for part in parts), np.zeros(m.size)))
-            all_products.append(
-                sum((part[1][block.n] for part in parts), np.zeros((self._count, m.size)))
+    def of(self, blocks: Sequence[Block]) -> Expected:
+        """Return what is known of the rows of some blocks of the same rows and depth."""
+        m, k = blocks[0].m, blocks[0].k
+        b_squares = [
+            sum(
+                self._b_part(depth, columns)[1]
+                for depth in self._cuts.depths(k)
+                for columns in self._cuts.columns(block.n)
             )
-        return Expected(np.concatenate(all_products, axis=1), np.concatenate(all_squares), b_square)
+            for block in blocks
+        ]
+        all_squares, all_products = [], []
+        for rows in self._cuts.rows(m):
+            squares: Any = 0.0
+            products: Any = 0.0
+            for depth in self._cuts.depths(k):
+                parts = [self._a_part(rows, depth, block.n) for block in blocks]
+                squares = squares + parts[0][0]
+                products = products + np.array(
+                    [part[1][block.n] for part, block in zip(parts, blocks, strict=True)]
+                )
+            all_squares.append(squares)
+            all_products.append(products)
+        if len(all_squares) == 1:  # the usual case: nothing to put together
+            return Expected(all_products[0], all_squares[0], np.array(b_squares))
+        return Expected(
+            np.concatenate(all_products, axis=2), np.concatenate(all_squares), np.array(b_squares)
+        )
 
     def _typical(self, n: Span) -> Doubles:
         """What rounding typically does to the elements of each of some columns.
@@ -153,7 +165,9 @@ class SecretProducts:
             size = min(depth, max(_SAMPLED_DEPTH, depth // 8))
             start = int(self._rng.integers(depth - size + 1))
             k, sketches = Span(start, start + size), self._some[:0, :size]
-        products, squares = self._project(self._b.region(k, n).T, sketches, np.ones(k.size))
+        [products], [squares] = self._project(
+            self._b.region(k, n).T, sketches, np.ones(k.size), None
+        )
         with np.errstate(all="ignore"):
             a_square = np.square(self._some).sum() / len(self._some)
             length = np.square(products).mean(0) if len(products) else np.zeros(n.size)
@@ -169,7 +183,9 @@ class SecretProducts:
             if wanted not in columns:
                 columns.append(wanted)
             vectors = np.concatenate([self._b_vectors(k, n) for n in columns])
-            products, squares = self._project(self._a.region(m, k), vectors, np.ones(k.size))
+            [products], [squares] = self._project(
+                self._a.region(m, k), vectors, np.ones(k.size), None
+            )
             split = {n: products[self._count * i :][: self._count] for i, n in enumerate(columns)}
             part = self._a_parts[m, k] = (squares, split | (part[1] if part else {}))
         return part
@@ -188,11 +204,32 @@ class SecretProducts:
         """B r over some depth and columns, and the sum of the squares of its weighted elements."""
         part = self._b_parts.get((k, n))
         if part is None:
-            columns = self.columns(n)
-            region = self._b.region(k, n)
-            products, squares = self._project(region, columns.vectors, columns.weights)
-            part = self._b_parts[k, n] = (products, float(squares.sum()))
+            together = self._beside(k, n)
+            whole = Span(together[0].start, together[-1].stop)
+            columns = self.columns(whole)
+            bounds = np.array([whole.start, *(span.stop for span in together)]) - whole.start
+            products, squares = self._project(
+                self._b.region(k, whole), columns.vectors, columns.weights, bounds
+            )
+            for span, some, square in zip(together, products, squares.sum(1), strict=True):
+                self._b_parts[k, span] = (some, float(square))
+            part = self._b_parts[k, n]
         return part
+
+    def _beside(self, k: Span, n: Span) -> list[Span]:
+        """Columns that are read together with some: of fp32 those of the blocks of that depth, as
+        far as they lie side by side, so that rows of B are read whole."""
+        if self._a.dtype is not DType.FP32:  # read just before for their size, and at hand still
+            return [n]
+        unread = sorted(span for span in self._at_depth[k] if (k, span) not in self._b_parts)
+        if n not in unread:
+            return [n]
+        first = last = unread.index(n)
+        while first > 0 and unread[first - 1].stop == unread[first].start:
+            first -= 1
+        while last + 1 < len(unread) and unread[last].stop == unread[last + 1].start:
+            last += 1
+        return unread[first : last + 1]
 
 
 @dataclass(frozen=True, slots=True)

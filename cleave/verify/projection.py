@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from threading import Thread
 from typing import Any, Final
 
@@ -21,12 +22,16 @@ from cleave.arrays import Buffer, DType
 
 Doubles = npt.NDArray[np.float64]
 
-Pass = Callable[[Buffer, Doubles, Doubles | None], tuple[Doubles, Doubles]]
-"""`project(matrix, vectors, weights)`.
+Bounds = npt.NDArray[np.int64]
+
+Pass = Callable[[Buffer, Doubles, Doubles | None, Bounds | None], tuple[Doubles, Doubles]]
+"""`project(matrix, vectors, weights, bounds)`.
 
 A matrix x of shape (rows, columns), any dtype and strides, and vectors of shape (count, columns),
-count 0 or more. Returns their products, shape (count, rows), and, where weights of shape (columns,)
-are given, the sums of weights_j x_ij^2, shape (rows,); else an empty array.
+count 0 or more. Its columns are taken in groups, which begin and end at `bounds`: 0, ..., columns;
+None for a single group. Returns for each group the products of its columns with that part of the
+vectors, shape (groups, count, rows), and, where weights of shape (columns,) are given, the sums of
+weights_j x_ij^2 over them, shape (groups, rows); else shape (groups, 0).
 """
 
 _AT_ONCE: Final = 100_000
@@ -38,6 +43,8 @@ than they work, on processors that training wants."""
 
 _FEW: Final = 10
 """Vectors for which the compiled loops are faster than BLAS."""
+
+_NO_WEIGHTS: Final = np.zeros(0)
 
 _WORTH_COMPILING_BYTES: Final = 4e9
 """What is read before loops are compiled: it takes seconds, and saves a tenth of one a gigabyte."""
@@ -63,13 +70,17 @@ class Projector:
         return self._pass is not numpy_pass
 
     def __call__(
-        self, matrix: Buffer, vectors: Doubles, weights: Doubles | None
+        self,
+        matrix: Buffer,
+        vectors: Doubles,
+        weights: Doubles | None,
+        bounds: Bounds | None = None,
     ) -> tuple[Doubles, Doubles]:
         if self._before_bytes > 0:
             self._before_bytes -= matrix.nbytes
             if self._before_bytes <= 0:
                 Thread(target=self._compile, name="cleave-compile", daemon=True).start()
-        return self._pass(matrix, vectors, weights)
+        return self._pass(matrix, vectors, weights, bounds)
 
     def _compile(self) -> None:
         try:
@@ -79,18 +90,20 @@ class Projector:
 
 
 def numpy_pass(
-    matrix: Buffer, vectors: Doubles, weights: Doubles | None
+    matrix: Buffer, vectors: Doubles, weights: Doubles | None, bounds: Bounds | None = None
 ) -> tuple[Doubles, Doubles]:
     """The `Pass` by numpy."""
     count = len(vectors)
-    out = np.zeros((count, matrix.shape[0]))
-    squares = np.zeros(0 if weights is None else matrix.shape[0])
-    for m, k in _chunks(matrix, min(_AT_ONCE, _ONE_THREAD // max(1, count))):
-        part = Buffer(matrix.array[m, k], matrix.dtype).float32().astype(np.float64)
-        if count:
-            out[:, m] += vectors[:, k] @ part.T
-        if weights is not None:
-            squares[m] += np.square(part, out=part) @ weights[k]
+    bounds, out, squares = _room(matrix, count, weights, bounds)
+    for group, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        some = Buffer(matrix.array[:, start:stop], matrix.dtype)
+        for m, k in _chunks(some, min(_AT_ONCE, _ONE_THREAD // max(1, count))):
+            part = Buffer(some.array[m, k], matrix.dtype).float32().astype(np.float64)
+            of_all = slice(start + k.start, min(start + k.stop, stop))
+            if count:
+                out[group, :, m] += vectors[:, of_all] @ part.T
+            if weights is not None:
+                squares[group, m] += np.square(part, out=part) @ weights[of_all]
     return out, squares
 
 
@@ -105,20 +118,31 @@ def compiled_pass() -> Pass:
     loops = kernels.compiled()
 
     def project(
-        matrix: Buffer, vectors: Doubles, weights: Doubles | None
+        matrix: Buffer, vectors: Doubles, weights: Doubles | None, bounds: Bounds | None = None
     ) -> tuple[Doubles, Doubles]:
         if matrix.array.size == 0:
-            return numpy_pass(matrix, vectors, weights)
+            return numpy_pass(matrix, vectors, weights, bounds)
         if matrix.dtype is DType.FP16:  # the loops read fp32, and bf16 as its bits
             matrix = Buffer(matrix.float32(), DType.FP32)
-        out = np.zeros((len(vectors), matrix.shape[0]))
-        squares = np.zeros(0 if weights is None else matrix.shape[0])
-        given = np.zeros(0) if weights is None else np.ascontiguousarray(weights, np.float64)
+        bounds, out, squares = _room(matrix, len(vectors), weights, bounds)
+        given = _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float64)
         kernel = loops[matrix.dtype, _lies_across(matrix.array)]
-        kernel(*_flat(matrix.array), np.ascontiguousarray(vectors), given, out, squares)
+        kernel(*_flat(matrix.array), np.ascontiguousarray(vectors), given, bounds, out, squares)
         return out, squares
 
     return project
+
+
+def _room(
+    matrix: Buffer, count: int, weights: Doubles | None, bounds: Bounds | None
+) -> tuple[Bounds, Doubles, Doubles]:
+    """The bounds of all groups, and zeros for their products and squares."""
+    rows, columns = matrix.shape
+    if bounds is None:
+        bounds = np.array((0, columns))
+    groups = len(bounds) - 1
+    out = np.zeros((groups, count, rows))
+    return bounds, out, np.zeros((groups, 0 if weights is None else rows))
 
 
 def _flat(part: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:

@@ -39,7 +39,12 @@ _PROBABLE: Final = 6.0  # standard deviations of a sum of roundings (Higham and 
 
 
 def variance(
-    a_square: Doubles, b_square: Doubles, length: Doubles, total: float, depth: int, dtype: DType
+    a_square: Doubles,
+    b_square: Doubles,
+    length: Doubles,
+    total: Doubles | float,
+    depth: int,
+    dtype: DType,
 ) -> Doubles:
     """Return the variance of a weighted sum of rounding errors, as honest devices make them.
 
