@@ -39,9 +39,9 @@ from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
+from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.training.trainer import Trainer
-from cleave.transport.serve import ServedFleet
 from tests.faults.exact import FullDepthPlanner, InvariantExecutor
 from tests.faults.ledger import AuditedShell, Ledger, placements
 from tests.faults.plan import LOSSES, OF_MESSAGES, Fault, RandomFaults, losses

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cleave.fleet.fleet import Fleet
-from cleave.models.build import build_model
 from cleave.training.job import JobSpec
 from cleave.training.records import Record
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, Trainer, prepare
-from cleave.transport.guest import url_file
+from cleave.transport.url_file import url_file
+from cleave.workload.models.build import build_model
 
 
 def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:

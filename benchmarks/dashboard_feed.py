@@ -1,8 +1,8 @@
 """A server that answers a dashboard with made-up overviews: to measure the page, and nothing else.
 
-The pages and their headers are the server's own (`cleave.server.pages`), messages go through the
-protocol's codec and a real WebSocket. Every figure of every device changes with every reply, all of
-a plan's tiles too: more than a real fleet does.
+The pages and their headers are the server's own (`cleave.server.http.pages`), messages go through
+the protocol's codec and a real WebSocket. Every figure of every device changes with every reply,
+all of a plan's tiles too: more than a real fleet does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from websockets.http11 import Request, Response
 
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
-from cleave.server.overview import DEVICE_COLUMNS
-from cleave.server.pages import Pages
+from cleave.server.api.overview import DEVICE_COLUMNS
+from cleave.server.http.pages import Pages
 from cleave.transport.http import read_request
 
 KINDS = ("phone", "laptop", "tablet", "browser")

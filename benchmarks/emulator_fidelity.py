@@ -31,13 +31,13 @@ import numpy as np
 import cleave
 from benchmarks.common import joined, make_trainer, wait_for_devices
 from cleave.arrays import Buffer, DType, empty, narrow
-from cleave.device.memory import hold_strips_well
 from cleave.fleet.fleet import Fleet, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
+from cleave.machine.memory import hold_strips_well
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
+from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.serve import ServedFleet
 from cleave.transport.tls import Security
 from emulator.virtual import Arithmetic, VirtualShell
 from profiles.device_profile import DeviceProfile

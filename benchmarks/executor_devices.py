@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from cleave.arrays import DType, empty
-from cleave.device.executors import Executor, candidates, self_check
+from cleave.machine.backends import Executor, candidates, self_check
 
 TORCH_DTYPES = {
     DType.FP32: torch.float32,

@@ -42,11 +42,10 @@ from torch import nn
 from benchmarks.client_kernels import CLIENT_KERNELS, Multiply, client_kernels
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.device.executors import NumpyExecutor, TorchExecutor
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.fleet import Operand, Side
+from cleave.fleet.fleet import Finished, Operand, Side
 from cleave.gemm import Block, Gemm, Span, gemm_of, wavefront
-from cleave.models.build import build_model
+from cleave.machine.backends import NumpyExecutor, TorchExecutor
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.training.data import BatchLoader, build_corpus
@@ -56,6 +55,7 @@ from cleave.training.optimizer import Optimizer, Schedule
 from cleave.training.tokenizer import default_tokenizer
 from cleave.verify import GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass
+from cleave.workload.models.build import build_model
 from cleave.workload.registry import Family, ModelSpec, find_model
 
 LLAMA = ModelSpec(
@@ -154,7 +154,7 @@ class Judge:
         """See `Fleet.operand`."""
         return Operand(next(self._ids), buffer)
 
-    def submit(self, a: Side, b: Side, out: Buffer) -> _Ready:
+    def submit(self, a: Side, b: Side, out: Buffer) -> Finished:
         """See `Fleet.submit`: done at once."""
         left, right = (s.operand.buffer.T if s.transposed else s.operand.buffer for s in (a, b))
         self._own.matmul(left, right, out)
@@ -163,7 +163,7 @@ class Judge:
             self._judge_fast(left, right, out.dtype)
             if self._is_turn_of_slow(left, right, out.dtype):
                 self._judge_slow(left, right, out.dtype)
-        return _Ready(out)
+        return Finished(out)
 
     def _judge_fast(self, a: Buffer, b: Buffer, dtype: DType) -> None:
         """Judge all blocks of one product of so many."""
@@ -260,14 +260,6 @@ class Judge:
         self.tallies.clear()
         self._seen.clear()
         return accused
-
-
-@dataclass
-class _Ready:
-    out: Buffer
-
-    def result(self) -> Buffer:
-        return self.out
 
 
 @dataclass

@@ -55,16 +55,17 @@ from websockets.exceptions import WebSocketException
 from websockets.frames import Frame, Opcode
 
 from benchmarks.common import joined, resident_bytes, spread
-from cleave.device.core import Compute, DeviceCore
-from cleave.device.executors import NumpyExecutor, execute
-from cleave.fleet.probe import FIRST_ID
+from cleave.device.core import DeviceCore
+from cleave.device.session import device_hello
+from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message
-from cleave.server.client import OperatorClient
-from cleave.transport.join import device_hello
+from cleave.scheduler.probe import FIRST_ID
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.listener import allow_many_connections
+from cleave_cli.operator_client import OperatorClient
 
 LEAST_SPEED: Final = 0.9
 MOST_GROWTH_BYTES: Final = 100 * 10**6

@@ -38,9 +38,9 @@ from websockets.typing import Origin
 
 import cleave
 from benchmarks.common import joined, make_trainer, resident_bytes, spread, wait_for_devices
+from cleave.device.session import device_hello
 from cleave.protocol.codec import encode
 from cleave.training.job import JobSpec
-from cleave.transport.join import device_hello
 from cleave.transport.join_url import parse_join_url
 
 MOST_SLOWER = 1.10

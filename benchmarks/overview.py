@@ -10,21 +10,21 @@ import statistics
 import time
 
 from cleave.arrays import DType, empty
-from cleave.dispatch.gemm_work import GemmWork, MatrixRef
-from cleave.fleet.coordinator import Coordinator
+from cleave.energy.typical import load_typical
 from cleave.fleet.fleet import FleetCounters
-from cleave.footprint.typical import load_typical
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Role
-from cleave.server.access import Clocks
-from cleave.server.energy import EnergyMeter
-from cleave.server.event_log import EventLog
-from cleave.server.overview import Overview, Question, ServerFacts
-from cleave.transport.block_times import Span
+from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.session_manager import Coordinator
+from cleave.server.api.event_log import EventLog
+from cleave.server.api.overview import Overview, Question, ServerFacts
+from cleave.server.auth.access import Clocks
+from cleave.server.block_times import Span
+from cleave.server.jobs.fleet_energy import EnergyMeter
 from profiles.library import load_profiles, profile_names
 
 

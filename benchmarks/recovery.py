@@ -42,8 +42,8 @@ from cleave.fleet.fleet import Fleet, Side
 from cleave.gemm import Gemm
 from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner
-from cleave.transport.guest import url_file
-from cleave.transport.serve import ServedFleet
+from cleave.server.fleet_server import ServedFleet
+from cleave.transport.url_file import url_file
 from emulator.virtual import VirtualShell, emulated
 from profiles.fleets import paper_fleet
 

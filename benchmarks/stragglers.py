@@ -31,16 +31,16 @@ from typing import Final
 
 import cleave
 from benchmarks.common import make_trainer
-from cleave.device.core import Compute
-from cleave.device.executors import NumpyExecutor
+from cleave.device.compute_thread import ExecutorComputer, Outcome
+from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.probe import FIRST_ID
+from cleave.machine.backends import NumpyExecutor
+from cleave.machine.multiplication import Compute
+from cleave.scheduler.probe import FIRST_ID
+from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
-from cleave.transport.computer import ExecutorComputer, Outcome
-from cleave.transport.join import DeviceSession, device_hello
+from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.opening import open_connection
-from cleave.transport.serve import ServedFleet
 
 LIMIT: Final = 1.15
 SETTLING: Final = 10

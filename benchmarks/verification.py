@@ -52,15 +52,15 @@ import cleave
 from benchmarks.common import joined, make_trainer, wait_for_devices
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.device.core import Compute
-from cleave.device.executors import NumpyExecutor, TorchExecutor, execute
 from cleave.fleet.fleet import Fleet, Side
-from cleave.fleet.orders import Close, Order, Place
-from cleave.fleet.probe import FIRST_ID
-from cleave.fleet.reputation import EVIDENCE, Reputation, Rounding, Wrong
 from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
+from cleave.machine.backends import NumpyExecutor, TorchExecutor, execute
+from cleave.machine.multiplication import Compute
 from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile, Residency
 from cleave.planner.planner import TilePlanner
+from cleave.scheduler.instructions import Close, Order, Place
+from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.reputation import EVIDENCE, Reputation, Rounding, Wrong
 from cleave.training.job import JobSpec
 from cleave.verify import LONE, GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass

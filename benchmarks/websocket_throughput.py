@@ -28,15 +28,15 @@ from websockets.asyncio.server import ServerConnection, serve
 import cleave
 from benchmarks.common import spread, wait_for_devices
 from cleave.arrays import Buffer, DType
-from cleave.device.core import Compute
-from cleave.device.memory import hold_strips_well
+from cleave.device.compute_thread import Outcome
+from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import GemmFuture, Side
+from cleave.machine.memory import hold_strips_well
+from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
-from cleave.transport.computer import Outcome
-from cleave.transport.join import DeviceSession, device_hello
+from cleave.server.fleet_server import ServedFleet
+from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.opening import open_connection
-from cleave.transport.serve import ServedFleet
 
 SHAPES = [(64, 768, 768)] * 4 + [(64, 3072, 768), (64, 768, 3072)]
 LAYERS = 12

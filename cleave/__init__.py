@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cleave.server.fleet_server import serve
     from cleave.training.offload import offload, restore
-    from cleave.transport.serve import serve
     from emulator.virtual import emulated
 
 __version__ = "0.1.0"
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     homes = {
         "offload": "cleave.training.offload",
         "restore": "cleave.training.offload",
-        "serve": "cleave.transport.serve",
+        "serve": "cleave.server.fleet_server",
         "emulated": "emulator.virtual",
     }
     if name not in homes:

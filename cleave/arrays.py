@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
+Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):

@@ -11,7 +11,7 @@ import typer
 
 from cleave.errors import CleaveError
 from cleave_cli.options import human_bytes
-from cleave_cli.say import say
+from cleave_cli.render.say import say
 
 if TYPE_CHECKING:
     from cleave_cli.emulate_files import Watch
@@ -39,8 +39,8 @@ def real_time(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
     import asyncio
 
-    from cleave.transport.guest import read_url
     from cleave.transport.join_url import parse_join_url
+    from cleave.transport.url_file import read_url
     from cleave_cli.own_server import own_server
     from emulator.deferred import default_executor
     from emulator.realtime import RealTimeFleet, need_descriptors

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import cleave
 from cleave.errors import CleaveError
-from cleave_cli import (
+from cleave_cli.commands import (
     dashboard,
     devices,
     emulate,
@@ -26,7 +26,7 @@ from cleave_cli import (
     status,
     train,
 )
-from cleave_cli.say import printable
+from cleave_cli.render.say import printable
 
 app = typer.Typer(
     name="cleave",

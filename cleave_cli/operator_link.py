@@ -40,7 +40,7 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
     url = _find(server, data)
     if url:
         return asyncio.run(_ask_server(url, action, arguments))
-    from cleave.server import data_folder
+    from cleave.server.store import data_folder
 
     with data_folder.DataFolder(data or data_folder.default_folder()) as folder:
         return _ask_store(folder.store_path, action, arguments)
@@ -60,7 +60,7 @@ def running_server(server: str, data: Path | None) -> str:
 
 def _find(server: str, data: Path | None) -> str:
     """The operator's URL that is meant; empty where no server uses the folder."""
-    from cleave.server import data_folder
+    from cleave.server.store import data_folder
 
     if server:
         return server
@@ -81,7 +81,7 @@ def _find(server: str, data: Path | None) -> str:
 
 
 async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    from cleave.server.client import OperatorClient
+    from cleave_cli.operator_client import OperatorClient
 
     client = await OperatorClient.connect(url)
     try:
@@ -92,10 +92,10 @@ async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[
 
 def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Do it without a server."""
-    from cleave.server.access import Access
-    from cleave.server.desk import Desk
-    from cleave.server.history import as_without_server
-    from cleave.server.store import JobRecord, Store
+    from cleave.server.api.device_admin import Desk
+    from cleave.server.auth.access import Access
+    from cleave.server.store.job_history import as_without_server
+    from cleave.server.store.store import JobRecord, Store
 
     with contextlib.ExitStack() as stack:
         store = Store(path)

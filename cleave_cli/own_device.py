@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cleave.transport.tile_timer import SessionTimer
+    from profiles.measuring.tile_timer import SessionTimer
 
 _MOST_BYTES = 4 * 10**9  # more than any tile that is timed needs
 
@@ -24,10 +24,10 @@ def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
     """
     import numpy as np
 
-    from cleave.device import owner
-    from cleave.transport.guest import url_file
-    from cleave.transport.serve import serve
-    from cleave.transport.tile_timer import SessionTimer
+    from cleave.device.host import owner
+    from cleave.server.fleet_server import serve
+    from cleave.transport.url_file import url_file
+    from profiles.measuring.tile_timer import SessionTimer
 
     total_bytes = owner.total_memory_bytes() or 2 * _MOST_BYTES
     offered = min(_MOST_BYTES, total_bytes // 2)

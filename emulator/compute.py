@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cleave.device.core import Compute
+from cleave.machine.multiplication import Compute
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 from profiles.thermal import ThermalState

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from cleave.arrays import Array, Buffer
-from cleave.device.core import Compute
-from cleave.device.executors import Executor, as_buffer, execute
-from cleave.dispatch.gemm_work import GemmUnit
 from cleave.errors import UsageError
-from cleave.fleet.output import Output
 from cleave.gemm import Span
+from cleave.machine.backends import Executor, as_buffer, execute
+from cleave.machine.multiplication import Compute
+from cleave.scheduler.gemm_job import GemmUnit
+from cleave.scheduler.reduction import Output
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ def _address(view: Array) -> int:
 
 def default_executor() -> Executor:
     """torch where it is installed: then the operands are its tensors anyway."""
-    from cleave.device.executors import NumpyExecutor, TorchExecutor
+    from cleave.machine.backends import NumpyExecutor, TorchExecutor
 
     try:
         return TorchExecutor()

@@ -18,13 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cleave.device.core import Compute
-from cleave.device.executors import Executor
+from cleave.device.compute_thread import Outcome, multiply
 from cleave.errors import ProtocolError
-from cleave.fleet.probe import FIRST_ID
+from cleave.machine.backends import Executor
+from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode
-from cleave.transport.computer import Outcome, multiply
+from cleave.scheduler.probe import FIRST_ID
 from cleave.transport.connection import Connection, ConnectionLostError
 from emulator.activity import Activity, Direction, Multiplication, Transfer
 from emulator.compute import EmulatedProcessor

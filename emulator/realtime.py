@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from cleave.device.executors import Executor
+from cleave.device.agent import DRAIN_S
+from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, UsageError
-from cleave.transport.guest import DRAIN_S
-from cleave.transport.join import DeviceSession, RefusedError
+from cleave.machine.backends import Executor
+from cleave.transport.connect import open_connection
 from cleave.transport.join_url import JoinUrl
-from cleave.transport.opening import open_connection
 from emulator.activity import Activity, Presence
 from emulator.compute import EmulatedProcessor
 from emulator.links import SharedLines, links_of

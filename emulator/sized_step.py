@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cleave.arrays import Buffer, DType
-from cleave.dispatch.gemm_work import RESIDENCY_DEVICES
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, Operand, Side
 from cleave.planner.collector import collector_paused
+from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec
 from cleave.workload.step import LinearShape, siblings_in_order
 from emulator.timeline import Timelines

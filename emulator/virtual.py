@@ -22,13 +22,20 @@ from typing import Any
 import numpy as np
 
 from cleave.arrays import DType
-from cleave.device.core import Compute, DeviceCore
-from cleave.device.executors import Executor
+from cleave.device.core import DeviceCore
 from cleave.errors import FleetError, UsageError
-from cleave.fleet.checks import Checks
-from cleave.fleet.coordinator import ASSUMED_FLOPS_PER_S, Coordinator
+from cleave.fleet.block_checks import Checks
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
-from cleave.fleet.orders import (
+from cleave.machine.backends import Executor
+from cleave.machine.multiplication import Compute
+from cleave.planner.collector import collector_paused
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.protocol import messages
+from cleave.protocol.codec import wire_size
+from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.scheduler.check_policy import Verification
+from cleave.scheduler.instructions import (
     Aside,
     Check,
     Close,
@@ -41,15 +48,9 @@ from cleave.fleet.orders import (
     Place,
     Send,
 )
-from cleave.fleet.output import Output
-from cleave.fleet.session import DeviceState
-from cleave.fleet.verification import Verification
-from cleave.planner.collector import collector_paused
-from cleave.planner.plan import DeviceRates, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.protocol import messages
-from cleave.protocol.codec import wire_size
-from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.scheduler.reduction import Output
+from cleave.scheduler.session import DeviceState
+from cleave.scheduler.session_manager import ASSUMED_FLOPS_PER_S, Coordinator
 from cleave.verify import Judgement
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor

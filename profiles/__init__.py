@@ -1,1 +1,1 @@
-"""What is known of devices: the profile schema and the built-in fleets."""
+"""What is known of devices: the profile schema, the library of profiles, the built-in fleets."""

@@ -23,22 +23,23 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.device.core import Compute, DeviceCore
-from cleave.device.executors import NumpyExecutor, execute
-from cleave.dispatch.gemm_work import GemmUnit, GemmWork, MatrixRef
+from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
-from cleave.fleet.coordinator import Coordinator
-from cleave.fleet.orders import Check, Close, Done, Failure, Joined, Order, Place, Send
-from cleave.fleet.output import Output
-from cleave.fleet.session import DeviceState
 from cleave.gemm import Gemm
+from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.scheduler.gemm_job import GemmUnit, GemmWork, MatrixRef
+from cleave.scheduler.instructions import Check, Close, Done, Failure, Joined, Order, Place, Send
+from cleave.scheduler.reduction import Output
+from cleave.scheduler.session import DeviceState
+from cleave.scheduler.session_manager import Coordinator
 from cleave.verify import Fault, Judgement
-from tests.dispatch.test_dispatcher import BoxPlanner
+from tests.scheduler.test_scheduler import BoxPlanner
 
 TYPES: Final[dict[str, type[Any]]] = {cls.TYPE: cls for cls in typing.get_args(messages.Message)}
 

@@ -86,7 +86,7 @@ def test_the_fleet_file_of_the_documentation_is_one(tmp_path: Path) -> None:
     assert known == set().union(*(group.keys() for group in tomllib.loads(example)["group"]))
 
 
-@pytest.mark.parametrize("name", ["emulator.virtual", "cleave.transport.serve"])
+@pytest.mark.parametrize("name", ["emulator.virtual", "cleave.server.fleet_server"])
 def test_examples_in_docstrings(name: str) -> None:
     outcome = doctest.testmod(importlib.import_module(name))
     assert outcome.attempted > 0

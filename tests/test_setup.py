@@ -64,7 +64,7 @@ def test_with_npm_the_pages_are_in_the_wheel(source: Path) -> None:
     files, said = build(source, npm_that(source, makes))
     for name in ("index.html", "join.html", "assets/x.js"):
         assert f"cleave/server/web/{name}" in files
-    assert "cleave/footprint/grid_carbon.csv" in files
+    assert "cleave/energy/grid_carbon.csv" in files
     assert "profiles/library/devices/raspberry-pi-5.toml" in files
     assert "without web pages" not in said
     assert not any(name.startswith(("web_client", "tests")) for name in files)
@@ -73,7 +73,7 @@ def test_with_npm_the_pages_are_in_the_wheel(source: Path) -> None:
 def test_without_npm_the_package_is_made_all_the_same(source: Path) -> None:
     (source / "empty").mkdir()
     files, said = build(source, str(source / "empty"))
-    assert "cleave/server/pages.py" in files
+    assert "cleave/server/http/pages.py" in files
     assert "made without web pages: npm is not installed" in said
 
 

@@ -1,1 +1,1 @@
-"""The device: a pure state machine (`core`) and the executors that multiply."""
+"""What runs on a device: its state machine, its session with a server, when it works at all."""

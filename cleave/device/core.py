@@ -7,62 +7,14 @@ It knows no socket, clock or element. Messages of the PS go in with `received`; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from cleave.arrays import DType
 from cleave.errors import ProtocolError
+from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Message, Op
-
-
-@dataclass(slots=True)
-class Array:
-    """An array in the device's store; the payload is not looked at here.
-
-    Attributes:
-        rows, columns, dtype: of its elements.
-        payload: these.
-        nbytes: their size.
-        used: whether it was multiplied; an executor may set it, the emulator's does.
-    """
-
-    rows: int
-    columns: int
-    dtype: DType
-    payload: Any
-    nbytes: int
-    used: bool = False
-
-
-@dataclass(slots=True)
-class Compute:
-    """Order to the executor: the sum of the products of the pairs, as `out`.
-
-    Attributes:
-        run: the run it answers.
-        pairs: the arrays to multiply, as they are stored.
-        transpose_a, transpose_b: how they enter the product.
-        rows, columns: shape of the result.
-        out: dtype of the result.
-        flops: two for each multiply-add.
-    """
-
-    run: int
-    pairs: list[tuple[Array, Array]]
-    transpose_a: bool
-    transpose_b: bool
-    rows: int
-    columns: int
-    out: DType
-    flops: int
-
-    @property
-    def result_bytes(self) -> int:
-        """Size of the result."""
-        return self.rows * self.columns * self.out.itemsize
-
 
 Action: TypeAlias = Compute | Message
 
@@ -83,7 +35,7 @@ class DeviceCore:
         self.blocks = 0
         self.flops = 0
         self._results_bytes = 0  # of runs not yet answered
-        self._store: dict[int, Array] = {}
+        self._store: dict[int, StoredArray] = {}
         self._running: dict[int, Compute] = {}
 
     @property
@@ -168,7 +120,7 @@ class DeviceCore:
                 f"bytes are taken and it has {nbytes}"
             )
         self.occupied_bytes += nbytes
-        self._store[message.id] = Array(message.rows, message.columns, dtype, payload, nbytes)
+        self._store[message.id] = StoredArray(message.rows, message.columns, dtype, payload, nbytes)
 
     def _run(self, message: messages.Run) -> Action:
         if message.id in self._running:

@@ -1,1 +1,1 @@
-"""What training sees of the devices: `Fleet.submit(...) -> GemmFuture`, and the PS's core."""
+"""What training sees of the devices: `Fleet.submit(...) -> GemmFuture`."""

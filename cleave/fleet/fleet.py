@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import count
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer, DType
-from cleave.dispatch.gemm_work import GemmWork, MatrixRef
 from cleave.errors import FleetError
-from cleave.fleet.absence import Absence
-from cleave.fleet.selection import Decision, Kept, Selector, summarise
 from cleave.gemm import Gemm, gemm_of
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
+from cleave.scheduler.gemm_job import GemmWork, MatrixRef
 
 
 @dataclass(slots=True)
@@ -92,6 +89,11 @@ class Side:
     def shape(self) -> tuple[int, int]:
         rows, columns = self.operand.buffer.shape
         return (columns, rows) if self.transposed else (rows, columns)
+
+    @property
+    def matrix(self) -> Buffer:
+        """The matrix as it enters the product."""
+        return self.operand.buffer.T if self.transposed else self.operand.buffer
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -169,27 +171,63 @@ class Shell(Protocol):
         ...
 
 
+class Pending(Protocol):
+    """A multiplication under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the product is there, so that `result` does not wait."""
+        ...
+
+    def result(self) -> Buffer:
+        """See `GemmFuture.result`."""
+        ...
+
+
+class Multiplier(Protocol):
+    """What a model needs of a fleet; a `Fleet`, or one wrapped in others of this kind."""
+
+    def operand(self, buffer: Buffer) -> Operand:
+        """See `Fleet.operand`."""
+        ...
+
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
+        """See `Fleet.submit`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A product that is there already."""
+
+    out: Buffer
+
+    @property
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return True
+
+    def result(self) -> Buffer:
+        """See `GemmFuture.result`."""
+        return self.out
+
+
 @dataclass
 class Fleet:
     """A fleet of devices that multiplies matrices.
 
+    What it does when it has no devices, and which multiplications are worth sending, is decided by
+    what it is wrapped in: `cleave.fleet.local_fallback`, `cleave.fleet.selection`.
+
     Args:
         shell: what moves time and bytes.
         planner: who chooses the tiles.
-        selector: with one, the PS does itself what it is predicted to do sooner alone.
-        absence: with one, what is done about there being no device; else GEMMs just wait.
-        submitted: the GEMMs so far.
-        decisions: what the selector said of them, each counted as often.
     """
 
     shell: Shell
     planner: Planner = field(default_factory=TilePlanner)
-    selector: Selector | None = None
-    absence: Absence | None = None
 
     def __post_init__(self) -> None:
-        self.submitted: Counter[tuple[Gemm, ElementBytes, DType]] = Counter()
-        self.decisions: Counter[Decision] = Counter()
         self._operands = count(1)
         self._works = count(1)
         # While one is under way its shell holds it.
@@ -216,19 +254,7 @@ class Fleet:
         Raises:
             ValueError: when shapes or dtypes do not fit.
         """
-        gemm = gemm_of(a.shape, b.shape)
-        dtype = a.operand.buffer.dtype
-        if out.shape != (gemm.m, gemm.n) or b.operand.buffer.dtype is not dtype:
-            raise ValueError(
-                f"{a.shape} {dtype.value} @ {b.shape} {b.operand.buffer.dtype.value} does not go "
-                f"into {out.shape}"
-            )
-        if out.dtype not in (dtype, DType.FP32):
-            raise ValueError(
-                f"a product of {dtype.value} matrices is {dtype.value} or fp32, "
-                f"not {out.dtype.value}"
-            )
-        element = ElementBytes(dtype.itemsize, out.dtype.itemsize)
+        gemm, element, dtype = product_of(a, b, out)
         work = GemmWork(
             next(self._works),
             gemm,
@@ -241,27 +267,15 @@ class Fleet:
         )
         future = GemmFuture(work, a, b, out, self._await)
         if gemm.volume:
-            self.submitted[gemm, element, dtype] += 1
-            if self.selector is not None and self._stays(self.selector, gemm, element, dtype):
-                left, right = (s.operand.buffer for s in (a, b))
-                left, right = left.T if a.transposed else left, right.T if b.transposed else right
-                self.selector.executor.matmul(left, right, out)
-                future.done = True
-            elif self.absence is not None and (fallback := self.absence.takes(self.shell)):
-                self.absence.multiply(self.shell, future, fallback)
-            else:
-                self.shell.start(future)
-                self._under_way[work.id] = future
+            self.shell.start(future)
+            self._under_way[work.id] = future
         else:  # nothing to multiply: an empty sum is zero
             out.array[...] = 0
             future.done = True
         return future
 
     def _await(self, future: GemmFuture) -> None:
-        if self.absence is None:
-            self.shell.wait(future)
-        else:
-            self.absence.wait(self.shell, future)
+        self.shell.wait(future)
         self._under_way.pop(future.work.id, None)
 
     def abandon(self) -> None:
@@ -271,29 +285,9 @@ class Fleet:
                 self.shell.withdraw(future)
         self._under_way.clear()
 
-    def _stays(self, selector: Selector, gemm: Gemm, element: ElementBytes, dtype: DType) -> bool:
-        """Whether the PS does it, which is counted."""
-        epoch, devices = self.shell.fleet_rates()
-        decision = selector.decide(gemm, element, dtype, devices, epoch)
-        self.decisions[decision] += 1
-        return not decision.on_fleet
-
-    def would_keep(self, selector: Selector) -> Kept:
-        """What a selector would have kept of what was submitted, on the fleet as it is now."""
-        epoch, devices = self.shell.fleet_rates()
-        return summarise(
-            Counter(
-                {
-                    selector.decide(gemm, element, dtype, devices, epoch): times
-                    for (gemm, element, dtype), times in self.submitted.items()
-                }
-            )
-        )
-
     def counters(self) -> FleetCounters:
         """A snapshot of the counters."""
-        local = 0 if self.absence is None else self.absence.gemms
-        return replace(self.shell.counters(), local_gemms=local)
+        return self.shell.counters()
 
     @property
     def device_count(self) -> int:
@@ -314,6 +308,26 @@ class Fleet:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType]:
+    """Return the GEMM ``out = a @ b``, its elements' sizes, and its operands' dtype.
+
+    Raises:
+        ValueError: when shapes or dtypes do not fit.
+    """
+    gemm = gemm_of(a.shape, b.shape)
+    dtype = a.operand.buffer.dtype
+    if out.shape != (gemm.m, gemm.n) or b.operand.buffer.dtype is not dtype:
+        raise ValueError(
+            f"{a.shape} {dtype.value} @ {b.shape} {b.operand.buffer.dtype.value} does not go "
+            f"into {out.shape}"
+        )
+    if out.dtype not in (dtype, DType.FP32):
+        raise ValueError(
+            f"a product of {dtype.value} matrices is {dtype.value} or fp32, not {out.dtype.value}"
+        )
+    return gemm, ElementBytes(dtype.itemsize, out.dtype.itemsize), dtype
 
 
 def floor_bytes(future: GemmFuture) -> tuple[int, int]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from cleave import arrays
-from cleave.arrays import DType
-from cleave.device.executors import Executor
+from cleave.arrays import Buffer, DType
+from cleave.fleet.fleet import Finished, Fleet, Multiplier, Operand, Pending, Side, product_of
 from cleave.gemm import Gemm
+from cleave.machine.backends import Executor
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
@@ -162,3 +163,54 @@ def summarise(decisions: Counter[Decision]) -> Kept:
         sum((d.fleet_s - d.ps_s) * count for d, count in kept),
         tuple(f"{count} times {d.reason}" for d, count in kept),
     )
+
+
+class SelectiveFleet:
+    """A fleet that sends out only what is done sooner there than on the PS.
+
+    Args:
+        multiplier: multiplies what is sent out.
+        fleet: whose devices it sends it to.
+        selector: decides.
+        keep: whether to keep anything; else all is sent out, and `kept` says what might not be.
+    """
+
+    def __init__(
+        self, multiplier: Multiplier, fleet: Fleet, selector: Selector, *, keep: bool
+    ) -> None:
+        self._multiplier = multiplier
+        self._fleet = fleet
+        self._selector = selector
+        self._keep = keep
+        self._submitted: Counter[tuple[Gemm, ElementBytes, DType]] = Counter()
+        self._decisions: Counter[Decision] = Counter()
+
+    def operand(self, buffer: Buffer) -> Operand:
+        """See `Fleet.operand`."""
+        return self._multiplier.operand(buffer)
+
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
+        """See `Fleet.submit`."""
+        kind = product_of(a, b, out)
+        if kind[0].volume:
+            self._submitted[kind] += 1
+            if self._keep:
+                decision = self._decide(*kind)
+                self._decisions[decision] += 1
+                if not decision.on_fleet:
+                    self._selector.executor.matmul(a.matrix, b.matrix, out)
+                    return Finished(out)
+        return self._multiplier.submit(a, b, out)
+
+    def kept(self) -> Kept:
+        """Say what stayed on the PS; or what would have, on the fleet as it is now."""
+        if self._keep:
+            return summarise(self._decisions)
+        decisions: Counter[Decision] = Counter()
+        for kind, times in self._submitted.items():
+            decisions[self._decide(*kind)] += times
+        return summarise(decisions)
+
+    def _decide(self, gemm: Gemm, element: ElementBytes, dtype: DType) -> Decision:
+        epoch, devices = self._fleet.shell.fleet_rates()
+        return self._selector.decide(gemm, element, dtype, devices, epoch)

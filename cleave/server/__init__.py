@@ -1,1 +1,1 @@
-"""The PS process around a served fleet: operators, jobs."""
+"""What runs on the server."""

@@ -37,9 +37,8 @@ import numpy as np
 
 from cleave.arrays import Array, Buffer, unpack
 from cleave.errors import CleaveError
-from cleave.fleet.fleet import Fleet, Operand, Side
+from cleave.fleet.fleet import Finished, Multiplier, Operand, Pending, Side
 from cleave.training.disk import DiskFullError, Patience, cannot_write, is_full
-from cleave.training.offload import Pending
 from cleave.training.run_folder import sync_folder
 
 _MAGIC: Final = b"CLEAVEJ1"
@@ -298,7 +297,7 @@ class Journal:
 
     # --- products ---
 
-    def multiply(self, fleet: Fleet, a: Side, b: Side, out: Buffer) -> Pending:
+    def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
         """Start ``out = a @ b`` as `Fleet.submit` does, or take it from disk."""
         place = (self._step, self._place)
         self._place += 1
@@ -311,7 +310,7 @@ class Journal:
             taken = entry.key == key and self._take(entry, out)
             self.counters.spent_s += self._clock() - began_s
             if taken:
-                return _Taken(out)
+                return Finished(out)
             began_s = self._clock()
         future = fleet.submit(a, b, out)
         if future.done or not self.on:  # the PS did it at once: nothing to save
@@ -372,20 +371,17 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    out: Buffer
-
-    def result(self) -> Buffer:
-        return self.out
-
-
-@dataclass(frozen=True, slots=True)
 class _Journaled:
     journal: Journal
     future: Pending
     place: tuple[int, int]
     key: bytes
     began_s: float
+
+    @property
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return self.future.done
 
     def result(self) -> Buffer:
         out = self.future.result()
@@ -397,7 +393,7 @@ class _Journaled:
 class JournaledFleet:
     """A fleet whose products are journaled; what `cleave.training.offload` needs of a fleet."""
 
-    fleet: Fleet
+    fleet: Multiplier
     journal: Journal
 
     def operand(self, buffer: Buffer) -> Operand:

@@ -8,38 +8,17 @@ three GEMMs (forward, input gradient, weight gradient) to a fleet. `restore` tur
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cleave import arrays
-from cleave.arrays import Buffer
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Operand, Side
+from cleave.fleet.fleet import Multiplier, Operand, Pending, Side
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"
-
-
-class Pending(Protocol):
-    """A product under way."""
-
-    def result(self) -> Buffer:
-        """The product, once it is complete."""
-        ...
-
-
-class Multiplier(Protocol):
-    """What layers need of a fleet; a `Fleet`, or what stands before one."""
-
-    def operand(self, buffer: Buffer) -> Operand:
-        """See `Fleet.operand`."""
-        ...
-
-    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """See `Fleet.submit`."""
-        ...
 
 
 class _Operands:

@@ -89,7 +89,7 @@ class PresenceRecord:
 
     Attributes:
         step: the step under way.
-        state: who multiplies now: `present`, `absent` or `local` (`cleave.fleet.absence`).
+        state: who multiplies now: `present`, `absent` or `local` (`cleave.fleet.local_fallback`).
         text: for people.
     """
 

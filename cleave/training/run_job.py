@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.models.build import resolve_model
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import RunFolder
+from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
     from cleave.training.trainer import Setting

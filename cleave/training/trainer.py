@@ -13,18 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cleave.device.executors import TorchExecutor
 from cleave.errors import CleaveError
-from cleave.fleet.absence import AbandonedError, Absence, Fallback, Leaving, Presence
 from cleave.fleet.fleet import Fleet, FleetCounters
-from cleave.fleet.selection import Kept, Selector, summarise
-from cleave.models.build import (
-    ModelSource,
-    build_model,
-    enable_checkpointing,
-    load_folder,
-    resolve_model,
-)
+from cleave.fleet.local_fallback import AbandonedError, Fallback, FallbackFleet, Leaving, Presence
+from cleave.fleet.selection import Kept, SelectiveFleet, Selector
+from cleave.machine.backends import TorchExecutor
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
@@ -67,6 +60,13 @@ from cleave.training.records import (
 )
 from cleave.training.run_folder import RunFolder
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.workload.models.build import (
+    ModelSource,
+    build_model,
+    enable_checkpointing,
+    load_folder,
+    resolve_model,
+)
 from cleave.workload.registry import ModelSpec
 
 _TOKENIZER_SIZE = 4096
@@ -235,16 +235,18 @@ class Trainer:
         lean = _lean(job, spec)
         if lean:
             enable_checkpointing(model)
-        if setting.fleet is not None:
-            auto = job.offload == OffloadMode.AUTO.value
-            setting.fleet.selector = _selector() if auto else None
-            setting.fleet.submitted.clear()
-            setting.fleet.decisions.clear()
-            leaving = Leaving(setting.stop, self._applied, TorchExecutor(), setting.clock)
-            setting.fleet.absence = Absence(self._presence, _fallback(job), leaving, self._stuck)
         self.journal = _open_journal(job, run, setting, base, self.patience)
+        self.fallback: FallbackFleet | None = None
+        self.selection: SelectiveFleet | None = None
         if setting.fleet is not None:
-            fleet = setting.fleet
+            leaving = Leaving(setting.stop, self._applied, TorchExecutor(), setting.clock)
+            self.fallback = FallbackFleet(
+                setting.fleet, self._presence, _fallback(job), leaving, self._stuck
+            )
+            auto = job.offload == OffloadMode.AUTO.value
+            selector = Selector(TilePlanner(), TorchExecutor())
+            self.selection = SelectiveFleet(self.fallback, setting.fleet, selector, keep=auto)
+            fleet = self.selection
             offload(model, JournaledFleet(fleet, self.journal) if self.journal else fleet)
         self.job = job
         self.model = model.train()
@@ -272,7 +274,6 @@ class Trainer:
             self.journal.close()
         if self.setting.fleet is not None:
             self.setting.fleet.abandon()
-            self.setting.fleet.absence = None
 
     def run(self) -> DoneRecord:
         """Do the remaining steps."""
@@ -343,10 +344,7 @@ class Trainer:
 
     def _kept(self) -> Kept:
         """What stayed on the PS, or what `--offload auto` would have kept there."""
-        fleet = self.setting.fleet
-        if fleet is None:
-            return Kept(0, 0, 0.0, ())
-        return summarise(fleet.decisions) if fleet.selector else fleet.would_keep(_selector())
+        return self.selection.kept() if self.selection else Kept(0, 0, 0.0, ())
 
     def train_step(self) -> StepRecord:
         """Do one optimizer step.
@@ -501,7 +499,7 @@ class Trainer:
         return self.setting.fleet.clock if self.setting.fleet else "wall"
 
     def _counters(self) -> FleetCounters:
-        return self.setting.fleet.counters() if self.setting.fleet else FleetCounters()
+        return self.fallback.counters() if self.fallback else FleetCounters()
 
     def _journal_counters(self) -> JournalCounters:
         return replace(self.journal.counters) if self.journal else JournalCounters()
@@ -551,10 +549,6 @@ def _open_journal(
         setting.report(NoteRecord(text))
 
     return Journal(folder, base, say=say, clock=setting.clock, patience=patience)
-
-
-def _selector() -> Selector:
-    return Selector(TilePlanner(), TorchExecutor())
 
 
 def _lean(job: JobSpec, spec: ModelSpec) -> bool:

@@ -1,1 +1,1 @@
-"""The asyncio shells: WebSocket and in-memory sessions around the PS's core and the device core."""
+"""Both ends of a connection: WebSockets, TLS, join URLs, addresses."""

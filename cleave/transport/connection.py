@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from cleave.errors import ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import Buffer
-from cleave.transport.gate import Awaited
+from cleave.transport.frame_limits import Awaited
 
 WRITE_LIMIT_BYTES: Final = 2**20
 """What a connection buffers before a sender waits: so that a link has the next message at hand."""

@@ -16,9 +16,9 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
-from cleave.transport.door import ConnectionLimits, Door
-from cleave.transport.gate import FRAMES_AT_ONCE, Awaited, Gate, TooMuchError, Unfinished
-from cleave.transport.refusals import RefusalLog
+from cleave.transport.connection_limits import ConnectionLimits, Door
+from cleave.transport.frame_limits import FRAMES_AT_ONCE, Awaited, Gate, TooMuchError, Unfinished
+from cleave.transport.rejection_log import RefusalLog
 
 _REFUSALS_AT_ONCE: Final = 64  # before the loop looks at its other connections
 _FAREWELL_S: Final = 1.0  # to tell a late one why, before the socket is shut

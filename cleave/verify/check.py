@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave import arrays
-from cleave.arrays import Buffer, DType
+from cleave.arrays import Buffer, Doubles, DType
 from cleave.gemm import Block, Span, even_cuts
 from cleave.verify.products import SecretProducts
-from cleave.verify.projection import Bounds, Doubles, Pass, numpy_pass
+from cleave.verify.projection import Bounds, Pass, numpy_pass
 from cleave.verify.rounding import Product, variance
 
 GROUP: Final = 512

@@ -17,14 +17,16 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
-from cleave.arrays import DType
-from cleave.verify.projection import Bounds, Doubles
+from cleave.arrays import Doubles, DType
+
+Bounds = npt.NDArray[np.int64]
 
 _WIDE: Final = 1024  # elements of a line at a time: four such parts stay in the innermost cache
 _LINE: Final = 16  # elements of fp32 that come from memory together

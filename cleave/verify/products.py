@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cleave.arrays import Buffer, DType
+from cleave.arrays import Buffer, Doubles, DType
 from cleave.gemm import Block, Span
-from cleave.verify.projection import Doubles, Pass
+from cleave.verify.projection import Pass
 from cleave.verify.rounding import variance
 
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}

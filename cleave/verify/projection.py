@@ -18,9 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from cleave.arrays import Buffer, DType
-
-Doubles = npt.NDArray[np.float64]
+from cleave.arrays import Buffer, Doubles, DType
 
 Bounds = npt.NDArray[np.int64]
 

@@ -1,1 +1,1 @@
-
+"""What models consist of: their sizes, their multiplications, and the models themselves."""

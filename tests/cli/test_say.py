@@ -11,10 +11,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cleave.errors import CleaveError
-from cleave_cli import dashboard, devices, jobs, main, pair
-from cleave_cli.say import printable
-from cleave_cli.status_display import Seen, shown
-from cleave_cli.training_display import make_display
+from cleave_cli import main
+from cleave_cli.commands import dashboard, devices, jobs, pair
+from cleave_cli.render.say import printable
+from cleave_cli.render.status import Seen, shown
+from cleave_cli.render.training import make_display
 from tests.cli.test_status import overview
 
 DIRTY = "a\x1b]0;owned\x07b\x1b[2Jc\u202ed\x9b31me\r[/red]f"

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from cleave.errors import UsageError
-from cleave.server.jobs import Job
-from cleave_cli.serve import serve, stopping
+from cleave.server.jobs.jobs import Job
+from cleave_cli.commands.serve import serve, stopping
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

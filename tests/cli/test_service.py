@@ -18,10 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cleave.errors import CleaveError, UsageError
-from cleave_cli.main import app
-from cleave_cli.service_manager import Installer, Outcome, run_command
-from cleave_cli.service_units import (
+from cleave.device.service.manager import Installer, Outcome, run_command
+from cleave.device.service.units import (
     LABEL,
     UNIT_NAME,
     Service,
@@ -31,6 +29,8 @@ from cleave_cli.service_units import (
     systemd_command,
     systemd_unit,
 )
+from cleave.errors import CleaveError, UsageError
+from cleave_cli.main import app
 
 URL = "ws://192.168.1.20:8765/ws#c=secret"
 SERVICE = Service(("/opt/my env/100%/python", "-m", "cleave_cli", "join", "@/x"), 3 * 10**9)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cleave.device.owner import (
+from cleave.device.host.owner import (
     LinuxSensors,
     MacSensors,
     WindowsSensors,
@@ -19,7 +19,7 @@ from cleave.device.owner import (
     this_machine,
     total_memory_bytes,
 )
-from cleave.device.policy import Condition, Observation, Policy
+from cleave.device.host.policy import Condition, Observation, Policy
 
 NOW_S = 1_800_000_000.0
 

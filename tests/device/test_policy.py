@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.device import policy as p
-from cleave.device.policy import Cause, Condition, Gate, Observation, Policy
+from cleave.device.host import policy as p
+from cleave.device.host.policy import Cause, Condition, Gate, Observation, Policy
 from cleave.errors import UsageError
 
 BOTH = frozenset(Condition)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cleave.arrays import DType
-from cleave.device.core import Array, Compute
+from cleave.machine.multiplication import Compute, StoredArray
 from emulator.compute import EmulatedProcessor
 from profiles.fleet_device import FleetDevice
 from profiles.library import load_profile
@@ -36,7 +36,9 @@ def order(
     for depth in depths:
         sides = [(rows, depth), (depth, columns)]
         a, b = (s[::-1] if t else s for s, t in zip(sides, transposed, strict=True))
-        pairs.append(tuple(Array(*s, dtype, None, s[0] * s[1] * dtype.itemsize) for s in (a, b)))
+        pairs.append(
+            tuple(StoredArray(*s, dtype, None, s[0] * s[1] * dtype.itemsize) for s in (a, b))
+        )
     flops = 2 * rows * columns * sum(depths)
     return Compute(1, pairs, *transposed, rows, columns, out or dtype, flops)  # type: ignore[arg-type]
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.device.core import Array, Compute
-from cleave.device.executors import NumpyExecutor
-from cleave.dispatch.dispatcher import Dispatcher
-from cleave.dispatch.gemm_work import GemmWork, MatrixRef
-from cleave.dispatch.work import Unit
-from cleave.fleet.output import Output
 from cleave.gemm import Gemm
+from cleave.machine.backends import NumpyExecutor
+from cleave.machine.multiplication import Compute, StoredArray
 from cleave.planner.plan import DeviceRates, ElementBytes
+from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.reduction import Output
+from cleave.scheduler.scheduler import Dispatcher
+from cleave.scheduler.tasks import Unit
 from emulator.deferred import DeferredOutput, DeferredProduct, default_executor
-from tests.dispatch.test_dispatcher import BoxPlanner
+from tests.scheduler.test_scheduler import BoxPlanner
 
 FLEET = [DeviceRates(i, 1e6, 1e6, 1e9) for i in (1, 2, 3)]
 
@@ -48,7 +48,7 @@ def _product(unit: Unit, operands: tuple[Buffer, Buffer], executor: Any, copy: b
         region = operands[i % 2].region(name.rows, name.columns)
         rows, columns = region.shape
         payload: Any = bytes(region.pack()) if copy else region
-        stored.append(Array(rows, columns, region.dtype, payload, region.nbytes))
+        stored.append(StoredArray(rows, columns, region.dtype, payload, region.nbytes))
     detail = unit.detail
     order = Compute(
         1,
@@ -138,7 +138,7 @@ def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bo
 def test_a_product_knows_its_size_before_it_is_computed() -> None:
     executor = Counting()
     ones = _buffer(np.ones((3, 3)), DType.BF16)
-    stored = Array(3, 3, DType.BF16, ones, ones.nbytes)
+    stored = StoredArray(3, 3, DType.BF16, ones, ones.nbytes)
     order = Compute(1, [(stored, stored)], False, False, 3, 3, DType.FP32, 54)
     product = DeferredProduct(order, executor)
     assert product.nbytes == 36

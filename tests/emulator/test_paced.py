@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.arrays import DType
-from cleave.device.core import Array, Compute
-from cleave.device.executors import NumpyExecutor
+from cleave.device.compute_thread import Outcome
+from cleave.machine.backends import NumpyExecutor
+from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
-from cleave.transport.computer import Outcome
 from cleave.transport.connection import ConnectionLostError, memory_link
 from emulator.activity import Activity, Direction, Multiplication, Transfer
 from emulator.compute import EmulatedProcessor
@@ -222,7 +222,7 @@ class InlinePool(Pool):
 
 
 def order(run: int) -> Compute:
-    a, b = (Array(100, 100, DType.FP32, bytes(40_000), 40_000) for _ in range(2))
+    a, b = (StoredArray(100, 100, DType.FP32, bytes(40_000), 40_000) for _ in range(2))
     return Compute(run, [(a, b)], False, False, 100, 100, DType.FP32, 2 * 10**6)
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.device.core import Compute
-from cleave.device.executors import NumpyExecutor, execute
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet, Side
-from cleave.fleet.probe import FIRST_ID
-from cleave.fleet.reputation import KNOWN_AFTER
+from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.multiplication import Compute
+from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.reputation import KNOWN_AFTER
 from emulator.virtual import Arithmetic, VirtualShell, _VirtualDevice, emulated
 from profiles.fleet_device import FleetDevice
 

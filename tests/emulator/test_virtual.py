@@ -10,10 +10,10 @@ import pytest
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.device.executors import NumpyExecutor
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
+from cleave.machine.backends import NumpyExecutor
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,

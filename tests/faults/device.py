@@ -13,13 +13,13 @@ import asyncio
 import os
 import signal
 
-from cleave.device.executors import Executor, NumpyExecutor, TorchExecutor
-from cleave.device.memory import hold_strips_well
+from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, ProtocolError
-from cleave.transport.computer import ExecutorComputer
-from cleave.transport.join import DeviceSession, device_hello
+from cleave.machine.backends import Executor, NumpyExecutor, TorchExecutor
+from cleave.machine.memory import hold_strips_well
+from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.opening import open_connection
 from tests.faults.exact import InvariantExecutor
 
 EXECUTORS: dict[str, type[Executor]] = {

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.executors import Executor
-from cleave.dispatch.gemm_work import GemmUnit
 from cleave.fleet.fleet import FleetCounters, GemmFuture, Shell
-from cleave.fleet.output import Output
+from cleave.machine.backends import Executor
 from cleave.planner.plan import DeviceRates
+from cleave.scheduler.gemm_job import GemmUnit
+from cleave.scheduler.reduction import Output
 
 _UNIT = 2.0**-24
 _OUT_UNIT = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
@@ -180,5 +180,5 @@ def placements(ledger: Ledger) -> Iterator[None]:
             ledger.place(self.out, unit)
 
     counted: Callable[[Buffer], Output] = Counted
-    with patch("cleave.transport.live.Output", counted):
+    with patch("cleave.server.runtime.Output", counted):
         yield

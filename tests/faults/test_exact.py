@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.executors import NumpyExecutor, self_check
 from cleave.gemm import Gemm, Span
+from cleave.machine.backends import NumpyExecutor, self_check
 from cleave.planner.plan import DeviceRates, ElementBytes, Residency
 from tests.faults.exact import FullDepthPlanner, InvariantExecutor
 

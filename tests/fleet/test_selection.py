@@ -8,10 +8,10 @@ import pytest
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.executors import NumpyExecutor
-from cleave.fleet.fleet import Fleet, Side
-from cleave.fleet.selection import Decision, Selector, measure_ps, summarise
+from cleave.fleet.fleet import Multiplier, Side
+from cleave.fleet.selection import Decision, SelectiveFleet, Selector, measure_ps, summarise
 from cleave.gemm import Gemm
+from cleave.machine.backends import NumpyExecutor
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
 from profiles.fleet_device import FleetDevice
@@ -73,7 +73,7 @@ def test_the_summary_counts_and_adds_up() -> None:
     assert summary.reasons[0].startswith("10 times 1x2x3 bf16")
 
 
-def _multiply(fleet: Fleet) -> None:
+def _multiply(fleet: Multiplier) -> None:
     rng = np.random.default_rng(0)
     a = rng.standard_normal((30, 20)).astype(np.float32)
     b = rng.standard_normal((25, 20)).astype(np.float32)
@@ -86,17 +86,18 @@ def _multiply(fleet: Fleet) -> None:
 def test_a_fleet_keeps_what_is_faster_here(bytes_per_s: float, blocks: int) -> None:
     profile = FleetDevice("test", 1e15, bytes_per_s, bytes_per_s, 0.0, 2**30)
     with cleave.emulated([profile]) as fleet:
-        fleet.selector = _selector(1e-3)
-        _multiply(fleet)
+        selective = SelectiveFleet(fleet, fleet, _selector(1e-3), keep=True)
+        _multiply(selective)
         assert (fleet.counters().blocks > 0) is bool(blocks)
-        assert sum(fleet.decisions.values()) == 1
+        assert (selective.kept().gemms, selective.kept().total) == (1 - blocks, 1)
 
 
 def test_what_would_have_been_kept_is_known_without_keeping_it() -> None:
     profile = FleetDevice("test", 1e15, 1e3, 1e3, 0.0, 2**30)
     with cleave.emulated([profile]) as fleet:
-        _multiply(fleet)
+        selective = SelectiveFleet(fleet, fleet, _selector(1e-3), keep=False)
+        _multiply(selective)
         assert fleet.counters().blocks
-        summary = fleet.would_keep(_selector(1e-3))
+        summary = selective.kept()
         assert (summary.gemms, summary.total) == (1, 1)
         assert summary.saves_s > 0

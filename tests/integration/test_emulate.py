@@ -24,17 +24,17 @@ from typer.testing import CliRunner
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.executors import NumpyExecutor
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet, GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
+from cleave.machine.backends import NumpyExecutor
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
+from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, train
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.serve import ServedFleet
 from cleave_cli.emulate_real_time import watched
 from cleave_cli.main import app
 from emulator.realtime import RealTimeCounters, RealTimeFleet

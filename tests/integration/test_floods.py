@@ -17,11 +17,11 @@ import cleave
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.server.access import Access
-from cleave.server.store import Store
-from cleave.transport.door import ConnectionLimits
+from cleave.server.auth.access import Access
+from cleave.server.fleet_server import ServedFleet
+from cleave.server.store.store import Store
+from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.serve import ServedFleet
 from tests.integration.processes import PATIENCE_S, started
 from tests.integration.test_security import (
     DEVICE,

@@ -14,13 +14,13 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 import cleave
-from cleave.device.executors import NumpyExecutor
+from cleave.device.compute_thread import ExecutorComputer
+from cleave.machine.backends import NumpyExecutor
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message
-from cleave.transport.computer import ExecutorComputer
+from cleave.server.fleet_server import ServedFleet
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.serve import ServedFleet
 from tests.fuzzing import HELLO, UNSTATED, Mutator
 from tests.integration.processes import PATIENCE_S
 from tests.integration.test_verification import device, multiply

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import cleave
-from cleave.server.pages import Pages
-from cleave.transport.door import ConnectionLimits
-from cleave.transport.serve import ServedFleet
+from cleave.server.fleet_server import ServedFleet
+from cleave.server.http.pages import Pages
+from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.tls import Security, TlsMode
 from tests.integration.processes import PATIENCE_S
 

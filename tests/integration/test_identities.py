@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.core import Compute
-from cleave.device.executors import NumpyExecutor
+from cleave.device.compute_thread import Computer, ExecutorComputer, Outcome
+from cleave.device.session import DeviceSession, RefusedError, device_hello
 from cleave.fleet.fleet import Fleet, Side
-from cleave.fleet.probe import FIRST_ID
+from cleave.machine.backends import NumpyExecutor
+from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
-from cleave.server.office import Office, open_office
-from cleave.transport.computer import Computer, ExecutorComputer, Outcome
-from cleave.transport.join import DeviceSession, RefusedError, device_hello
+from cleave.scheduler.probe import FIRST_ID
+from cleave.server.app import Office, open_office
+from cleave.server.fleet_server import ServedFleet, serve
+from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.opening import open_connection
-from cleave.transport.serve import ServedFleet, serve
 from tests.disks import small_disk
 from tests.integration.processes import (
     CLEAVE,

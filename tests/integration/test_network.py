@@ -21,23 +21,23 @@ from websockets.sync.client import connect
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.executors import NumpyExecutor
+from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError, UsageError
-from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.machine.backends import NumpyExecutor
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
+from cleave.scheduler.session_manager import Coordinator
+from cleave.server.fleet_server import ServedFleet
+from cleave.server.runtime import LiveShell
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import Setting, train
-from cleave.transport.computer import ExecutorComputer
 from cleave.transport.connection import memory_link
-from cleave.transport.join import DeviceSession, device_hello
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.live import LiveShell
-from cleave.transport.serve import ServedFleet
 from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 import cleave
 from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
-from cleave.transport.serve import ServedFleet
-from cleave.transport.tile_timer import SessionTimer
+from cleave.server.fleet_server import ServedFleet
 from cleave_cli.main import app
 from profiles.device_profile import DeviceKind, Origin
 from profiles.library import profile_names
+from profiles.measuring.tile_timer import SessionTimer
 from profiles.performance import Layout
 from profiles.profile_file import read_profile
 from tests.integration.processes import PATIENCE_S, run, started, wait_for_event

@@ -24,21 +24,21 @@ from websockets.typing import Origin
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
+from cleave.device.session import device_hello
 from cleave.errors import CleaveError
-from cleave.fleet.admission import Clearance
 from cleave.fleet.fleet import Fleet, Side
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
+from cleave.scheduler.admission import Clearance
+from cleave.server.fleet_server import ServedFleet
 from cleave.transport import certificate
+from cleave.transport.connect import open_connection
 from cleave.transport.connection import WebSocketConnection
-from cleave.transport.door import ConnectionLimits
-from cleave.transport.join import device_hello
+from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.join_url import JoinUrl, parse_join_url
-from cleave.transport.measure_link import measure_link
-from cleave.transport.opening import open_connection
-from cleave.transport.serve import ServedFleet
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
+from profiles.measuring.link import measure_link
 from tests.integration.processes import CLEAVE, PATIENCE_S, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")

@@ -134,8 +134,8 @@ def test_a_run_folder_holds_what_was_done(job: JobSpec, tmp_path: Path) -> None:
 
 
 def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Path) -> None:
-    from cleave.models.build import build_model
     from cleave.training.tokenizer import default_tokenizer
+    from cleave.workload.models.build import build_model
     from cleave.workload.registry import find_model
 
     spec = find_model("opt-nano")

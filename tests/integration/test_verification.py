@@ -13,18 +13,18 @@ import pytest
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.core import Compute
-from cleave.device.executors import NumpyExecutor
-from cleave.dispatch.work import Unit
+from cleave.device.compute_thread import ExecutorComputer, Outcome
+from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError
-from cleave.fleet.checks import Checks
+from cleave.fleet.block_checks import Checks
 from cleave.fleet.fleet import GemmFuture, Side
-from cleave.fleet.probe import FIRST_ID
-from cleave.transport.computer import ExecutorComputer, Outcome
-from cleave.transport.join import DeviceSession, device_hello
+from cleave.machine.backends import NumpyExecutor
+from cleave.machine.multiplication import Compute
+from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.tasks import Unit
+from cleave.server.fleet_server import ServedFleet
+from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.opening import open_connection
-from cleave.transport.serve import ServedFleet
 from cleave.verify import Judgement
 from tests.integration.processes import PATIENCE_S
 
@@ -139,7 +139,7 @@ def test_a_check_that_breaks_ends_the_work_with_its_reason(
     def broken(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("cleave.fleet.checks.Checks.judge", broken)
+    monkeypatch.setattr("cleave.fleet.block_checks.Checks.judge", broken)
     with (
         cleave.serve() as fleet,
         device(fleet, "honest", ExecutorComputer(NumpyExecutor())),
@@ -160,8 +160,8 @@ def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
             raise MemoryError("no room")
         return whole(kept, future, unit, payload)
 
-    monkeypatch.setattr("cleave.fleet.checks.Checks.judge", breaks_once)
-    monkeypatch.setattr("cleave.transport.live.CHECK_INLINE_FLOPS", inline_flops)
+    monkeypatch.setattr("cleave.fleet.block_checks.Checks.judge", breaks_once)
+    monkeypatch.setattr("cleave.server.runtime.CHECK_INLINE_FLOPS", inline_flops)
     outcomes: list[object] = []
     with (
         cleave.serve() as fleet,

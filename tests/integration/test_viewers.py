@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from cleave.errors import CleaveError, UsageError
-from cleave.server.client import OperatorClient
-from cleave.server.jobs import Jobs
-from cleave.server.office import Office, open_office
+from cleave.server.app import Office, open_office
+from cleave.server.fleet_server import ServedFleet, serve
+from cleave.server.jobs.jobs import Jobs
 from cleave.training.run_job import JobRunner
-from cleave.transport.serve import ServedFleet, serve
+from cleave_cli.operator_client import OperatorClient
 from tests.integration.processes import run, started, wait_for_event
 
 

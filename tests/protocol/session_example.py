@@ -9,19 +9,20 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.device.core import Compute, DeviceCore
-from cleave.device.executors import NumpyExecutor, execute
-from cleave.dispatch.gemm_work import GemmWork, MatrixRef
-from cleave.fleet.admission import OneKey
-from cleave.fleet.coordinator import Coordinator
-from cleave.fleet.orders import Done, Order, Place, Send
-from cleave.fleet.output import Output
+from cleave.device.core import DeviceCore
 from cleave.gemm import Gemm
+from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Drain, Hello, Message, Role
+from cleave.scheduler.admission import OneKey
+from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.instructions import Done, Order, Place, Send
+from cleave.scheduler.reduction import Output
+from cleave.scheduler.session_manager import Coordinator
 
 HELLO: Final = Hello(
     Role.DEVICE,

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave.device.core import Compute, DeviceCore
+from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError, VersionError
+from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode, wire_size
 from cleave.protocol.messages import (

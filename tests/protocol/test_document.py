@@ -14,7 +14,7 @@ from cleave.protocol import features, limits
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Put, Role
-from cleave.server.jobs import JobState
+from cleave.server.jobs.jobs import JobState
 from cleave.training import records
 from cleave.training.job import JobSpec
 from tests.protocol import session_example

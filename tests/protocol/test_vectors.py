@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cleave.device.core import Compute, DeviceCore
-from cleave.device.executors import Executor, NumpyExecutor, TorchExecutor, execute
+from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
+from cleave.machine.backends import Executor, NumpyExecutor, TorchExecutor, execute
+from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode, wire_size
 from cleave.protocol.messages import Message

@@ -14,13 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.errors import UsageError
-from cleave.fleet.admission import MAX_NAME, Admission, Clearance, Contribution, Refusal, clean_name
 from cleave.protocol.messages import ErrorCode, Hello, Role
-from cleave.server.access import MAX_USES, Access
-from cleave.server.attempts import BURST, REFILL_S
-from cleave.server.codes import ALPHABET, CODE_LENGTH, hash_secret, new_code, read_code
-from cleave.server.schema import MIGRATIONS
-from cleave.server.store import Absence, Standing, Store
+from cleave.scheduler.admission import (
+    MAX_NAME,
+    Admission,
+    Clearance,
+    Contribution,
+    Refusal,
+    clean_name,
+)
+from cleave.server.auth.access import MAX_USES, Access
+from cleave.server.auth.codes import ALPHABET, CODE_LENGTH, hash_secret, new_code, read_code
+from cleave.server.auth.rate_limit import BURST, REFILL_S
+from cleave.server.store.schema import MIGRATIONS
+from cleave.server.store.store import Absence, Standing, Store
 from tests.disks import small_disk
 from tests.server.clocks import Clock
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import CleaveError
-from cleave.server.data_folder import DataFolder, FolderInUseError, read_operator_url
+from cleave.server.store.data_folder import DataFolder, FolderInUseError, read_operator_url
 
 
 def test_the_token_is_made_once_and_for_one_reader(tmp_path: Path) -> None:

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from cleave.device.machine import PowerMeter, Sensors
-from cleave.fleet.coordinator import Coordinator
-from cleave.fleet.session import DeviceState, Session
-from cleave.footprint.account import Ps
-from cleave.footprint.grid import load_grid
-from cleave.footprint.meter import Basis, Gap
-from cleave.footprint.run_energy import RunEnergy, run_energy
-from cleave.footprint.typical import load_typical
+from cleave.energy.account import Ps
+from cleave.energy.grid import load_grid
+from cleave.energy.meter import Basis, Gap
+from cleave.energy.run_energy import RunEnergy, run_energy
+from cleave.energy.typical import load_typical
+from cleave.machine.sensors import PowerMeter, Sensors
 from cleave.planner.plan import DeviceRates
-from cleave.server.energy import EnergyMeter
-from cleave.server.job_energy import JobLog, JobMeter
-from cleave.server.own_power import OwnPower
-from cleave.transport.live import LiveShell
+from cleave.scheduler.session import DeviceState, Session
+from cleave.scheduler.session_manager import Coordinator
+from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.job_energy import JobLog, JobMeter
+from cleave.server.jobs.own_power import OwnPower
+from cleave.server.runtime import LiveShell
 from profiles.device_profile import DeviceKind
 from profiles.library import load_profiles
 from profiles.power_limits import believable_j, most_w

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cleave.fleet.admission import Clearance, Refusal
+from cleave.energy.grid import load_grid
+from cleave.energy.typical import load_typical
 from cleave.fleet.fleet import FleetCounters
-from cleave.footprint.grid import load_grid
-from cleave.footprint.typical import load_typical
 from cleave.protocol.messages import ErrorCode
-from cleave.server.energy import EnergyMeter
-from cleave.server.event_log import EventLog
-from cleave.server.jobs import FINAL_STATES, Jobs
-from cleave.server.metrics import Metrics
-from cleave.server.overview import Overview, ServerFacts
+from cleave.scheduler.admission import Clearance, Refusal
+from cleave.server.api.event_log import EventLog
+from cleave.server.api.overview import Overview, ServerFacts
+from cleave.server.http.metrics import Metrics
+from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.jobs import FINAL_STATES, Jobs
 from cleave.training.records import StepRecord, to_dict
 from cleave.transport.http import HttpAnswer, HttpRequest
 from profiles.library import load_profiles

@@ -9,26 +9,26 @@ import msgpack
 import pytest
 
 from cleave.arrays import DType, empty
-from cleave.dispatch.gemm_work import GemmWork, MatrixRef
+from cleave.energy.grid import load_grid
+from cleave.energy.typical import load_typical
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.coordinator import Coordinator
 from cleave.fleet.fleet import FleetCounters
-from cleave.fleet.happenings import EventKind
-from cleave.fleet.orders import Order, Place, Send
-from cleave.footprint.grid import load_grid
-from cleave.footprint.typical import load_typical
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Reply, Role
-from cleave.server import overview as overviews
-from cleave.server.energy import EnergyMeter
-from cleave.server.event_log import EventLog
-from cleave.server.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
-from cleave.server.rates import Look, Rates, Sums
-from cleave.transport.block_times import KEPT, BlockTimes, Lane, Span
+from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.instructions import Order, Place, Send
+from cleave.scheduler.session_manager import Coordinator
+from cleave.server.api import overview as overviews
+from cleave.server.api.event_log import EventLog
+from cleave.server.api.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
+from cleave.server.api.rates import Look, Rates, Sums
+from cleave.server.block_times import KEPT, BlockTimes, Lane, Span
+from cleave.server.jobs.fleet_energy import EnergyMeter
 from profiles.library import load_profiles
 from tests.server.clocks import Clock
 

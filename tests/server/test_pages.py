@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.server.pages import Pages, takes_gzip
+from cleave.server.http.pages import Pages, takes_gzip
 from cleave.transport.http import HttpAnswer, HttpRequest
 
 SCRIPT = b"export const answer = 42;\n" * 100

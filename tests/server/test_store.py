@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cleave.fleet.admission import Contribution
-from cleave.fleet.conduct import Conduct
-from cleave.server.schema import MIGRATIONS
-from cleave.server.store import (
+from cleave.scheduler.admission import Contribution
+from cleave.scheduler.conduct import Conduct
+from cleave.server.store.schema import MIGRATIONS
+from cleave.server.store.store import (
     CODES_KEPT_S,
     Absence,
     DeviceRecord,
@@ -258,7 +258,7 @@ _WRITES_FOR_EVER = """
 import sys
 from pathlib import Path
 from itertools import count
-from cleave.server.store import Store
+from cleave.server.store.store import Store
 store = Store(Path(sys.argv[1]))
 for number in count(1):
     store.fault(1, "wrong", 1.0, float(number))

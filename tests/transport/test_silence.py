@@ -9,17 +9,17 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
-from cleave.device.executors import NumpyExecutor
+from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.session import DeviceSession, device_hello
+from cleave.machine.backends import NumpyExecutor
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, encode
-from cleave.transport.computer import ExecutorComputer
 from cleave.transport.connection import (
     ConnectionLostError,
     MemoryConnection,
     WebSocketConnection,
     memory_link,
 )
-from cleave.transport.join import DeviceSession, device_hello
 
 PATIENCE_S = 30
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.device.executors import NumpyExecutor
 from cleave.gemm import Block, Span, Tile, TileCut, even_cuts, wavefront
+from cleave.machine.backends import NumpyExecutor
 from cleave.verify import Fault, GemmCheck, Judgement
 
 DTYPES = [

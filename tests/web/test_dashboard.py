@@ -17,7 +17,7 @@ pytest.importorskip("playwright.sync_api")
 
 from playwright.sync_api import Browser, Page, expect
 
-from cleave.server.pages import Pages
+from cleave.server.http.pages import Pages
 from tests.integration.processes import (
     PATIENCE_S,
     run,

@@ -12,7 +12,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
 
 from benchmarks.dashboard_feed import made_up, serving  # noqa: E402
-from cleave.server.pages import Pages  # noqa: E402
+from cleave.server.http.pages import Pages  # noqa: E402
 from tests.web.browser import CHROMIUM  # noqa: E402
 from tests.web.watched import Watched, serious_findings, watched  # noqa: E402
 

@@ -1,0 +1,109 @@
+"""What a device keeps between sessions: the credential that a server gave it for a join code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cleave.errors import CleaveError
+from cleave.transport.connect import plain_reason
+from cleave.transport.join_url import JoinUrl
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCredential:
+    """One device's credential for one server.
+
+    Attributes:
+        server: the server's id, as its `welcome` told it.
+        name: of the device; a machine that is several devices of a server has several names.
+        address: where the server was.
+        credential: what `hello` carries from now on.
+    """
+
+    server: str
+    name: str
+    address: str
+    credential: str
+
+
+class SavedCredentials:
+    """The credentials in a folder, one in a file, which only its owner can read.
+
+    Args:
+        folder: made when the first is saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, target: JoinUrl, name: str) -> str:
+        """The credential for a server, by its id where the URL tells it, else by its address.
+
+        Returns an empty text where there is none. A file that cannot be read is no credential: the
+        server will say what is missing, and a new join code mends it.
+        """
+        for path in sorted(self.folder.glob("*.json")):
+            saved = _read(path)
+            if saved is None or saved.name != name:
+                continue
+            if (
+                (saved.server == target.server)
+                if target.server
+                else saved.address == target.address
+            ):
+                return saved.credential
+        return ""
+
+    def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
+        """What `hello` carries as `credential` and `join_code`: ours, with the URL's in reserve."""
+        saved = self.find(target, name)
+        return (saved, target.credential) if saved else (target.credential, "")
+
+    def save(self, credential: SavedCredential) -> None:
+        """Keep a credential; an earlier one for the same server and name is replaced.
+
+        Raises:
+            CleaveError: when it cannot be written.
+        """
+        # A server chooses its id freely, so it is hashed, like the name, to be a file's name.
+        key = f"{credential.server}\0{credential.name}".encode()
+        path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
+        fresh = path.with_suffix(f".{secrets.token_hex(4)}.new")
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(
+                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
+            ) as file:
+                json.dump(asdict(credential), file)
+            fresh.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                fresh.unlink()
+            raise CleaveError(
+                f"the credential of this device cannot be kept in {self.folder} "
+                f"({plain_reason(error)}): it will need a new join code after this session"
+            ) from None
+
+
+def _read(path: Path) -> SavedCredential | None:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return SavedCredential(**{key: str(value) for key, value in values.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's devices keep credentials: in $CLEAVE_STATE, or the system's own place."""
+    if chosen := environment.get("CLEAVE_STATE"):
+        return Path(chosen) / "credentials"
+    from platformdirs import user_state_path
+
+    return user_state_path("cleave", appauthor=False) / "credentials"

@@ -1,0 +1,335 @@
+"""Whether the owner needs the machine: when it was last used, its power supply, its temperature.
+
+Linux is read from `/sys`, `/dev` and logind, macOS from `ioreg` and `pmset`, Windows from its
+kernel. What a system does not show is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from cleave.device.host.policy import Condition, Observation, Policy
+from cleave.errors import UsageError
+
+Runner: TypeAlias = Callable[[Sequence[str]], str | None]
+"""Runs a command; its output, or None when there is no such command or it fails."""
+
+_PLAUSIBLE_C: Final = (1.0, 125.0)  # sensors that are not connected show 0, -273 or 127
+_CPU_SENSORS: Final = re.compile(
+    r"coretemp|k10temp|zenpower|x86_pkg_temp|cpu|soc|package", re.IGNORECASE
+)
+
+
+class Sensors(Protocol):
+    """What can be seen of a machine; None for what it does not show."""
+
+    def idle_s(self) -> float | None:
+        """Seconds since somebody used it."""
+        ...
+
+    def charging(self) -> bool | None:
+        """Whether it is plugged in; True where there is no battery."""
+        ...
+
+    def temperature_c(self) -> float | None:
+        """The hottest sensor of the processor, else of the machine."""
+        ...
+
+
+def observe(sensors: Sensors, policy: Policy, hour: float | None = None) -> Observation:
+    """Look at what the policy depends on, and at nothing else.
+
+    Args:
+        hour: of the day; the local clock's unless given.
+    """
+    now = time.localtime()
+    return Observation(
+        hour=now.tm_hour + now.tm_min / 60 if hour is None else hour,
+        idle_s=sensors.idle_s() if Condition.IDLE in policy.when else None,
+        charging=sensors.charging() if Condition.CHARGING in policy.when else None,
+        temperature_c=None if policy.max_temperature_c is None else sensors.temperature_c(),
+    )
+
+
+def this_machine() -> Sensors:
+    """The sensors of the system that this runs on."""
+    if sys.platform == "darwin":
+        return MacSensors()
+    if sys.platform == "win32":
+        return WindowsSensors(ctypes.windll.kernel32, ctypes.windll.user32)
+    return LinuxSensors()
+
+
+def run_command(command: Sequence[str]) -> str | None:
+    """See `Runner`; gives up after some seconds."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def total_memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not tell."""
+    if sys.platform == "win32":
+        return None
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def step_aside(niceness: int = 10) -> None:
+    """Let every other program of this machine go first, where the system knows such an order."""
+    if sys.platform != "win32":
+        os.nice(max(0, niceness - os.nice(0)))
+
+
+def cores_to_lend(count: int) -> list[int]:
+    """So many cores by number, the last ones: the first serve the devices of the machine.
+
+    Raises:
+        UsageError: when there are not that many.
+    """
+    if sys.platform == "linux":
+        usable = sorted(os.sched_getaffinity(0))
+    else:
+        usable = list(range(os.cpu_count() or 1))
+    if not 1 <= count <= len(usable):
+        raise UsageError(f"--cores {count} is not there; this machine has {len(usable)} to give")
+    return usable[-count:]
+
+
+def keep_to_cores(count: int) -> bool:
+    """Keep this process to some cores, see `cores_to_lend`.
+
+    To be called before libraries start their threads, which inherit it.
+
+    Returns:
+        Whether the system does that (Linux does); where not, only the number of threads limits it.
+
+    Raises:
+        UsageError: when there are not that many.
+    """
+    kept = cores_to_lend(count)
+    if sys.platform != "linux":
+        return False
+    os.sched_setaffinity(0, kept)
+    return True
+
+
+class LinuxSensors:
+    """Linux.
+
+    Last use is asked of `xprintidle`, where there is an X display, else of logind; where neither
+    answers, it is the last input of a terminal, unless there is a graphical session, of which
+    terminals know nothing.
+
+    Args:
+        root: of the file system.
+        run, clock, environment: the machine's own unless given.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        run: Runner = run_command,
+        clock: Callable[[], float] = time.time,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._root = root
+        self._run = run
+        self._clock = clock
+        self._environment = environment
+
+    def idle_s(self) -> float | None:
+        """See `Sensors.idle_s`: the least of all sessions, local and remote."""
+        screen_s = self._screen_idle_s()
+        sessions = self._sessions()
+        idle = [] if screen_s is None else [screen_s]
+        for session in sessions or []:
+            idle_s = self._session_idle_s(session, by_display=screen_s is not None)
+            idle += [] if idle_s is None else [idle_s]
+        if idle:
+            return min(idle)
+        if sessions is None and self._has_graphical_session():
+            return None
+        return self._terminals_idle_s()  # there are no others, or nobody is logged in
+
+    def charging(self) -> bool | None:
+        """See `Sensors.charging`."""
+        online, discharging = [], []
+        for supply in sorted((self._root / "sys/class/power_supply").glob("*")):
+            if _read(supply / "scope") == "Device":  # the battery of a mouse
+                continue
+            match _read(supply / "type"):
+                case "Mains" | "USB":
+                    online.append(_read(supply / "online") == "1")
+                case "Battery":
+                    discharging.append(
+                        {"Discharging": True, "Unknown": None}.get(
+                            _read(supply / "status") or "Unknown", False
+                        )
+                    )
+        if not discharging:
+            return True
+        if online:
+            return any(online)
+        return None if None in discharging else not any(discharging)
+
+    def temperature_c(self) -> float | None:
+        """See `Sensors.temperature_c`."""
+        sensors = [
+            (_read(zone / "type") or "", _read(zone / "temp"))
+            for zone in (self._root / "sys/class/thermal").glob("thermal_zone*")
+        ]
+        for chip in (self._root / "sys/class/hwmon").glob("hwmon*"):
+            name = _read(chip / "name") or ""
+            sensors += [(name, _read(path)) for path in chip.glob("temp*_input")]
+        shown = [(name, float(text) / 1000) for name, text in sensors if text and _is_number(text)]
+        shown = [(name, t) for name, t in shown if _PLAUSIBLE_C[0] <= t <= _PLAUSIBLE_C[1]]
+        of_cpu = [t for name, t in shown if _CPU_SENSORS.search(name)]
+        return max(of_cpu or [t for _, t in shown], default=None)
+
+    def _screen_idle_s(self) -> float | None:
+        if not self._environment.get("DISPLAY"):
+            return None
+        text = self._run(["xprintidle"])
+        return float(text) / 1000 if text and _is_number(text) else None
+
+    def _sessions(self) -> list[dict[str, str]] | None:
+        """Properties of the users' sessions, by logind; None when it does not answer."""
+        listed = self._run(["loginctl", "list-sessions", "--no-legend"])
+        if listed is None:
+            return None
+        names = [line.split()[0] for line in listed.splitlines() if line.split()]
+        if not names:
+            return []
+        wanted = ("Class", "Type", "IdleHint", "IdleSinceHint")
+        shown = self._run(
+            ["loginctl", "show-session", *names, *(f"--property={name}" for name in wanted)]
+        )
+        if shown is None:
+            return None
+        sessions = [
+            dict(line.partition("=")[::2] for line in block.splitlines())
+            for block in shown.strip().split("\n\n")
+        ]
+        return [s for s in sessions if s.get("Class") == "user"]  # no greeter, no service
+
+    def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
+        """Since its last use; None for one that nobody sits at, or of which the display tells."""
+        since = session.get("IdleSinceHint", "")
+        since_s = int(since) / 1e6 if since.isdigit() else 0.0
+        idle_s = max(0.0, self._clock() - since_s)
+        if session.get("Type") in ("x11", "wayland", "mir"):
+            # Desktops say that they are idle after a delay of their own, and when that ended.
+            return None if by_display else idle_s if session.get("IdleHint") == "yes" else 0.0
+        return idle_s if session.get("Type") == "tty" and since_s else None  # of its last input
+
+    def _has_graphical_session(self) -> bool:
+        sockets = [*self._root.glob("tmp/.X11-unix/X*"), *self._root.glob("run/user/*/wayland-*")]
+        shown = {"DISPLAY", "WAYLAND_DISPLAY"} & self._environment.keys()
+        return bool(sockets or shown)
+
+    def _terminals_idle_s(self) -> float | None:
+        """Since the last input of any terminal: the access time of its device."""
+        used = []
+        for folder, pattern in (("dev", "tty[0-9]*"), ("dev/pts", "[0-9]*")):
+            for terminal in (self._root / folder).glob(pattern):
+                try:
+                    used.append(terminal.stat().st_atime)
+                except OSError:  # closed meanwhile
+                    continue
+        return max(0.0, self._clock() - max(used)) if used else None
+
+
+class MacSensors:
+    """macOS: `ioreg` and `pmset`; it shows no temperature to ordinary users."""
+
+    def __init__(self, run: Runner = run_command) -> None:
+        self._run = run
+
+    def idle_s(self) -> float | None:
+        """See `Sensors.idle_s`."""
+        text = self._run(["ioreg", "-r", "-d", "1", "-c", "IOHIDSystem"])
+        found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text or "")
+        return int(found[1]) / 1e9 if found else None
+
+    def charging(self) -> bool | None:
+        """See `Sensors.charging`."""
+        text = self._run(["pmset", "-g", "batt"])
+        if not text:
+            return None
+        return "'AC Power'" in text
+
+    def temperature_c(self) -> float | None:
+        """See `Sensors.temperature_c`."""
+        return None
+
+
+class _LastInput(ctypes.Structure):
+    _fields_ = (("cbSize", ctypes.c_uint), ("dwTime", ctypes.c_uint32))
+
+
+class _PowerStatus(ctypes.Structure):
+    _fields_ = (
+        ("ACLineStatus", ctypes.c_ubyte),
+        ("BatteryFlag", ctypes.c_ubyte),
+        ("BatteryLifePercent", ctypes.c_ubyte),
+        ("SystemStatusFlag", ctypes.c_ubyte),
+        ("BatteryLifeTime", ctypes.c_uint32),
+        ("BatteryFullLifeTime", ctypes.c_uint32),
+    )
+
+
+class WindowsSensors:
+    """Windows; it shows no temperature to ordinary users.
+
+    Args:
+        kernel32, user32: its libraries.
+    """
+
+    def __init__(self, kernel32: Any, user32: Any) -> None:
+        self._kernel32 = kernel32
+        self._user32 = user32
+
+    def idle_s(self) -> float | None:
+        """See `Sensors.idle_s`: of the session that this runs in."""
+        last = _LastInput(cbSize=ctypes.sizeof(_LastInput))
+        if not self._user32.GetLastInputInfo(ctypes.byref(last)):
+            return None
+        # Both count milliseconds in 32 bits, and start anew after 49 days.
+        return float((self._kernel32.GetTickCount() - last.dwTime) % 2**32) / 1000
+
+    def charging(self) -> bool | None:
+        """See `Sensors.charging`."""
+        status = _PowerStatus()
+        if not self._kernel32.GetSystemPowerStatus(ctypes.byref(status)):
+            return None
+        if status.BatteryFlag != 255 and status.BatteryFlag & 128:  # there is no battery
+            return True
+        return {0: False, 1: True}.get(status.ACLineStatus)
+
+    def temperature_c(self) -> float | None:
+        """See `Sensors.temperature_c`."""
+        return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):  # not there, or a sensor that is asleep
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) is not None

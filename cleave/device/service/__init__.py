@@ -1,0 +1,1 @@
+"""Starting `cleave join` with the machine: systemd and launchd."""

@@ -1,0 +1,319 @@
+"""The device's shell: one connection, a device core, and a computer beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cleave.arrays import DType
+from cleave.device.compute_thread import Computer, Outcome
+from cleave.device.core import Action, DeviceCore
+from cleave.errors import CleaveError, ProtocolError, VersionError
+from cleave.machine.memory import IDLE_BYTES
+from cleave.machine.multiplication import Compute
+from cleave.protocol import features, limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.coming_back import least_wait_s
+from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.transport.connection import Connection, ConnectionLostError
+from profiles.device_profile import DeviceKind
+
+VERSIONS: Final = (limits.VERSION,)
+"""Of the protocol, that a device speaks."""
+
+_ANSWER_S: Final = 60.0
+"""How long the PS may take to answer: what it sends first may be long, on a slow link."""
+
+
+class RefusedError(CleaveError):
+    """The server ended the session with an error.
+
+    Attributes:
+        code: which.
+        comes_back_s: when the device may be welcome, at the soonest; None for never.
+        for_good: whether it would do so again: credential, version, quarantine, a second session.
+    """
+
+    def __init__(self, error: messages.Error) -> None:
+        super().__init__(f"the server refused this device: {error.message}")
+        self.code = error.code
+        self.comes_back_s = least_wait_s(error)
+        self.for_good = self.comes_back_s is None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """How a device session is doing, for whoever shows it."""
+
+    device: int
+    blocks: int
+    flops: int
+    received_bytes: int
+    sent_bytes: int
+
+
+TELEMETRY_S: Final = 30.0
+"""How often a device says what it measured of itself."""
+
+
+class DeviceSession:
+    """One device on one connection.
+
+    Args:
+        connection: to the PS.
+        computer: what multiplies.
+        hello: what the device says of itself.
+        on_ready: called once the PS has welcomed the device.
+        on_idle: called, once a second at most, when it has dropped what it held.
+        on_welcome: called with the PS's welcome, which may hold a credential to keep.
+        telemetry: read every `TELEMETRY_S` in a thread; the PS is told what it says, if anything.
+        silence_s: after so long without a message the PS is asked whether it is there.
+
+    Attributes:
+        bye: the PS's, once it ended the session on purpose.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        computer: Computer,
+        hello: messages.Hello,
+        on_ready: Callable[[int], None] | None = None,
+        on_idle: Callable[[], None] | None = None,
+        on_welcome: Callable[[messages.Welcome], None] | None = None,
+        telemetry: Callable[[], dict[str, float]] | None = None,
+        *,
+        silence_s: float = limits.SILENCE_S,
+    ) -> None:
+        self._telemetry = telemetry
+        self._receiving: asyncio.Task[str] | None = None
+        self._beside: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None
+        self._tells = False
+        self.core = DeviceCore(hello.memory_bytes)
+        self.bye: messages.Bye | None = None
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self._connection = connection
+        self._computer = computer
+        self._hello = hello
+        self._on_ready = on_ready or (lambda _: None)
+        self._on_idle = on_idle or (lambda: None)
+        self._on_welcome = on_welcome or (lambda _: None)
+        self._idled_s = 0.0
+        self._outbox: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._ending = False
+        self._silence_s = silence_s
+        self._heard_s = time.monotonic()
+        self._vanished = False
+
+    @property
+    def status(self) -> DeviceStatus:
+        """A snapshot."""
+        welcome = self.core.welcome
+        return DeviceStatus(
+            welcome.device if welcome else 0,
+            self.core.blocks,
+            self.core.flops,
+            self.received_bytes,
+            self.sent_bytes,
+        )
+
+    @property
+    def comes_back_s(self) -> float | None:
+        """After how long at least the device may come back; None where the PS is done with it."""
+        return 0.0 if self.bye is None else least_wait_s(self.bye)
+
+    def drain(self) -> None:
+        """Take nothing new, answer what is there, then end. Call it in the session's loop."""
+        self._act(self.core.drain())
+
+    async def run(self) -> str:
+        """Serve until the session ends; returns why.
+
+        Raises:
+            CleaveError: when the PS refuses the device.
+        """
+        receiving = self._receiving = asyncio.create_task(self._receive_all())
+        sending = self._begin(self._send_all())
+        self._begin(self._heartbeat())
+        self._begin(self._watch())
+        self._send(self._hello)
+        try:
+            return await receiving
+        except asyncio.CancelledError:
+            if self._failure is None:
+                raise
+            raise self._failure from None
+        except ConnectionLostError as error:
+            if self.core.welcome is None:
+                raise CleaveError(f"the server closed the connection: {error}") from None
+            return "the server does not answer any more" if self._vanished else str(error)
+        except ProtocolError as error:
+            another = isinstance(error, VersionError)
+            code = ErrorCode.VERSION if another else ErrorCode.PROTOCOL
+            self._send(messages.Error(code, str(error), versions=VERSIONS if another else ()))
+            self._ending = True
+            await asyncio.wait([sending], timeout=1.0)
+            raise
+        finally:
+            tasks = (receiving, *self._beside)
+            for task in tasks:
+                task.cancel()
+            self._computer.close()
+            await self._connection.close()
+            await asyncio.wait(tasks)
+
+    def _begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside receiving; where it fails, the session does."""
+
+        def over(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._failure = error
+                if self._receiving is not None:
+                    self._receiving.cancel()
+
+        task = asyncio.create_task(job)
+        task.add_done_callback(over)
+        self._beside.append(task)
+        return task
+
+    async def _receive_all(self) -> str:
+        while True:
+            timeout_s = None if self.core.welcome else limits.HANDSHAKE_S
+            try:
+                async with asyncio.timeout(timeout_s):
+                    data = await self._connection.receive()
+            except TimeoutError:
+                raise CleaveError(
+                    f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
+                ) from None
+            self._heard_s = time.monotonic()
+            self.received_bytes += len(data)
+            message = decode(data)
+            match message:
+                case messages.Bye():
+                    self.bye = message
+                    return message.reason or "the server said bye"
+                case messages.Error():
+                    raise RefusedError(message)
+                case messages.Welcome():
+                    self._on_welcome(message)
+                    self._act(self.core.received(message))
+                    self._on_ready(message.device)
+                    if self._telemetry is not None and not self._tells:
+                        self._tells = True
+                        self._begin(self._tell(self._telemetry))
+                case _:
+                    self._act(self.core.received(message))
+                    if isinstance(message, messages.Drop):
+                        self._notice_idle()
+
+    def _notice_idle(self) -> None:
+        now_s = time.monotonic()
+        held = self.core.occupied_bytes
+        if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:
+            self._idled_s = now_s
+            self._on_idle()
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Compute):
+                self._computer.start(action, self._answer)
+            else:
+                self._send(action)
+
+    def _answer(self, order: Compute, outcome: Outcome) -> None:
+        if isinstance(outcome, str):
+            self._act(self.core.failed(order.run, outcome))
+        else:
+            self._act(self.core.computed(order.run, *outcome))
+
+    def _send(self, message: Message) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    async def _send_all(self) -> None:
+        try:
+            while True:
+                while self._outbox:
+                    self.sent_bytes += await self._connection.send(encode(self._outbox.popleft()))
+                if self._ending:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        except ConnectionLostError:
+            return  # the receiving side learns it too, and says so
+
+    async def _watch(self) -> None:
+        """End the session when the PS is gone without a word.
+
+        It may have nothing to say for long, but answers when asked. Where its machine or the
+        network vanished, the system would take what is sent for a quarter of an hour.
+        """
+        with suppress(ConnectionLostError):  # the receiving side learns it too
+            while True:
+                heard_s = self._heard_s
+                wait_s = heard_s + self._silence_s - time.monotonic()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                elif await self._connection.answers(_ANSWER_S):
+                    self._heard_s = time.monotonic()
+                elif self._heard_s == heard_s:
+                    self._vanished = True
+                    await self._connection.close()
+                    return
+
+    async def _tell(self, telemetry: Callable[[], dict[str, float]]) -> None:
+        while True:
+            values = await asyncio.to_thread(telemetry)
+            if values:
+                self._send(messages.Telemetry(values))
+            await asyncio.sleep(TELEMETRY_S)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            welcome = self.core.welcome
+            every_s = welcome.heartbeat_s if welcome else limits.HEARTBEAT_S
+            await asyncio.sleep(max(0.1, every_s / 2))
+            if welcome is not None:
+                # Ahead of results: on a slow uplink those may take longer than the PS waits.
+                self._outbox.appendleft(messages.Heartbeat())
+                self._wake.set()
+
+
+def device_hello(
+    *,
+    credential: str,
+    name: str,
+    memory_bytes: int,
+    flops_per_s: float = 0.0,
+    downlink_bytes_per_s: float = 0.0,
+    uplink_bytes_per_s: float = 0.0,
+    join_code: str = "",
+    profile: str = "",
+    kind: DeviceKind | None = None,
+) -> messages.Hello:
+    """The hello of this machine as a device. Rates of 0, and a kind of None, mean unknown."""
+    return messages.Hello(
+        role=Role.DEVICE,
+        credential=credential,
+        join_code=join_code,
+        name=name,
+        ops=(Op.MATMUL.value,),
+        dtypes=tuple(dtype.value for dtype in DType),
+        memory_bytes=memory_bytes,
+        flops_per_s=flops_per_s,
+        downlink_bytes_per_s=downlink_bytes_per_s,
+        uplink_bytes_per_s=uplink_bytes_per_s,
+        profile=profile,
+        kind=kind.value if kind else "",
+        versions=VERSIONS,
+        features=features.ALL,
+    )

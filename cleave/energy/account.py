@@ -1,0 +1,337 @@
+"""The energy and carbon of a run: on a fleet, or on a GPU in a data centre. Pure numbers.
+
+Fleet, over its devices (`meter` has E_device), in joules:
+
+    E = sum E_device supply + network b + E_ps
+
+with b = b_down + b_up the bytes that cross the network, where one end of each is the PS, and
+`supply` the energy at the socket over that used (1 where a power was measured at the wall).
+Data centre, with g GPUs of power P for t seconds:
+
+    E = PUE (1 + host_share) g P t
+
+Carbon is in `carbon`. Two views of it, since the choice decides the conclusion: *attributed* counts
+the share of making the devices that falls to the run, *sunk cost* does not, for devices that exist
+anyway have been made. Formulae after arXiv 2507.01803 and baselines named in `assumptions.toml`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cleave.energy.assumptions import Assumptions
+from cleave.energy.carbon import embodied_gco2e, operational_gco2e
+from cleave.energy.meter import Basis, Gap, parts_of
+from cleave.energy.typical import KnownPower, Typical
+from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """What devices of one profile did, in sum.
+
+    Attributes:
+        profile: that they state; empty, or one that nobody knows, leaves their energy unknown but
+            for what follows.
+        devices: how many.
+        present_s, compute_s: connected, and multiplying.
+        radio_s: receiving and sending, each counted.
+        down_bytes, up_bytes: received, sent.
+        active_power_w: drawn by multiplying, above what they draw anyway, as somebody states it;
+            stands in where a profile's power is unknown.
+        network_bytes: that cross the network; None: `down_bytes + up_bytes`, all with the PS. What
+            goes from device to device is in both of these, and crosses once.
+        measured_j: what they measured themselves, all of them; None for devices that do not.
+        kind: as they say; counts where nobody knows the profile.
+        flops_per_s: of the fastest of them; classes of a kind stand in for no faster devices.
+    """
+
+    profile: str
+    devices: int
+    present_s: float
+    compute_s: float
+    radio_s: float
+    down_bytes: float
+    up_bytes: float
+    active_power_w: float | None = None
+    measured_j: float | None = None
+    network_bytes: float | None = None
+    kind: DeviceKind | None = None
+    flops_per_s: float = 0.0
+
+    def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
+        """Of their profile, else as they say."""
+        profile = profiles.get(self.profile)
+        return profile.kind if profile is not None else self.kind
+
+    @property
+    def crossing_bytes(self) -> float:
+        """Bytes that cross the network, each counted once."""
+        both = self.down_bytes + self.up_bytes
+        return both if self.network_bytes is None else self.network_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSpell:
+    """What GPUs of a data centre did.
+
+    Attributes:
+        time_s: of the run.
+        gpus: at work all that time.
+    """
+
+    profile: DeviceProfile
+    time_s: float
+    gpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What went into one thing.
+
+    Attributes:
+        energy_j: None where it is unknown; it is not in any sum then.
+    """
+
+    name: str
+    energy_j: float | None
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a run cost.
+
+    Attributes:
+        parts: of its energy.
+        operational_gco2e: of its electricity; None where the grid is unknown.
+        embodied_gco2e: of making what it used, its share.
+        devices, devices_unknown: how many there were, and whose energy is unknown.
+        embodied_unknown: how many devices' making is unknown: not in `embodied_gco2e`.
+        assumed: texts.
+    """
+
+    parts: tuple[Part, ...]
+    operational_gco2e: float | None
+    embodied_gco2e: float
+    devices: int
+    devices_unknown: int = 0
+    embodied_unknown: int = 0
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def energy_j(self) -> float:
+        """Of all that is known."""
+        return sum(part.energy_j for part in self.parts if part.energy_j is not None)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every device's energy is in it."""
+        return self.devices_unknown == 0
+
+    @property
+    def attributed_gco2e(self) -> float | None:
+        """Electricity and the share of making what was used."""
+        if self.operational_gco2e is None:
+            return None
+        return self.operational_gco2e + self.embodied_gco2e
+
+
+@dataclass(frozen=True, slots=True)
+class Ps:
+    """The energy of the parameter server, and how it was come by."""
+
+    energy_j: float | None = None
+    basis: Basis = Basis.UNKNOWN
+
+
+def fleet_footprint(
+    spells: Sequence[Spell],
+    profiles: Mapping[str, DeviceProfile],
+    typical: Typical,
+    assumptions: Assumptions,
+    gco2e_per_kwh: float | None,
+    ps: Ps | None = None,
+) -> Footprint:
+    """What a run on a fleet cost.
+
+    Args:
+        spells: what its devices did.
+        profiles: by name.
+        typical: what stands in where these are silent.
+        gco2e_per_kwh: of the electricity of devices, network and PS; None where nobody said.
+        ps: its energy; unknown unless given.
+    """
+    compute_j = idle_j = radio_j = supply_j = measured_j = embodied_g = 0.0
+    unknown = unmade = measured = 0
+    gaps: Counter[Gap] = Counter()
+    standing_in: Counter[DeviceKind] = Counter()
+    for spell in spells:
+        profile = profiles.get(spell.profile)
+        kind = spell.kind_by(profiles)
+        known = _power_of(spell, profile, typical)
+        ratio = _supply(kind, assumptions) if kind is not None else 1.0
+        if spell.measured_j is not None:
+            measured += spell.devices
+            measured_j += spell.measured_j
+            supply_j += spell.measured_j * (ratio - 1)
+        elif known.power is None:
+            unknown += spell.devices
+        else:
+            computing_s = min(spell.compute_s, spell.present_s)
+            parts = parts_of(known.power, spell.present_s, computing_s, spell.radio_s)
+            compute_j += parts.compute_j
+            idle_j += parts.idle_j
+            radio_j += parts.radio_j
+            # What a meter at the socket showed has the loss in it; the radio's share was added.
+            lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
+            supply_j += lossy_j * (ratio - 1)
+            gaps.update(dict.fromkeys(_gaps(known), spell.devices))
+        own = profile.embodied if profile is not None else None
+        made_g = None
+        if kind is not None:
+            made_g = _making(kind, own, spell.present_s, assumptions)
+        if kind is None or made_g is None:
+            unmade += spell.devices
+        else:
+            embodied_g += made_g
+            if own is None:
+                standing_in[kind] += spell.devices
+    nbytes = sum(spell.crossing_bytes for spell in spells)
+    network_j = nbytes * assumptions.network_j_per_byte.value
+    ps = ps or Ps()
+    modelled = Basis.MODELLED
+    measured_part = [Part(_MEASURED, measured_j, Basis.MEASURED)] if measured else []
+    found = (
+        *measured_part,
+        Part("devices, multiplying", compute_j, modelled),
+        Part("devices, waiting", idle_j, modelled),
+        Part("devices, radio", radio_j, modelled),
+        Part("chargers and power supplies", supply_j, modelled),
+        Part("network", network_j, modelled),
+        Part("parameter server", ps.energy_j, ps.basis),
+    )
+    energy_j = sum(part.energy_j for part in found if part.energy_j is not None)
+    devices = sum(spell.devices for spell in spells)
+    assumed = []
+    if measured:
+        assumed.append(f"{measured} of {devices} devices: energy as they measured it themselves")
+    assumed += [f"{gaps[gap]} of {devices} devices: {gap.value}" for gap in Gap if gaps[gap]]
+    assumed += [
+        f"{count} of {devices} devices: made like a typical {kind.value} "
+        f"({assumptions.embodied_gco2e[kind].value / 1000:g} kgCO2e), as theirs is not known"
+        for kind, count in standing_in.items()
+    ]
+    if unknown:
+        assumed.append(f"{unknown} of {devices} devices: their power is unknown, not counted")
+    if unmade:
+        assumed.append(f"{unmade} of {devices} devices: making them is unknown, not counted")
+    if ps.energy_j is None:
+        assumed.append("the parameter server's energy is unknown: not counted")
+    assumed.append("making the parameter server: nobody says which machine it is, not counted")
+    return Footprint(
+        found,
+        None if gco2e_per_kwh is None else operational_gco2e(energy_j, gco2e_per_kwh),
+        embodied_g,
+        devices,
+        unknown,
+        unmade,
+        tuple(assumed),
+    )
+
+
+def cloud_footprint(
+    spell: CloudSpell, assumptions: Assumptions, gco2e_per_kwh: float | None
+) -> Footprint:
+    """What a run in a data centre cost.
+
+    Args:
+        spell: with a profile that states its `compute_w`.
+        gco2e_per_kwh: of the data centre's electricity; None where nobody said.
+
+    Raises:
+        ValueError: when the GPU's power is unknown.
+    """
+    profile, power = spell.profile, spell.profile.power
+    if power is None or power.compute_w is None:
+        raise ValueError(
+            f"the power of {profile.name!r} is not known, so neither is its energy; "
+            f"compare with a profile that states compute_w"
+        )
+    gpu_j = spell.gpus * power.compute_w * spell.time_s
+    host_j = gpu_j * assumptions.host_share.value
+    overhead_j = (gpu_j + host_j) * (assumptions.pue.value - 1)
+    made_g = _making(profile.kind, profile.embodied, spell.time_s * spell.gpus, assumptions)
+    assumed = [
+        f"the GPU draws {power.compute_w:g} W all the time",
+        f"what is around it {assumptions.host_share.value:.0%} of that, "
+        f"the building {assumptions.pue.value - 1:.0%} on top (PUE {assumptions.pue.value:g})",
+    ]
+    if made_g is None:
+        assumed.append(f"making {profile.name} is unknown: not counted")
+    elif profile.embodied is None:
+        typical = assumptions.embodied_gco2e[profile.kind]
+        assumed.append(
+            f"made like a typical {profile.kind.value} ({typical.value / 1000:g} kgCO2e), "
+            f"as its own is not known"
+        )
+    found = (
+        Part("GPU", gpu_j, Basis.MODELLED),
+        Part("host", host_j, Basis.MODELLED),
+        Part("data centre (PUE)", overhead_j, Basis.MODELLED),
+    )
+    energy_j = gpu_j + host_j + overhead_j
+    return Footprint(
+        found,
+        None if gco2e_per_kwh is None else operational_gco2e(energy_j, gco2e_per_kwh),
+        made_g or 0.0,
+        spell.gpus,
+        embodied_unknown=spell.gpus if made_g is None else 0,
+        assumed=tuple(assumed),
+    )
+
+
+_MEASURED = "devices, as they measured it"
+
+
+def _power_of(spell: Spell, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
+    """What its devices draw: by their profile or its class, else as their fleet file states."""
+    known = KnownPower(None)
+    if profile is not None:
+        known = typical.power_of(profile)
+    elif spell.kind is not None:
+        known = typical.power_of_kind(spell.kind, spell.flops_per_s)
+    if known.power is None and spell.active_power_w is not None:
+        return KnownPower(Power(compute_w=spell.active_power_w), (Gap.STATED,))
+    return known
+
+
+def _supply(kind: DeviceKind, assumptions: Assumptions) -> float:
+    figure = assumptions.supply_ratio.get(kind)
+    return figure.value if figure is not None else 1.0
+
+
+def _gaps(known: KnownPower) -> list[Gap]:
+    gaps = list(known.assumed)
+    if known.power is not None and known.power.idle_w is None:
+        gaps.append(Gap.IDLE)
+    if known.power is not None and known.power.radio_w is None:
+        gaps.append(Gap.RADIO)
+    return gaps
+
+
+def _making(
+    kind: DeviceKind, own: Embodied | None, used_s: float, assumptions: Assumptions
+) -> float | None:
+    """The share of making devices that falls to their use, in gCO2e; None where it is unknown."""
+    stand_in = assumptions.embodied_gco2e.get(kind)
+    lifetime = assumptions.lifetime_years.get(kind)
+    years = assumptions.one_lifetime_years
+    if years is None:
+        years = own.lifetime_years if own is not None else lifetime.value if lifetime else None
+    made = own.gco2e if own is not None else stand_in.value if stand_in else None
+    if made is None or years is None:
+        return None
+    return embodied_gco2e(made, used_s, years, assumptions.utilisation.value)

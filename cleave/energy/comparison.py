@@ -1,0 +1,104 @@
+"""A fleet against a data centre: by how much, from which view, and what that depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cleave.energy.account import (
+    CloudSpell,
+    Footprint,
+    Ps,
+    Spell,
+    cloud_footprint,
+    fleet_footprint,
+)
+from cleave.energy.sensitivity import Case
+from cleave.energy.typical import Typical
+from profiles.device_profile import DeviceKind, DeviceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """Data centre over fleet: above 1 the fleet takes less. None where something is unknown.
+
+    Attributes:
+        energy: joules.
+        attributed: carbon, the share of making both counted.
+        sunk_cost: carbon, the devices made already, the data centre's GPU for the job.
+        operational: carbon of electricity alone.
+    """
+
+    energy: float | None
+    attributed: float | None
+    sunk_cost: float | None
+    operational: float | None
+
+
+def ratios(fleet: Footprint, cloud: Footprint) -> Ratios:
+    """Of two footprints of the same work."""
+    here, there = fleet.operational_gco2e, cloud.operational_gco2e
+    if not fleet.complete:
+        return Ratios(None, None, None, None)
+    energy = _over(cloud.energy_j, fleet.energy_j)
+    if here is None or there is None:
+        return Ratios(energy, None, None, None)
+    whole_there = None if cloud.embodied_unknown else there + cloud.embodied_gco2e
+    whole_here = None if fleet.embodied_unknown else here + fleet.embodied_gco2e
+    return Ratios(
+        energy, _over(whole_there, whole_here), _over(whole_there, here), _over(there, here)
+    )
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None or b <= 0 else a / b
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is accounted for, apart from what is assumed.
+
+    Attributes:
+        cloud: None for the fleet alone.
+    """
+
+    spells: Sequence[Spell]
+    profiles: Mapping[str, DeviceProfile]
+    typical: Typical
+    ps: Ps | None = None
+    cloud: CloudSpell | None = None
+
+    @property
+    def kinds(self) -> set[DeviceKind]:
+        """Of what is in it."""
+        found = (spell.kind_by(self.profiles) for spell in self.spells)
+        kinds = {kind for kind in found if kind is not None}
+        return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
+
+    def fleet(self, case: Case) -> Footprint:
+        """The fleet's footprint in a case."""
+        return fleet_footprint(
+            self.spells,
+            self.profiles,
+            self.typical.at(case.class_power),
+            case.assumptions,
+            case.fleet_gco2e_per_kwh,
+            self.ps,
+        )
+
+    def ratios(self, case: Case) -> Ratios:
+        """Against the data centre, which is there.
+
+        Raises:
+            ValueError: when there is none.
+        """
+        if self.cloud is None:
+            raise ValueError("there is no data centre to compare with")
+        cloud = cloud_footprint(self.cloud, case.assumptions, case.cloud_gco2e_per_kwh)
+        return ratios(self.fleet(case), cloud)
+
+    def figure(self, case: Case) -> float | None:
+        """What sensitivity is asked of: the ratio of attributed carbon, or that of the fleet."""
+        if self.cloud is None:
+            return self.fleet(case).attributed_gco2e
+        return self.ratios(case).attributed

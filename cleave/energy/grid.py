@@ -1,0 +1,120 @@
+"""How much carbon a country's electricity costs. Figures and their source: `grid_carbon.md`."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from cleave.energy.carbon import mean_intensity, operational_gco2e
+from cleave.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A country's electricity, averaged over a year.
+
+    Attributes:
+        code: ISO 3166-1 alpha-3.
+        gco2e_per_kwh: life cycle, grams of CO2 equivalent.
+    """
+
+    code: str
+    country: str
+    gco2e_per_kwh: float
+    year: int
+
+    def gco2e(self, energy_j: float) -> float:
+        """Grams of CO2 equivalent of so many joules."""
+        return operational_gco2e(energy_j, self.gco2e_per_kwh)
+
+
+def load_grids() -> list[Grid]:
+    """Of all countries that there are figures for."""
+    text = files("cleave.energy").joinpath("grid_carbon.csv").read_text(encoding="utf-8")
+    return [
+        Grid(row["iso_country"], row["country"], float(row["gco2e_per_kwh"]), int(row["year"]))
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def load_grid(country: str) -> Grid:
+    """The electricity of a country.
+
+    Args:
+        country: its three-letter code or its English name, in any case.
+
+    Raises:
+        UsageError: when there are no figures for it.
+    """
+    wanted, names = country.strip().lower(), []
+    for grid in load_grids():
+        if wanted in (grid.code.lower(), grid.country.lower()):
+            return grid
+        names.append(grid.country)
+    near = difflib.get_close_matches(country.strip().title(), names, n=3)
+    close = f", near are {', '.join(near)}" if near else ""
+    raise UsageError(
+        f"there are no figures for the electricity of {country!r}{close}; give a country's name, "
+        f"or its three-letter code, like DEU"
+    )
+
+
+def load_hours(path: Path) -> tuple[float, ...]:
+    """The intensity of each hour of the day, in gCO2e/kWh, from a table of one's own.
+
+    Args:
+        path: CSV with the columns `hour` (0 to 23, each once) and `gco2e_per_kwh`.
+
+    Raises:
+        UsageError: when it cannot be read, or is of another form.
+    """
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        hours = {int(row["hour"]): float(row["gco2e_per_kwh"]) for row in rows}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); give a CSV file") from None
+    except (KeyError, TypeError, ValueError):
+        hours = {}
+    whole = sorted(hours) == list(range(24)) and len(rows) == 24
+    if not whole or not all(0 <= v < math.inf for v in hours.values()):
+        raise UsageError(
+            f"{path} is no table of hours; give the columns hour and gco2e_per_kwh with a line for "
+            f"each hour from 0 to 23"
+        )
+    return tuple(hours[hour] for hour in range(24))
+
+
+@dataclass(frozen=True, slots=True)
+class Electricity:
+    """What a kWh costs the climate where a run takes place, and how that is known.
+
+    Attributes:
+        gco2e_per_kwh: over the run.
+        text: for people.
+    """
+
+    gco2e_per_kwh: float
+    text: str
+
+
+def electricity(place: str, start_hour: float, duration_s: float) -> Electricity:
+    """The electricity of a run.
+
+    Args:
+        place: a country, see `load_grid`, or a path that ends in `.csv`, see `load_hours`.
+        start_hour: of the day, where the run begins; only for tables of hours.
+        duration_s: of the run.
+
+    Raises:
+        UsageError: when there are no figures.
+    """
+    if place.endswith(".csv"):
+        mean = mean_intensity(load_hours(Path(place)), start_hour, duration_s)
+        return Electricity(mean, f"{place} from hour {start_hour:g}: {mean:.0f} gCO2e/kWh")
+    grid = load_grid(place)
+    text = f"{grid.country}, {grid.year}: {grid.gco2e_per_kwh:.0f} gCO2e/kWh"
+    return Electricity(grid.gco2e_per_kwh, text)

@@ -1,0 +1,127 @@
+"""What a fleet, or a GPU, would do for so many training steps: for footprints before the fact.
+
+Both sides do the same work: the GEMMs of the Linear layers, which devices multiply. Attention
+scores and elementwise work stay on the PS and are on neither side.
+
+    fleet:  the planner's predicted time and bytes; a device multiplies 2 M N K / F of a tile, at
+            the speed F it settles at when it is hot, and waits the rest of the step
+    GPU:    t = FLOPs / (share F), with F what it reaches in matrix multiplication alone
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cleave.energy.account import CloudSpell, Spell
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import plan_step
+from cleave.workload.registry import ModelSpec
+from cleave.workload.step import step_flops, step_gemms
+from profiles.device_profile import DeviceProfile
+from profiles.fleet_device import FleetDevice
+from profiles.performance import Layout
+
+TRAINING_BYTES_PER_PARAMETER = 16
+"""Mixed-precision Adam: weight and gradient in 2 bytes, weight and two moments in 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is trained, and for how long.
+
+    Attributes:
+        batch: sequences per step.
+        seq: tokens per sequence.
+        dtype: of what is multiplied, `bf16`, `fp16` or `fp32`.
+    """
+
+    spec: ModelSpec
+    batch: int
+    seq: int
+    steps: int
+    dtype: str
+
+    @property
+    def flops(self) -> int:
+        """Of all steps: Linear GEMMs, forward and backward."""
+        return step_flops(self.spec, self.batch, self.seq) * self.steps
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an operand."""
+        return 4 if self.dtype == "fp32" else 2
+
+
+def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[Spell], float]:
+    """What the devices would do, by profile, and how long the run would take in seconds.
+
+    Raises:
+        PlanError: when a GEMM fits no device.
+    """
+    rates = [_rates(number, device) for number, device in enumerate(fleet)]
+    element = ElementBytes(work.element_bytes, work.element_bytes)
+    gemms = step_gemms(work.spec, work.batch, work.seq, fused_siblings=True)
+    step = plan_step(TilePlanner(), gemms, element, rates, PsRates())
+    compute_s: defaultdict[int, float] = defaultdict(float)
+    down: defaultdict[int, float] = defaultdict(float)
+    up: defaultdict[int, float] = defaultdict(float)
+    for report, count in zip(step.reports, step.counts, strict=True):
+        for tile in report.plan.tiles:
+            compute_s[tile.device] += 2 * tile.tile.volume / rates[tile.device].flops_per_s * count
+            down[tile.device] += tile.download_bytes * count
+            up[tile.device] += tile.upload_bytes * count
+    members: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
+    for number, device in enumerate(fleet):
+        members[device.profile, device.active_power_w].append(number)
+    spells = [
+        Spell(
+            profile,
+            len(numbers),
+            step.predicted_s * work.steps * len(numbers),
+            sum(compute_s[n] for n in numbers) * work.steps,
+            sum(
+                down[n] / rates[n].downlink_bytes_per_s + up[n] / rates[n].uplink_bytes_per_s
+                for n in numbers
+            )
+            * work.steps,
+            sum(down[n] for n in numbers) * work.steps,
+            sum(up[n] for n in numbers) * work.steps,
+            active_power_w,
+        )
+        for (profile, active_power_w), numbers in members.items()
+    ]
+    return spells, step.predicted_s * work.steps
+
+
+def _rates(number: int, device: FleetDevice) -> DeviceRates:
+    hot = device.thermal.sustained_speed if device.thermal is not None else 1.0
+    return DeviceRates(
+        number,
+        device.stated_downlink_bytes_per_s,
+        device.stated_uplink_bytes_per_s,
+        device.stated_flops_per_s * hot,
+        device.latency_s,
+        device.memory_bytes,
+    )
+
+
+def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
+    """What one GPU would do.
+
+    Args:
+        share: of its throughput in matrix multiplication that training reaches.
+    """
+    model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
+    return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
+
+
+def fits(work: Work, gpu: DeviceProfile) -> bool:
+    """Whether parameters, gradients and optimizer state are below the GPU's memory.
+
+    Activations come on top: this is what it needs at least.
+    """
+    needed = TRAINING_BYTES_PER_PARAMETER * work.spec.parameters
+    return needed <= (gpu.memory.installed_bytes or gpu.memory.bytes)

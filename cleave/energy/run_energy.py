@@ -1,0 +1,145 @@
+"""What a run records of what its devices did and of what its machine drew, and reads back.
+
+A run folder's metrics get one such record each time the run ends or stops; the energy and carbon
+are worked out from them, again with every look, for what is assumed may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from cleave.energy.account import Ps, Spell
+from cleave.energy.meter import Basis
+from cleave.errors import UsageError
+from profiles.device_profile import DeviceKind
+
+EVENT = "energy"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnergy:
+    """What is known of a run.
+
+    Attributes:
+        duration_s: on the fleet's clock.
+        wall_s: in this process.
+        spells: what its devices did; emulated ones on the virtual clock.
+        machine_j: what the machine drew that the run was on; None where it does not tell.
+        machine_source: what that counts, for people.
+        virtual: devices were emulated by this machine, on the virtual clock.
+        devices_here: how many of a server's devices ran on its own machine.
+        machine_basis: how `machine_j` was come by.
+    """
+
+    duration_s: float
+    wall_s: float
+    spells: tuple[Spell, ...] = ()
+    machine_j: float | None = None
+    machine_source: str = ""
+    virtual: bool = True
+    devices_here: int = 0
+    machine_basis: Basis = Basis.MEASURED
+
+    def to_record(self) -> dict[str, Any]:
+        """As a line of `metrics.jsonl`."""
+        return {"event": EVENT, **msgspec.to_builtins(self)}
+
+    @property
+    def ps(self) -> Ps:
+        """All that its machine drew, where none of its devices ran there; else unknown.
+
+        A machine that runs or emulates devices multiplies for them: what it drew is not the PS's
+        energy.
+        """
+        if self.machine_j is None or self._shared:
+            return Ps()
+        return Ps(self.machine_j, self.machine_basis)
+
+    @property
+    def _shared(self) -> bool:
+        return bool(self.spells) and (self.virtual or self.devices_here > 0)
+
+    def notes(self) -> list[str]:
+        """What a reader should know."""
+        notes = []
+        if self.spells and self.virtual:
+            notes.append(
+                "devices are emulated: modelled on the virtual clock, on which the PS's own work "
+                "takes no time"
+            )
+        elif self.spells:
+            notes.append("devices are those that joined the server, as they state their profiles")
+        if self.machine_j is not None:
+            apart = ""
+            if self._shared:
+                does = "emulates its devices" if self.virtual else "runs devices, too"
+                apart = f", which {does}: not counted"
+            notes.append(
+                f"this machine drew {self.machine_j / 3600:.3g} Wh in {self.wall_s:.0f} s{apart} "
+                f"({self.machine_source})"
+            )
+        return notes
+
+
+def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
+    """What the records of a run say, those of all its resumptions in sum.
+
+    Raises:
+        UsageError: when there is no such record, or a damaged one.
+    """
+    try:
+        found = [
+            msgspec.convert({k: v for k, v in record.items() if k != "event"}, RunEnergy)
+            for record in records
+            if record.get("event") == EVENT
+        ]
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"the energy record of this run is damaged ({error}); remove that line of metrics.jsonl"
+        ) from None
+    if not found:
+        raise UsageError(
+            "this run has no energy record: it runs still, was killed, or was trained by an older "
+            "version"
+        )
+    measured = [run.machine_j for run in found if run.machine_j is not None]
+    return RunEnergy(
+        sum(run.duration_s for run in found),
+        sum(run.wall_s for run in found),
+        _merged(spell for run in found for spell in run.spells),
+        sum(measured) if len(measured) == len(found) else None,
+        found[-1].machine_source,
+        any(run.virtual for run in found),
+        max(run.devices_here for run in found),
+        found[-1].machine_basis,
+    )
+
+
+def _merged(spells: Iterable[Spell]) -> tuple[Spell, ...]:
+    """One spell a profile: a resumed run goes on with the same devices."""
+    merged: dict[tuple[str, DeviceKind | None, float | None, bool], Spell] = {}
+    for spell in spells:
+        alike = (spell.profile, spell.kind, spell.active_power_w, spell.measured_j is None)
+        before = merged.get(alike)
+        merged[alike] = (
+            spell
+            if before is None
+            else replace(
+                spell,
+                devices=max(before.devices, spell.devices),
+                present_s=before.present_s + spell.present_s,
+                compute_s=before.compute_s + spell.compute_s,
+                radio_s=before.radio_s + spell.radio_s,
+                down_bytes=before.down_bytes + spell.down_bytes,
+                up_bytes=before.up_bytes + spell.up_bytes,
+                measured_j=None
+                if spell.measured_j is None or before.measured_j is None
+                else before.measured_j + spell.measured_j,
+                flops_per_s=max(before.flops_per_s, spell.flops_per_s),
+            )
+        )
+    return tuple(merged.values())

@@ -1,0 +1,172 @@
+"""How much a conclusion depends on what was assumed: one assumption at a time, low and high."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from cleave.energy.assumptions import Assumptions, ByKind, Figure
+from cleave.energy.typical import Spread
+from profiles.device_profile import DeviceKind
+
+LIFETIME_YEARS = (2.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a figure is made from.
+
+    Attributes:
+        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: of the electricity here and there; None where
+            nobody said.
+        class_power: which devices' power stands in for what a profile does not state.
+    """
+
+    assumptions: Assumptions
+    fleet_gco2e_per_kwh: float | None
+    cloud_gco2e_per_kwh: float | None
+    class_power: Spread = Spread.MEDIAN
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The figure with one assumption at its ends.
+
+    Attributes:
+        low_setting, high_setting: these ends, for people.
+        low, high: the figure there.
+    """
+
+    name: str
+    low_setting: str
+    high_setting: str
+    low: float
+    high: float
+
+    @property
+    def swing(self) -> float:
+        """How far apart the two are."""
+        return abs(self.high - self.low)
+
+
+def tornado(
+    figure: Callable[[Case], float | None],
+    case: Case,
+    intensities: Iterable[float],
+    *,
+    cloud: bool,
+    kinds: Collection[DeviceKind] = tuple(DeviceKind),
+) -> list[Bar]:
+    """The bars of a tornado plot, widest first; those that change nothing are left out.
+
+    Args:
+        figure: what is asked about, from a case: a carbon, a ratio. Unknown ones make no bar.
+        case: the middle.
+        intensities: of the world's grids, in gCO2e/kWh; a tenth of them is below the low end, a
+            tenth above the high one.
+        kinds: of devices and GPUs in the figure.
+        cloud: whether a data centre is in the figure, which is a ratio above 0 then.
+    """
+    made = case.assumptions
+    grids = sorted(intensities)
+    p10, p90 = grids[len(grids) // 10], grids[len(grids) - 1 - len(grids) // 10]
+
+    def with_made(**changes: Figure | ByKind | float) -> Case:
+        return replace(case, assumptions=replace(made, **changes))  # type: ignore[arg-type]
+
+    def ends(name: str, unit: str = "") -> tuple[str, str, str, Case, Case]:
+        one: Figure = getattr(made, name)
+        low, high = (with_made(**{name: replace(one, value=v)}) for v in (one.low, one.high))
+        return (
+            _NAMES[name],
+            f"{one.low:.3g} {unit}".rstrip(),
+            f"{one.high:.3g} {unit}".rstrip(),
+            low,
+            high,
+        )
+
+    def all_ends(name: str, unit: str, scale: float = 1.0) -> tuple[str, str, str, Case, Case]:
+        table: ByKind = getattr(made, name)
+        low = with_made(**{name: {k: replace(f, value=f.low) for k, f in table.items()}})
+        high = with_made(**{name: {k: replace(f, value=f.high) for k, f in table.items()}})
+        asked = [figure for kind, figure in table.items() if kind in kinds]
+        at_low = _span([figure.low * scale for figure in asked], unit)
+        at_high = _span([figure.high * scale for figure in asked], unit)
+        return _NAMES[name], at_low, at_high, low, high
+
+    short, long = LIFETIME_YEARS
+    asked = [
+        (
+            "lifetime",
+            f"{short:g} years",
+            f"{long:g} years",
+            with_made(one_lifetime_years=short),
+            with_made(one_lifetime_years=long),
+        ),
+        ends("utilisation"),
+        (
+            "electricity of the fleet",
+            f"{p10:.0f} g/kWh",
+            f"{p90:.0f} g/kWh",
+            replace(case, fleet_gco2e_per_kwh=p10),
+            replace(case, fleet_gco2e_per_kwh=p90),
+        ),
+        all_ends("supply_ratio", "times"),
+        ends("network_j_per_byte", "J/byte"),
+        all_ends("embodied_gco2e", "kgCO2e", 1e-3),
+        (
+            "power of devices whose profile does not say",
+            Spread.LEAST.value,
+            Spread.MOST.value,
+            replace(case, class_power=Spread.LEAST),
+            replace(case, class_power=Spread.MOST),
+        ),
+    ]
+    if cloud:
+        asked += [
+            (
+                "electricity of the data centre",
+                f"{p10:.0f} g/kWh",
+                f"{p90:.0f} g/kWh",
+                replace(case, cloud_gco2e_per_kwh=p10),
+                replace(case, cloud_gco2e_per_kwh=p90),
+            ),
+            ends("pue"),
+            ends("host_share"),
+        ]
+    bars = []
+    for name, low_setting, high_setting, low, high in asked:
+        at_low, at_high = figure(low), figure(high)
+        if at_low is not None and at_high is not None:
+            bars.append(Bar(name, low_setting, high_setting, at_low, at_high))
+    return widest_first(bars, ratio=cloud)
+
+
+def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
+    """As a tornado has them; those that change nothing are left out.
+
+    Args:
+        ratio: the figure is one: how many times the ends differ counts, not by how much.
+    """
+
+    def width(bar: Bar) -> float:
+        return abs(math.log(bar.high / bar.low)) if ratio else bar.swing
+
+    return sorted((bar for bar in bars if bar.swing > 0), key=width, reverse=True)
+
+
+def _span(values: Sequence[float], unit: str) -> str:
+    """Of all kinds of devices, what they come to."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
+
+
+_NAMES = {
+    "utilisation": "utilisation",
+    "supply_ratio": "charger and power supply loss",
+    "network_j_per_byte": "network",
+    "embodied_gco2e": "making of devices without a sheet",
+    "pue": "PUE",
+    "host_share": "around the GPU",
+}

@@ -1,0 +1,50 @@
+"""The checks of the GEMMs under way, for the shells that carry out `Check` orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from cleave.arrays import Buffer, DType, unpack
+from cleave.fleet.fleet import GemmFuture
+from cleave.gemm import wavefront
+from cleave.scheduler.tasks import Unit
+from cleave.verify import GemmCheck, Judgement, Projector
+
+
+class Checks:
+    """The checks of the GEMMs under way; for the shells, one thread at a time.
+
+    Args:
+        rng: makes a generator of secret vectors for each GEMM.
+    """
+
+    def __init__(self, rng: Callable[[], np.random.Generator]) -> None:
+        self._rng = rng
+        self._project = Projector()
+        self._checks: dict[int, GemmCheck] = {}
+
+    def judge(self, future: GemmFuture, unit: Unit, payload: object) -> Judgement:
+        """Check a result; the payload is a `Buffer`, or bytes."""
+        check = self._checks.get(future.work.id)
+        if check is None:
+            plan = future.work.plan
+            assert plan is not None
+            blocks = (block for tile in plan.tiles for block in wavefront(tile.cut))
+            a, b = (
+                side.operand.buffer.T if side.transposed else side.operand.buffer
+                for side in (future.a, future.b)
+            )
+            check = GemmCheck(a, b, blocks, self._rng(), self._project)
+            self._checks[future.work.id] = check
+        detail = unit.detail
+        block = detail.block
+        if not isinstance(payload, Buffer):
+            assert isinstance(payload, bytes | memoryview)
+            payload = unpack(payload, block.m.size, block.n.size, DType(detail.out))
+        return check.judge(block, payload)
+
+    def forget(self, work: int) -> None:
+        """A GEMM is over."""
+        self._checks.pop(work, None)

@@ -1,0 +1,329 @@
+"""Executors: what multiplies. Chosen by what is installed and what is faster here."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from cleave import arrays
+from cleave.arrays import Buffer, DType
+from cleave.errors import CleaveError, UsageError
+
+if TYPE_CHECKING:
+    from cleave.machine.multiplication import Compute, StoredArray
+
+
+class Executor(Protocol):
+    """Multiplies matrices."""
+
+    @property
+    def name(self) -> str: ...
+
+    def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+        """out = a @ b, or out += a @ b.
+
+        Args:
+            a, b: shapes (m, k) and (k, n), of one dtype, any strides.
+            out: shape (m, n), of the same dtype or fp32; fp32 when accumulating.
+        """
+        ...
+
+
+class NumpyExecutor:
+    """Multiplies with numpy alone: 16-bit inputs are widened, exactly, products rounded once."""
+
+    name = "numpy"
+
+    def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+        """See `Executor.matmul`."""
+        left, right = a.float32(), b.float32()
+        if accumulate:
+            out.array[...] += left @ right
+        elif out.dtype is DType.FP32:
+            np.matmul(left, right, out=out.array)
+        else:
+            out.array[...] = arrays.narrow(left @ right, out.dtype)
+
+
+class TorchExecutor:
+    """Multiplies with torch.
+
+    On the CPU it works in place. Any other device has memory of its own: operands are copied there
+    and the result is copied back, since tiles arrive in the host's memory and leave from it.
+
+    Args:
+        device: `cpu`, `cuda`, `mps` or `xpu`.
+        by_copies: copy on the CPU, too; so that a machine without accelerator can test that way.
+
+    Raises:
+        ImportError: where torch is not installed.
+    """
+
+    def __init__(self, device: str = "cpu", *, by_copies: bool = False) -> None:
+        import torch
+
+        self.name = "torch" if device == "cpu" else f"torch:{device}"
+        self._torch = torch
+        self._device = torch.device(device)
+        self._by_copies = by_copies or device != "cpu"
+        # Received arrays are views of read-only bytes, of which torch warns once. They are only
+        # read, so the warning is spent here.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.from_numpy(np.frombuffer(b"\0", np.uint8))
+        if device == "cuda":  # sums are kept in fp32, and fp32 inputs whole: no TF32
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        elif device == "xpu":
+            torch.set_float32_matmul_precision("highest")
+
+    def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+        """See `Executor.matmul`."""
+        torch = self._torch
+        left, right, target = (arrays.to_torch(x) for x in (a, b, out))
+        with torch.inference_mode():
+            if self._by_copies:
+                left, right = left.to(self._device), right.to(self._device)
+            if out.dtype is not a.dtype:  # 16-bit in, fp32 out: torch's CPU has no such product
+                left, right = left.float(), right.float()
+            if self._by_copies:
+                product = torch.mm(left, right).cpu()
+                if accumulate:
+                    target.add_(product)
+                else:
+                    target.copy_(product)
+            elif accumulate:
+                torch.addmm(target, left, right, out=target)
+            else:
+                torch.mm(left, right, out=target)
+
+
+def executor_named(name: str) -> Executor:
+    """The executor that calls itself so.
+
+    Raises:
+        ImportError: when it is one of torch, which is not installed.
+    """
+    library, _, device = name.partition(":")
+    return TorchExecutor(device or "cpu") if library == "torch" else NumpyExecutor()
+
+
+def torch_devices() -> list[str]:
+    """The devices that torch can multiply on here; none where it is not installed."""
+    try:
+        import torch
+    except (ImportError, OSError):  # not installed, or a library of it is missing
+        return []
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "xpu": torch.xpu.is_available(),
+    }
+    return ["cpu", *(device for device, is_there in there.items() if is_there)]
+
+
+def as_buffer(array: StoredArray) -> Buffer:
+    """An array of a device's store as a matrix, in place where it can be."""
+    if isinstance(array.payload, Buffer):
+        return array.payload
+    return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
+
+
+def execute(executor: Executor, order: Compute) -> Buffer:
+    """Do one computation: the sum of the products of its pairs, accumulated in fp32.
+
+    Returns:
+        A new matrix of shape (order.rows, order.columns) and dtype `order.out`.
+    """
+    pairs = []
+    for stored_a, stored_b in order.pairs:
+        a, b = as_buffer(stored_a), as_buffer(stored_b)
+        pairs.append((a.T if order.transpose_a else a, b.T if order.transpose_b else b))
+    if len(pairs) == 1:
+        out = arrays.empty(order.rows, order.columns, order.out)
+        executor.matmul(*pairs[0], out)
+        return out
+    total = arrays.empty(order.rows, order.columns, DType.FP32)
+    for i, (a, b) in enumerate(pairs):
+        executor.matmul(a, b, total, accumulate=i > 0)
+    return Buffer(arrays.narrow(total.array, order.out), order.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A quick measurement of an executor."""
+
+    executor: Executor
+    flops_per_s: float
+
+
+def measure(
+    executor: Executor,
+    side: int = 512,
+    repeats: int = 3,
+    dtype: DType = DType.FP32,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Speed:
+    """Time a few square multiplications (some ten milliseconds on a laptop)."""
+    rng = np.random.default_rng(0)
+    a, b = (
+        Buffer(arrays.narrow(rng.standard_normal((side, side), np.float32), dtype), dtype)
+        for _ in range(2)
+    )
+    out = arrays.empty(side, side, dtype)
+    executor.matmul(a, b, out)  # starts threads, loads kernels
+    best_s = float("inf")
+    for _ in range(repeats):
+        start_s = clock()
+        executor.matmul(a, b, out)
+        best_s = min(best_s, clock() - start_s)
+    return Speed(executor, 2 * side**3 / max(best_s, 1e-9))
+
+
+_ROUNDING: Final = {DType.FP32: 2e-6, DType.BF16: 2**-8, DType.FP16: 2**-11}
+"""Largest relative error of one rounding; fp32 itself is allowed its accumulation."""
+
+_CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
+"""Rows, columns, depth: odd sides, a single column, and a sum that no 16-bit register holds."""
+
+
+def self_check(executor: Executor) -> str | None:
+    """Compare small products with those of float64: every dtype, orientation, and accumulating.
+
+    Finds what silently calculates with less than it is given, as TF32 and 16-bit sums do.
+
+    Returns:
+        What is wrong, for people; None when nothing is.
+    """
+    rng = np.random.default_rng(1)
+    results = [(dtype, dtype, False) for dtype in DType]
+    results += [(dtype, DType.FP32, accumulate) for dtype in DType for accumulate in (False, True)]
+    for dtype, out_dtype, accumulate in results:
+        for m, n, k in _CHECKED_SHAPES:
+            for transpose_a, transpose_b in ((False, False), (True, False), (False, True)):
+                a, b = (
+                    Buffer(arrays.narrow(rng.standard_normal(shape, np.float32) + 1, dtype), dtype)
+                    for shape in (
+                        (k, m) if transpose_a else (m, k),
+                        (n, k) if transpose_b else (k, n),
+                    )
+                )
+                a, b = a.T if transpose_a else a, b.T if transpose_b else b
+                out = Buffer(np.full((m, n), accumulate, out_dtype.storage), out_dtype)
+                executor.matmul(a, b, out, accumulate=accumulate)
+                left, right = a.float32().astype(np.float64), b.float32().astype(np.float64)
+                exact = left @ right + accumulate
+                sums = np.abs(left) @ np.abs(right) + accumulate
+                allowed = _ROUNDING[out_dtype] * np.abs(exact) + 2e-6 * sums
+                wrong = np.abs(out.float32() - exact) / allowed
+                if not (wrong <= 1).all():  # so that NaN is wrong, too
+                    verb = "added to" if accumulate else "as"
+                    return (
+                        f"its {dtype.value} products {verb} {out_dtype.value} are wrong: "
+                        f"{wrong.max():.0f} times the rounding error of these dtypes"
+                    )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An executor that could be used here."""
+
+    name: str
+    make: Callable[[], Executor]
+
+
+NAMES: Final = ("auto", "numpy", "torch", "torch:cpu", "torch:cuda", "torch:mps", "torch:xpu")
+_SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
+
+
+def candidates(*, torch: bool = True) -> list[Candidate]:
+    """What could multiply here; torch is only loaded when it is asked for."""
+    devices = torch_devices() if torch else []
+    return [
+        Candidate("numpy", NumpyExecutor),
+        *(Candidate(f"torch:{device}", partial(TorchExecutor, device)) for device in devices),
+    ]
+
+
+def known_name(name: str) -> str:
+    """An executor's name, spelled out.
+
+    Raises:
+        UsageError: when no executor is called that.
+    """
+    name = _SHORT.get(name, name)
+    if name not in NAMES:
+        raise UsageError(f"unknown executor {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")
+    return name
+
+
+def choose(
+    name: str = "auto",
+    *,
+    available: Sequence[Candidate] | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Speed:
+    """The executor to use, with its measured speed, transfers included: the fastest that is right.
+
+    The fastest is the one that needs least time for a product in fp32 and one in bf16: numpy, for
+    one, may be the faster in fp32 and a tenth as fast in bf16.
+
+    Args:
+        name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
+        available: what to choose from; what is found here unless given.
+        notify: told of every executor that was found and is not right, and why.
+        clock: seconds.
+
+    Raises:
+        UsageError: for an unknown name, or an executor that is not there.
+        CleaveError: when what is there does not work.
+    """
+    name = known_name(name)
+    if available is None:
+        available = candidates(torch=name != "numpy")
+    wanted = [c for c in available if name in ("auto", c.name, c.name.partition(":")[0])]
+    if not wanted:
+        raise UsageError(_absent(name, available))
+    speeds, faults = [], []
+    for candidate in wanted:
+        try:
+            executor = candidate.make()
+            fault = self_check(executor)
+            if fault is None:
+                speeds.append(measure(executor, clock=clock))
+        except Exception as error:  # noqa: BLE001 - a driver may fail in any way; others may work
+            fault = f"{type(error).__name__}: {error}"
+        if fault is not None:
+            faults.append(f"the executor {candidate.name} is not used: {fault}")
+            notify(faults[-1])
+    if not speeds:
+        raise CleaveError(f"{'; '.join(faults)}; choose another with --executor")
+    if len(speeds) == 1:
+        return speeds[0]
+    return min(speeds, key=lambda speed: _time_in_both(speed, clock))
+
+
+def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
+    """What a multiply-add in fp32 and one in bf16 take together, in proportion."""
+    in_bf16 = measure(speed.executor, dtype=DType.BF16, clock=clock)
+    return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
+
+
+def _absent(name: str, available: Sequence[Candidate]) -> str:
+    if not any(candidate.name.startswith("torch") for candidate in available):
+        return (
+            f"the executor {name} needs torch, which is not installed here; "
+            f"install cleave[train] or use --executor numpy"
+        )
+    device = name.partition(":")[2]
+    there = ", ".join(candidate.name for candidate in available)
+    return f"the executor {name} needs {device}, which torch does not find; here are {there}"

@@ -1,0 +1,86 @@
+"""Which results are checked before they are used."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from cleave.errors import UsageError
+from cleave.scheduler.reputation import Reputation
+
+
+class Scope(Enum):
+    """The values are those of `--verify`."""
+
+    AUTO = "auto"
+    """What crossed a process boundary."""
+
+    ALL = "all"
+    SAMPLE = "sample"
+    """A share of the results of devices that were never wrong; all of the others."""
+
+    OFF = "off"
+
+
+_USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, as sample:0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Which results are checked.
+
+    Attributes:
+        scope: as above.
+        share: of sampling, in (0, 1].
+    """
+
+    scope: Scope = Scope.AUTO
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UsageError(f"a share of {self.share:g} of the results cannot be checked; {_USE}")
+
+    @classmethod
+    def of(cls, value: Verification | str | bool) -> Verification:
+        """Read what `--verify` takes; True and False are `auto` and `off`.
+
+        Raises:
+            UsageError: when it is none of these.
+        """
+        if isinstance(value, Verification):
+            return value
+        if isinstance(value, bool):
+            return cls(Scope.AUTO if value else Scope.OFF)
+        name, colon, number = value.partition(":")
+        try:
+            scope = Scope(name)
+            if (scope is Scope.SAMPLE) != bool(colon):
+                raise ValueError
+            share = float(number) if colon else 1.0
+            if not 0 < share <= 1:
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"--verify is {value!r}; {_USE}") from None
+        return cls(scope, share)
+
+    def active(self, crossed: bool) -> bool:
+        """Whether anything is checked at all.
+
+        Args:
+            crossed: whether results cross a process boundary.
+        """
+        return self.scope is not Scope.OFF and (crossed or self.scope is not Scope.AUTO)
+
+    def wants(self, reputation: Reputation, rng: random.Random) -> bool:
+        """Whether to check a result that has just come. Call it only where checking is active.
+
+        Args:
+            reputation: of its sender.
+            rng: secret, and drawn from now: nobody can know beforehand which results are checked.
+        """
+        if self.scope is not Scope.SAMPLE or not reputation.known:
+            return True
+        return rng.random() < self.share

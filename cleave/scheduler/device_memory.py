@@ -1,0 +1,146 @@
+"""Which arrays there are, and which devices hold them or will.
+
+The dispatcher's book of the fleet's memory: arrays get their names here, devices are said to want
+them and to hold them, and what has to go to make room is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cleave.gemm import Span
+from cleave.planner.plan import DeviceRates
+from cleave.scheduler.load import DeviceLoad
+from cleave.scheduler.tasks import Stored, Unit
+
+
+@dataclass(slots=True)
+class Names:
+    """The last names given to arrays and runs; they are never used again."""
+
+    arrays: int = 0
+    runs: int = 0
+
+
+class FleetHoldings:
+    """Arrays and their holders; the `Holdings` that work sees.
+
+    Args:
+        names: where the next array's name comes from.
+        present: the devices that may be given work now.
+    """
+
+    def __init__(self, names: Names, present: Callable[[], Iterable[DeviceRates]]) -> None:
+        self._names = names
+        self._present = present
+        self._arrays: dict[int, dict[tuple[Span, Span], Stored]] = {}  # by operand
+        self._holders: dict[int, set[int]] = {}  # by array: devices that hold or will hold it
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no array, and nobody who would hold one."""
+        return not self._arrays and not self._holders
+
+    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> Stored:
+        """See `Holdings.stored`."""
+        of_operand = self._arrays.setdefault(operand, {})
+        array = of_operand.get((rows, columns))
+        if array is None:
+            nbytes = rows.size * columns.size * itemsize
+            self._names.arrays += 1
+            array = Stored(self._names.arrays, operand, rows, columns, nbytes)
+            of_operand[rows, columns] = array
+        return array
+
+    def holders(self, operand: int) -> Mapping[int, Sequence[Stored]]:
+        """See `Holdings.holders`."""
+        found: dict[int, list[Stored]] = {}
+        present = {rates.device for rates in self._present()}
+        for array in self._arrays.get(operand, {}).values():
+            for device in self._holders.get(array.id, ()):
+                if device in present:
+                    found.setdefault(device, []).append(array)
+        return found
+
+    def want(self, device: DeviceLoad, unit: Unit) -> None:
+        """A device is to do a unit: it will hold its inputs."""
+        for array in unit.inputs:
+            device.needed[array.id] += 1
+            self._holders.setdefault(array.id, set()).add(device.id)
+
+    def unwant(self, device: DeviceLoad, unit: Unit) -> None:
+        """A device did a unit, or is not to do it any more."""
+        for array in unit.inputs:
+            device.needed[array.id] -= 1
+            if not device.needed[array.id]:
+                del device.needed[array.id]
+                if array.id not in device.held:
+                    self._unhold(array.id, device)
+                elif array.operand not in self._arrays:
+                    self._drop(device, array)
+
+    def make_room(self, device: DeviceLoad, unit: Unit, room_bytes: int) -> bool:
+        """Drop what a device can best do without, until there is room for what a unit needs.
+
+        Args:
+            device: whose memory it is.
+            unit: its own inputs stay.
+            room_bytes: what must fit beside what is kept.
+
+        Returns:
+            Whether it fits now.
+        """
+        limit = device.rates.memory_bytes
+        if device.occupied_bytes + room_bytes <= limit:
+            return True
+        wanted = {array.id for array in unit.inputs}
+        busy = {array.id for u in device.running.values() for array in u.inputs}
+        # First what nobody queued needs, then, with nothing running, what is needed only later.
+        rounds: list[Callable[[int], bool]] = [lambda i: not device.needed[i]]
+        if not device.running:
+            rounds.append(lambda i: i not in busy)
+        for evictable in rounds:
+            for array in list(device.held.values()):
+                if device.occupied_bytes + room_bytes <= limit:
+                    return True
+                if array.id not in wanted and evictable(array.id):
+                    self._drop(device, array)
+        return device.occupied_bytes + room_bytes <= limit
+
+    def spoil(self, device: DeviceLoad, unit: Unit) -> None:
+        """A device's copies of a unit's inputs may be wrong: it is to forget them."""
+        for array in dict.fromkeys(unit.inputs):
+            if array.id in device.held:
+                self._drop(device, array)
+
+    def clear(self, device: DeviceLoad) -> None:
+        """A device is to hold nothing but what its runs need."""
+        for array in list(device.held.values()):
+            if not device.needed[array.id]:
+                self._drop(device, array)
+
+    def leave(self, device: DeviceLoad) -> None:
+        """A device is gone, with everything it held."""
+        for array in {*device.held, *device.needed}:
+            self._unhold(array, device)
+
+    def forget(self, operand: int, devices: Mapping[int, DeviceLoad]) -> None:
+        """Nobody will use an operand again: of its arrays only those stay that are still needed."""
+        for array in self._arrays.pop(operand, {}).values():
+            for device_id in sorted(self._holders.get(array.id, ())):
+                device = devices[device_id]
+                if array.id in device.held and not device.needed[array.id]:
+                    self._drop(device, array)
+
+    def _drop(self, device: DeviceLoad, array: Stored) -> None:
+        device.drop(array)
+        if not device.needed[array.id]:
+            self._unhold(array.id, device)
+
+    def _unhold(self, array: int, device: DeviceLoad) -> None:
+        holders = self._holders.get(array)
+        if holders is not None:
+            holders.discard(device.id)
+            if not holders:
+                del self._holders[array]

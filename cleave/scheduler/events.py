@@ -1,0 +1,247 @@
+"""What the dispatcher is told, and what it orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from cleave.planner.plan import DeviceRates
+from cleave.scheduler.tasks import Stored, Unit, Work
+
+# --- events ---
+
+
+@dataclass(slots=True)
+class DeviceReady:
+    """A device is connected and may be given work.
+
+    With `careful`, one run at a time until it did one right.
+    """
+
+    rates: DeviceRates
+    careful: bool = False
+
+
+@dataclass(slots=True)
+class DeviceAside:
+    """A device is to get nothing new for now, and to hold nothing that no run of it needs."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class DeviceBack:
+    """A device that was set aside may be given work again; `careful` as above."""
+
+    rates: DeviceRates
+    careful: bool = False
+
+
+@dataclass(slots=True)
+class DeviceRated:
+    """A device is to be planned with other rates from now on."""
+
+    rates: DeviceRates
+
+
+@dataclass(slots=True)
+class DeviceDraining:
+    """A device answers what it has been sent and wants nothing new."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class DeviceLost:
+    """A device is gone, with everything it held."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class Submitted:
+    """There is new work."""
+
+    work: Work
+
+
+@dataclass(slots=True)
+class ResultArrived:
+    """A device answered a run. The payload is not looked at."""
+
+    device: int
+    run: int
+    payload: Any
+
+
+@dataclass(slots=True)
+class RunFailed:
+    """A device could not do a run, or its answer was not valid.
+
+    With `spoiled`, its copies of the inputs may be at fault: they are sent again when needed.
+    """
+
+    device: int
+    run: int
+    reason: str
+    spoiled: bool = False
+
+
+@dataclass(slots=True)
+class LateAnswer:
+    """A device answered something that nobody waits for any more."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class Assembled:
+    """The shell has put a unit's result in its place."""
+
+    unit: Unit
+
+
+@dataclass(slots=True)
+class OperandReleased:
+    """Nobody will use this operand again; devices may forget it."""
+
+    operand: int
+
+
+@dataclass(slots=True)
+class Alive:
+    """A device that answers nothing said that it is still here."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class Paused:
+    """Nothing more is submitted for now: devices are told at once what they may forget."""
+
+
+@dataclass(slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(slots=True)
+class Withdrawn:
+    """Nobody wants this work done here any more: it is answered with `Failed`, unless finished."""
+
+    work: int
+
+
+Event: TypeAlias = (
+    DeviceReady
+    | DeviceAside
+    | DeviceBack
+    | DeviceRated
+    | DeviceDraining
+    | DeviceLost
+    | Submitted
+    | ResultArrived
+    | RunFailed
+    | LateAnswer
+    | Assembled
+    | OperandReleased
+    | Alive
+    | Paused
+    | Tick
+    | Withdrawn
+)
+
+# --- commands ---
+
+
+@dataclass(slots=True)
+class SendArray:
+    """Cut this array out of its operand and send it."""
+
+    device: int
+    array: Stored
+
+
+@dataclass(slots=True)
+class SendRun:
+    """Ask the device to do this unit, as run `run`."""
+
+    device: int
+    run: int
+    unit: Unit
+
+
+@dataclass(slots=True)
+class SendDrop:
+    """Tell the device to forget these arrays."""
+
+    device: int
+    ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class SendCancel:
+    """Tell the device that these runs are not wanted any more."""
+
+    device: int
+    runs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Assemble:
+    """Put this result in its place, then say `Assembled`."""
+
+    unit: Unit
+    payload: Any
+
+
+@dataclass(slots=True)
+class Finished:
+    """All of this work is in place."""
+
+    work: int
+
+
+@dataclass(slots=True)
+class Failed:
+    """This work cannot be finished."""
+
+    work: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Stuck:
+    """For information: no device that is there can do this work, or some of it; it waits."""
+
+    work: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Drained:
+    """A draining device has answered everything; its session may end."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class Overdue:
+    """For information: a device does not answer what it should have long ago, or does again."""
+
+    device: int
+    overdue: bool
+
+
+Command: TypeAlias = (
+    SendArray
+    | SendRun
+    | SendDrop
+    | SendCancel
+    | Assemble
+    | Finished
+    | Failed
+    | Stuck
+    | Drained
+    | Overdue
+)

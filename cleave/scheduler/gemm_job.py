@@ -1,0 +1,419 @@
+"""A GEMM as work for the dispatcher: its plan turned into units, its partial sums kept in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from cleave.errors import PlanError
+from cleave.gemm import Block, Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    PartPlanner,
+    Plan,
+    Planner,
+    Residency,
+)
+from cleave.protocol import limits
+from cleave.protocol.messages import Op
+from cleave.scheduler.tasks import Holdings, Recut, Stored, Unit
+
+RESIDENCY_DEVICES: Final = 64
+"""In larger fleets what devices hold is not looked at: comparing holders pairwise costs too
+much."""
+
+_BLOCK_BYTES = 8 * 2**20
+_PARTIAL = "fp32"  # partial sums travel and are added in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRef:
+    """A side of a GEMM: an operand as it lies, or transposed."""
+
+    operand: int
+    transposed: bool
+
+    def region(self, rows: Span, columns: Span) -> tuple[Span, Span]:
+        """Rows and columns in the operand's own orientation."""
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmUnit:
+    """What shells need to know of a unit: how to ask for it and where its block goes."""
+
+    block: Block
+    tile: int
+    transpose_a: bool
+    transpose_b: bool
+    partial: bool
+    out: str  # dtype of the result, as the protocol names it
+    op: Op = Op.MATMUL
+
+
+@dataclass(slots=True)
+class TileProgress:
+    """A tile under way.
+
+    Attributes:
+        device: that it was planned for; when that one is late or lost, others do some of it.
+        tile: the box.
+        blocks: that it is cut into, and are not in another tile by now.
+        done: how many of them are back.
+    """
+
+    device: int
+    tile: Tile
+    blocks: int = 0
+    done: int = 0
+
+
+class GemmWork:
+    """C = A @ B on a fleet.
+
+    Attributes:
+        tiles: by number, those that have blocks, once it is assigned.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        gemm: Gemm,
+        a: MatrixRef,
+        b: MatrixRef,
+        element: ElementBytes,
+        dtype: str,
+        out: str,
+        planner: Planner,
+    ) -> None:
+        self.id = id
+        self.gemm = gemm
+        self.a = a
+        self.b = b
+        self.element = element
+        self.dtype = dtype
+        self.out = out
+        self.plan: Plan | None = None
+        self.tiles: dict[int, TileProgress] = {}
+        self._recut_tiles: dict[int, TileProgress] = {}  # a proposal's
+        self._planner = planner
+        self._remaining = 0
+        self._tiles = 0  # numbers of tiles that were used
+        self._order: _FoldOrder | None = None
+
+    @property
+    def title(self) -> str:
+        """See `Work.title`: the shapes of A and B."""
+        m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
+        return f"{m}×{k} · {k}×{n}"
+
+    @property
+    def complete(self) -> bool:
+        """See `Work.complete`."""
+        return self.plan is not None and not self._remaining
+
+    def runs_on(self, device: DeviceRates) -> bool:
+        """See `Work.runs_on`."""
+        return self.dtype in device.dtypes
+
+    def assign(
+        self, devices: Sequence[DeviceRates], holdings: Holdings
+    ) -> Iterable[tuple[int, Unit]]:
+        """See `Work.assign`."""
+        residencies = list(self._residencies(holdings, len(devices)))
+        self.plan = self._planner.plan(self.gemm, self.element, devices, residencies)
+        assigned = [
+            (tile.device, unit)
+            for number, tile in enumerate(self.plan.tiles)
+            for unit in self._units(tile.cut, number, holdings)
+        ]
+        self._remaining = len(assigned)
+        self._tiles = len(self.plan.tiles)
+        self.tiles = {
+            number: TileProgress(tile.device, tile.tile)
+            for number, tile in enumerate(self.plan.tiles)
+        }
+        self._count(assigned_unit for _, assigned_unit in assigned)
+        if any(unit.detail.partial for _, unit in assigned):
+            self._order = _FoldOrder([unit for _, unit in assigned if unit.detail.partial])
+        return assigned
+
+    def _count(self, units: Iterable[Unit], each: int = 1) -> None:
+        for unit in units:
+            self.tiles[unit.detail.tile].blocks += each
+
+    def _units(self, cut: TileCut, number: int, holdings: Holdings) -> Iterator[Unit]:
+        partial = cut.tile.is_partial(self.gemm)
+        each = self.element.partial if partial else self.element.finished
+        a_strips = {m: [self._a(holdings, m, k) for k in cut.k_cuts] for m in cut.m_cuts}
+        b_strips = {n: [self._b(holdings, k, n) for k in cut.k_cuts] for n in cut.n_cuts}
+        for block in wavefront(cut):
+            pieces = zip(a_strips[block.m], b_strips[block.n], strict=True)
+            yield Unit(
+                self.id,
+                tuple(piece for pair in pieces for piece in pair),
+                block.flops,
+                block.elements * each,
+                GemmUnit(
+                    block,
+                    number,
+                    self.a.transposed,
+                    self.b.transposed,
+                    partial,
+                    _PARTIAL if partial else self.out,
+                ),
+            )
+
+    def _a(self, holdings: Holdings, m: Span, k: Span) -> Stored:
+        return holdings.stored(self.a.operand, *self.a.region(m, k), self.element.sent)
+
+    def _b(self, holdings: Holdings, k: Span, n: Span) -> Stored:
+        return holdings.stored(self.b.operand, *self.b.region(k, n), self.element.sent)
+
+    # --- what was lost, cut anew ---
+
+    @property
+    def expected_s(self) -> float | None:
+        """See `Work.expected_s`."""
+        return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
+
+    def recut(
+        self,
+        units: Sequence[Unit],
+        devices: Sequence[DeviceRates],
+        busy_s: Mapping[int, float],
+        holdings: Holdings,
+    ) -> Recut | None:
+        """See `Work.recut`: every box of undone blocks is planned like a GEMM of its own."""
+        found = Recut([], 0.0)
+        self._recut_tiles = {}
+        planned_s, number = 0.0, self._tiles
+        for box in boxes_of([unit.detail.block for unit in units]):
+            gemm = Gemm(box.m.size, box.n.size, box.k.size)
+            partial = box.is_partial(self.gemm)
+            finished = self.element.partial if partial else self.element.finished
+            element = ElementBytes(self.element.sent, finished, self.element.partial)
+            try:
+                plan = self._part(gemm, element, devices)
+            except PlanError:
+                return None
+            # One box after the other, each on top of what its devices have to do.
+            planned_s += plan.makespan_s + plan.fill_s
+            for tile in plan.tiles:
+                cut = _moved(tile.cut, box)
+                found.finish_s = max(found.finish_s, busy_s[tile.device] + planned_s)
+                found.assigned += [(tile.device, u) for u in self._units(cut, number, holdings)]
+                self._recut_tiles[number] = TileProgress(tile.device, cut.tile)
+                number += 1
+        return found
+
+    def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        if isinstance(self._planner, PartPlanner):
+            return self._planner.plan_part(gemm, element, devices)
+        return self._planner.plan(gemm, element, devices)
+
+    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+        """See `Work.replace`."""
+        self._remaining += len(others) - len(units)
+        self._tiles = 1 + max(unit.detail.tile for unit in others)
+        self.tiles |= self._recut_tiles
+        self._count(units, -1)
+        self._count(others)
+        self.tiles = {number: tile for number, tile in self.tiles.items() if tile.blocks}
+        if self._order is not None:
+            self._order.replace(units, others)
+        elif any(unit.detail.partial for unit in others):
+            self._order = _FoldOrder([unit for unit in others if unit.detail.partial])
+
+    # --- results ---
+
+    def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
+        """See `Work.arrived`."""
+        self.tiles[unit.detail.tile].done += 1
+        if self._order is None or not unit.detail.partial:
+            return [(unit, payload)]
+        return self._order.arrived(unit, payload)
+
+    def assembled(self, unit: Unit) -> Iterable[tuple[Unit, Any]]:
+        """See `Work.assembled`."""
+        self._remaining -= 1
+        if self._order is None or not unit.detail.partial:
+            return ()
+        return self._order.folded(unit)
+
+    # --- what devices hold already ---
+
+    def _residencies(self, holdings: Holdings, fleet: int) -> Iterator[Residency]:
+        """Covers of the GEMM by tiles whose A side, or B side, devices hold without overlap."""
+        if fleet > RESIDENCY_DEVICES:
+            return
+        held_a, held_b = holdings.holders(self.a.operand), holdings.holders(self.b.operand)
+        whole = Tile(Span(0, self.gemm.m), Span(0, self.gemm.n), Span(0, self.gemm.k))
+        for held in (held_a, held_b):
+            tiles = {}
+            for device in held:
+                cut_a = _grid(held_a.get(device, ()), self.a.transposed)
+                cut_b = _grid(held_b.get(device, ()), self.b.transposed)
+                cut = self._follow(whole, cut_a, cut_b, follow_a=held is held_a)
+                if cut is None:
+                    break
+                tiles[device] = cut
+            else:
+                if tiles and _covers(self.gemm, [cut.tile for cut in tiles.values()]):
+                    yield Residency(tiles, self._held_bytes(tiles, held_a, held_b))
+
+    def _follow(
+        self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
+    ) -> TileCut | None:
+        """The tile of a device that holds `cut_a` (or `cut_b`), and all of the third side."""
+        grid = cut_a if follow_a else cut_b
+        if grid is None:
+            return None
+        k_cuts = grid.columns if follow_a else grid.rows
+        if 2 * len(k_cuts) > limits.MAX_RUN_INPUTS:
+            return None
+        other = cut_b if follow_a else cut_a
+        kept = grid.rows if follow_a else grid.columns
+        third = whole.n if follow_a else whole.m
+        free: tuple[Span, ...] | None = None
+        if other is not None and (other.rows if follow_a else other.columns) == k_cuts:
+            cuts = other.columns if follow_a else other.rows
+            if _hull(cuts) == third:  # the device holds all of the other side as well
+                free = cuts
+        if free is None:
+            block_bytes = _hull(kept).size * third.size * self.element.partial
+            free = even_cuts(third, max(1, -(-block_bytes // _BLOCK_BYTES)), align=4)
+        m_cuts, n_cuts = (kept, free) if follow_a else (free, kept)
+        return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)
+
+    def _held_bytes(
+        self,
+        tiles: Mapping[int, TileCut],
+        held_a: Mapping[int, Sequence[Stored]],
+        held_b: Mapping[int, Sequence[Stored]],
+    ) -> dict[int, int]:
+        total = {}
+        for device, cut in tiles.items():
+            names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
+            names_b = {(s.rows, s.columns): s.nbytes for s in held_b.get(device, ())}
+            total[device] = sum(
+                names_a.get(self.a.region(m, k), 0) for m in cut.m_cuts for k in cut.k_cuts
+            ) + sum(names_b.get(self.b.region(k, n), 0) for k in cut.k_cuts for n in cut.n_cuts)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Consecutive row spans and column spans of a matrix side, all combinations present."""
+
+    rows: tuple[Span, ...]
+    columns: tuple[Span, ...]
+
+
+def _grid(arrays: Sequence[Stored], transposed: bool) -> _Grid | None:
+    """The grid that arrays form, in the orientation of the GEMM; None when they form none."""
+    rows = tuple(sorted({a.rows for a in arrays}))
+    columns = tuple(sorted({a.columns for a in arrays}))
+    if not arrays or len(arrays) != len(rows) * len(columns):
+        return None
+    for spans in (rows, columns):
+        if any(x.stop != y.start for x, y in pairwise(spans)):
+            return None
+    return _Grid(columns, rows) if transposed else _Grid(rows, columns)
+
+
+def _hull(spans: Sequence[Span]) -> Span:
+    return Span(spans[0].start, spans[-1].stop)
+
+
+def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
+    if sum(tile.volume for tile in tiles) != gemm.volume:
+        return False
+    return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])
+
+
+class _FoldOrder:
+    """Partial sums are added in the order of k: each waits for the lower ones of its elements.
+
+    Results then do not depend on the order in which devices answer (design, section 4).
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._waits = dict.fromkeys(units, 0)
+        self._followers: dict[Unit, list[Unit]] = {unit: [] for unit in units}
+        self._parked: dict[Unit, Any] = {}
+        # All cuts together divide C into cells. In a cell a unit waits for the one before it in k,
+        # which waited for the one before that.
+        rows = _cells({span for unit in units for span in unit.detail.block.m})
+        columns = _cells({span for unit in units for span in unit.detail.block.n})
+        latest: dict[tuple[int, int], Unit] = {}
+        for unit in sorted(units, key=lambda u: u.detail.block.k):
+            block = unit.detail.block
+            before = set()
+            for row in range(rows[block.m.start], rows[block.m.stop]):
+                for column in range(columns[block.n.start], columns[block.n.stop]):
+                    cell = (row, column)
+                    if cell in latest:
+                        before.add(latest[cell])
+                    latest[cell] = unit
+            self._waits[unit] = len(before)
+            for lower in before:
+                self._followers[lower].append(unit)
+
+    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+        """Units that have not arrived give way to others that cover the same elements."""
+        gone = {unit for unit in units if unit in self._waits}
+        before, after = [], []
+        for unit, later in self._followers.items():
+            kept = [u for u in later if u not in gone]
+            if unit not in gone and len(kept) < len(later):
+                before.append(unit)
+                self._followers[unit] = kept
+        for unit in gone:
+            del self._waits[unit]
+            for follower in self._followers.pop(unit):
+                if follower not in gone:
+                    self._waits[follower] -= 1
+                    after.append(follower)
+        added = dict.fromkeys(unit for unit in others if unit.detail.partial)
+        self._waits |= dict.fromkeys(added, 0)
+        self._followers |= {unit: [] for unit in added}
+        around = _FoldOrder([*before, *added, *dict.fromkeys(after)])
+        for lower, later in around._followers.items():
+            for upper in later:
+                if lower in added or upper in added:
+                    self._followers[lower].append(upper)
+                    self._waits[upper] += 1
+
+    def arrived(self, unit: Unit, payload: Any) -> list[tuple[Unit, Any]]:
+        if self._waits[unit]:
+            self._parked[unit] = payload
+            return []
+        return [(unit, payload)]
+
+    def folded(self, unit: Unit) -> list[tuple[Unit, Any]]:
+        ready = []
+        for follower in self._followers.pop(unit):
+            self._waits[follower] -= 1
+            if not self._waits[follower] and follower in self._parked:
+                ready.append((follower, self._parked.pop(follower)))
+        return ready
+
+
+def _moved(cut: TileCut, box: Tile) -> TileCut:
+    """A tile of a box, in the coordinates of the GEMM that the box is a part of."""
+
+    def moved(spans: Iterable[Span], by: Span) -> tuple[Span, ...]:
+        return tuple(Span(s.start + by.start, s.stop + by.start) for s in spans)
+
+    m_cuts, n_cuts = moved(cut.m_cuts, box.m), moved(cut.n_cuts, box.n)
+    k_cuts = moved(cut.k_cuts, box.k)
+    return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)
+
+
+def _cells(bounds: set[int]) -> dict[int, int]:
+    """Boundaries, numbered in order."""
+    return {bound: number for number, bound in enumerate(sorted(bounds))}

@@ -1,0 +1,305 @@
+"""How long a device's answers take, against what its rates say; and so how to plan with it. Pure.
+
+What a device was asked since it was idle is one sample: how long it should take by its rates, and
+how long it took, from when the PS began to send until the last answer was there, whatever was done
+with the answers then. The PS's own delays are in every device's samples, so a device is held
+against the fleet: what the median of all takes longer than its rates say is nobody's fault, and
+slow is who takes much longer than that, most of the time.
+
+A device is slow in one of two ways: it takes some times longer for everything, or each answer comes
+some time late. Whichever explains its samples better is what it is planned with. The planner then
+gives it less, or nothing, as for any other device of such rates; and one that gets nothing is tried
+now and then, so that it comes back when it has recovered: also one whose latency was found to be
+large when it joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median_low
+from typing import Final, NamedTuple
+
+from cleave.planner.cost import streamed_s
+from cleave.planner.plan import DeviceRates
+from cleave.scheduler.setbacks import trial_in_s
+
+SLOW: Final = 2.0
+"""A device is slow when its work takes so many times as long as it should, the fleet's median delay
+allowed for,"""
+
+LEAST_LATE_S: Final = 0.05
+"""and so much longer; below that what the PS does itself decides."""
+
+SAMPLES: Final = 8
+"""The latest, of which the lower median counts: what happens once says nothing."""
+
+ENOUGH: Final = 2
+"""Samples before a device is judged, and judged anew."""
+
+_STEPS: Final = 2  # of an estimate, for each doubling: plans are kept as long as it does not change
+_CLEARLY: Final = 0.8  # of samples that look alike both explain all: then it is slow
+_STILL: Final = 0.7  # of where a device begins to be slow, it ceases to be
+_CHANGE: Final = 1.5  # an estimate changes by so much, or not at all
+
+
+class Sample(NamedTuple):
+    """How long something should have taken, and took; or took at least, where it was given up."""
+
+    expected_s: float
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How a device is planned with.
+
+    Attributes:
+        slowness: how many times longer it takes for everything.
+        late_s: how much later each of its answers comes, besides.
+    """
+
+    slowness: float = 1.0
+    late_s: float = 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is anything but what its rates say."""
+        return self.slowness > 1 or self.late_s > 0
+
+    @property
+    def text(self) -> str:
+        """For people; empty where there is nothing to say."""
+        if self.late_s:
+            how = f"its answers come {self.late_s:.2g} s late"
+        elif self.slowness > 1:
+            how = f"it takes {self.slowness:.2g} times as long as its rates say"
+        else:
+            return ""
+        return f"{how}; it gets less work, or none, until that changes"
+
+    def of(self, rates: DeviceRates) -> DeviceRates:
+        """Rates to plan with."""
+        if not self.slow:
+            return rates
+        return replace(
+            rates,
+            downlink_bytes_per_s=rates.downlink_bytes_per_s / self.slowness,
+            uplink_bytes_per_s=rates.uplink_bytes_per_s / self.slowness,
+            flops_per_s=rates.flops_per_s / self.slowness,
+            latency_s=rates.latency_s + self.late_s / 2,
+        )
+
+    def near(self, other: Estimate) -> bool:
+        """Whether it is not worth planning anew for the difference."""
+        if (self.late_s > 0) != (other.late_s > 0) or self.slow != other.slow:
+            return False
+        pairs = (self.slowness, other.slowness), (self.late_s or 1.0, other.late_s or 1.0)
+        return all(1 / _CHANGE < a / b < _CHANGE for a, b in pairs)
+
+
+AS_STATED: Final = Estimate()
+
+
+@dataclass(slots=True)
+class _Burst:
+    """What a device was asked since it was idle."""
+
+    asked_s: float
+    begun_s: float | None = None  # when the PS began to send it
+    runs: set[int] = field(default_factory=set)
+    down_bytes: int = 0
+    flops: int = 0
+    up_bytes: int = 0
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class Pace:
+    """One device's samples, and what follows from them.
+
+    Attributes:
+        estimate: how it is planned with now.
+        samples: the latest.
+        fresh: of them since it was judged last.
+        times: trials that it did not pass, or that were followed by slow work, in a row.
+        trial_s: when it is to be tried, if it had nothing to do until then.
+    """
+
+    estimate: Estimate = AS_STATED
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    fresh: int = 0
+    times: int = 0
+    trial_s: float = 0.0
+    _burst: _Burst | None = None
+    _wary: bool = False  # it passed a trial, and has not shown yet that it works as it should
+    _waiting_bytes: int = 0  # of arrays on their way, for the run that comes next
+
+    # --- what happens ---
+
+    def array(self, nbytes: int) -> None:
+        """It is sent an array for the run that follows."""
+        self._waiting_bytes += nbytes
+
+    def asked(self, run: int, flops: int, up_bytes: int, now_s: float) -> None:
+        """It is asked for a result."""
+        burst = self._burst
+        if burst is None:
+            burst = self._burst = _Burst(now_s)
+        burst.runs.add(run)
+        burst.down_bytes += self._waiting_bytes
+        burst.flops += flops
+        burst.up_bytes += up_bytes
+        self._waiting_bytes = 0
+
+    def sending(self, now_s: float) -> None:
+        """The PS begins to send something of what it was asked."""
+        if self._burst is not None and self._burst.begun_s is None:
+            self._burst.begun_s = now_s
+
+    def answered(self, run: int, rates: DeviceRates, now_s: float, *, failed: bool = False) -> None:
+        """It answered a run; how long it takes to fail one says nothing of how it works."""
+        burst = self._burst
+        if burst is None or run not in burst.runs:
+            return
+        burst.runs.discard(run)
+        burst.failed |= failed
+        if not burst.runs:
+            self._burst = None
+            if not burst.failed:
+                self._take(_sample(burst, rates, now_s), now_s)
+
+    def given_up(self, runs: Iterable[int], rates: DeviceRates, now_s: float) -> None:
+        """It need not answer some runs any more: it would have taken longer than this."""
+        burst = self._burst
+        if burst is None:
+            return
+        waited_for = burst.runs & set(runs)
+        burst.runs -= waited_for
+        if burst.runs or not waited_for:
+            return
+        self._burst = None
+        sample = _sample(burst, rates, now_s)
+        if not burst.failed and sample.took_s > self._predicted_s(sample.expected_s):
+            self._take(sample, now_s)
+
+    def _predicted_s(self, expected_s: float) -> float:
+        return self.estimate.slowness * expected_s + self.estimate.late_s
+
+    def _take(self, sample: Sample, now_s: float) -> None:
+        self.samples.append(sample)
+        self.fresh += 1
+        self.trial_s = max(self.trial_s, now_s + trial_in_s(self.times + 1))
+
+    # --- what follows ---
+
+    @property
+    def delay_s(self) -> float | None:
+        """How much longer than it should its work takes; None where that is not known."""
+        if len(self.samples) < ENOUGH:
+            return None
+        return median_low(sample.took_s - sample.expected_s for sample in self.samples)
+
+    def judge(self, common_s: float, now_s: float) -> bool:
+        """Judge it anew, if there is something new; returns whether it is to be planned anew.
+
+        Args:
+            common_s: the delay that all have (`common_delay_s`).
+            now_s: the time.
+        """
+        if self.fresh < (1 if self._wary else ENOUGH):
+            return False
+        found = estimated(self.samples, common_s, slow=self.estimate.slow)
+        if self._wary and (found.slow or self.fresh >= ENOUGH):
+            self._wary = False
+            self.times = self.times + 1 if found.slow else 0
+            self.trial_s = now_s + trial_in_s(self.times + 1)
+        if found.near(self.estimate):
+            return False
+        self.estimate, self.fresh = found, 0
+        return True
+
+    def due(self, rates: DeviceRates, now_s: float) -> bool:
+        """Whether it is to be tried: it is slow, or far away, so that it had nothing to do."""
+        far = rates.latency_s >= LEAST_LATE_S
+        return (self.estimate.slow or far) and now_s >= self.trial_s
+
+    def tried(
+        self, sample: Sample, rates: DeviceRates, common_s: float, now_s: float
+    ) -> DeviceRates:
+        """It did a trial: it is planned with as it showed there, if that is better by half.
+
+        Returns:
+            Its rates: its latency may have been measured while it was busy otherwise.
+        """
+        if sample.took_s < sample.expected_s / 2:
+            rates = replace(rates, latency_s=sample.took_s / 2)
+        usual_s = sample.expected_s + common_s
+        if sample.took_s > self._predicted_s(usual_s) / 2:
+            self.put_off(now_s)
+            return rates
+        late_s = sample.took_s - usual_s
+        still_late = late_s > max(LEAST_LATE_S, self.estimate.late_s / 100)
+        self.estimate = Estimate(1.0, _stepped(late_s)) if still_late else AS_STATED
+        self.samples.clear()
+        self.fresh, self._wary = 0, True
+        self.trial_s = now_s + trial_in_s(self.times + 1)
+        return rates
+
+    def put_off(self, now_s: float) -> None:
+        """It did not do a trial as it should: the next one comes later."""
+        self.times += 1
+        self.trial_s = now_s + trial_in_s(self.times + 1)
+
+
+def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False) -> Estimate:
+    """What explains samples best: as stated, so many times slower, or each answer so much later.
+
+    Args:
+        samples: of one device, at least one.
+        common_s: how much longer than it should everybody's work takes.
+        slow: whether it is planned with as slow until now: then it is until it clearly is not.
+    """
+    expected = [sample.expected_s + common_s for sample in samples]
+    took = [sample.took_s for sample in samples]
+    slowness = median_low(t / e for t, e in zip(took, expected, strict=True))
+    late_s = median_low(t - e for t, e in zip(took, expected, strict=True))
+    share = _STILL if slow else 1.0
+    if slowness < share * SLOW or late_s < share * LEAST_LATE_S:
+        return AS_STATED
+    as_slow = _misfit(took, [slowness * e for e in expected])
+    as_late = _misfit(took, [e + late_s for e in expected])
+    if as_late < _CLEARLY * as_slow:
+        return Estimate(1.0, _stepped(late_s))
+    return Estimate(_stepped(slowness), 0.0)
+
+
+def common_delay_s(delays_s: Iterable[float | None]) -> float:
+    """What the PS itself does to the times of all: the lower median of their delays, 0 for none."""
+    known = sorted(delay_s for delay_s in delays_s if delay_s is not None)
+    return max(0.0, known[(len(known) - 1) // 2]) if known else 0.0
+
+
+def _misfit(took: Sequence[float], predicted: Sequence[float]) -> float:
+    return sum(abs(math.log(t / p)) for t, p in zip(took, predicted, strict=True))
+
+
+def _stepped(value: float) -> float:
+    return float(2.0 ** (round(_STEPS * math.log2(value)) / _STEPS))
+
+
+def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
+    began_s = burst.asked_s if burst.begun_s is None else burst.begun_s
+    expected_s = expected(rates, burst.down_bytes, burst.flops, burst.up_bytes)
+    return Sample(max(1e-6, expected_s), max(1e-6, now_s - began_s))
+
+
+def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
+    """How long something takes by a device's rates, from the first byte to the last one back."""
+    return 2 * rates.latency_s + streamed_s(
+        down_bytes / rates.downlink_bytes_per_s,
+        flops / rates.flops_per_s,
+        up_bytes / rates.uplink_bytes_per_s,
+    )

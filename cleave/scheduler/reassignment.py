@@ -1,0 +1,148 @@
+"""Who takes over what a device leaves undone, and who helps a device that is late.
+
+Pure choices over predicted times; the dispatcher carries them out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cleave.scheduler.tasks import Unit
+
+WORTH_HELPING: Final = 0.8
+"""A unit is given to a second device that is predicted to finish it within this share of the time
+that its own device still needs: below 1, for predictions err and what is done twice is paid for."""
+
+_COMPARED: Final = 16
+
+UnitSeconds = Callable[[int, Unit], float]
+"""What a unit takes on a device, predicted."""
+
+
+@dataclass(slots=True)
+class Takeover:
+    """Units for other devices.
+
+    Attributes:
+        assigned: units with the device of each, in order.
+        finish_s: when the last of these devices is done, predicted, seconds from now.
+        unassigned: units that no device may take.
+    """
+
+    assigned: list[tuple[int, Unit]] = field(default_factory=list)
+    finish_s: float = 0.0
+    unassigned: list[Unit] = field(default_factory=list)
+
+
+def take_over(
+    units: Iterable[Unit],
+    remaining_s: Mapping[int, float],
+    able: Callable[[int, Unit], bool],
+    unit_s: UnitSeconds,
+) -> Takeover:
+    """Give every unit to the device that is predicted to finish it first.
+
+    Args:
+        units: to be given away, in this order.
+        remaining_s: by device, what it has to do already, seconds.
+        able: whether a device may take a unit.
+        unit_s: what it takes.
+    """
+    takers = _Takers(remaining_s, able, unit_s)
+    found = Takeover()
+    for unit in units:
+        best = takers.best(unit)
+        if best is None:
+            found.unassigned.append(unit)
+            continue
+        takers.take(best)
+        found.finish_s = max(found.finish_s, best[0])
+        found.assigned.append((best[1], unit))
+    return found
+
+
+def help_late(
+    late: Mapping[int, Sequence[Unit]],
+    remaining_s: Mapping[int, float],
+    helpers: Mapping[int, float],
+    able: Callable[[int, Unit], bool],
+    unit_s: UnitSeconds,
+) -> list[tuple[int, int, Unit]]:
+    """Give the last units of late devices to others as well; the first valid answer will count.
+
+    Args:
+        late: by device, the units that it has still to answer, in its order.
+        remaining_s: by late device, how long it is expected to need for them; may be infinite.
+        helpers: by device, what it has to do already, seconds.
+        able: whether a helper may take a unit.
+        unit_s: what it takes.
+
+    Returns:
+        Late device, helper, unit.
+    """
+    takers = _Takers(helpers, able, unit_s)
+    left = {device: list(units) for device, units in late.items() if units}
+    share_s = {device: remaining_s[device] / len(units) for device, units in left.items()}
+    queue = [(-remaining_s[device], device) for device in left]
+    heapq.heapify(queue)
+    found: list[tuple[int, int, Unit]] = []
+    while queue:
+        needs_s, device = -queue[0][0], queue[0][1]
+        unit = left[device].pop()
+        best = takers.best(unit)
+        if best is not None and best[0] > needs_s * WORTH_HELPING:
+            left[device].clear()  # and nobody else of the late needs longer
+        elif best is not None:
+            takers.take(best)
+            found.append((device, best[1], unit))
+            needs_s -= share_s[device] if math.isfinite(needs_s) else 0.0
+        if left[device]:
+            heapq.heapreplace(queue, (-needs_s, device))
+        else:
+            heapq.heappop(queue)
+    return found
+
+
+class _Takers:
+    """Devices by how busy they are; of the least busy, who would finish a unit first.
+
+    Comparing all devices for every unit would cost a large fleet more than it wins.
+    """
+
+    def __init__(
+        self,
+        busy_s: Mapping[int, float],
+        able: Callable[[int, Unit], bool],
+        unit_s: UnitSeconds,
+    ) -> None:
+        self._queue = [(busy, device) for device, busy in busy_s.items()]
+        heapq.heapify(self._queue)
+        self._able = able
+        self._unit_s = unit_s
+
+    def best(self, unit: Unit) -> tuple[float, int] | None:
+        """When it would be finished, and by whom; None when nobody may take it."""
+        looked_at, found, compared = [], None, 0
+        while self._queue and compared < _COMPARED:
+            busy, device = heapq.heappop(self._queue)
+            looked_at.append((busy, device))
+            if found is not None and busy >= found[0]:
+                break
+            if self._able(device, unit):
+                compared += 1
+                finish = (busy + self._unit_s(device, unit), device)
+                found = finish if found is None else min(found, finish)
+        for entry in looked_at:
+            heapq.heappush(self._queue, entry)
+        return found
+
+    def take(self, taken: tuple[float, int]) -> None:
+        """A device takes what `best` found."""
+        finish_s, device = taken
+        self._queue = [entry for entry in self._queue if entry[1] != device]
+        self._queue.append((finish_s, device))
+        heapq.heapify(self._queue)

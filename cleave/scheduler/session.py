@@ -1,0 +1,104 @@
+"""One device session, as the PS sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+
+from cleave.planner.plan import DeviceRates
+from cleave.protocol.allowance import Allowance, Crossing
+from cleave.protocol.messages import Feature
+from cleave.scheduler.admission import Contribution
+from cleave.scheduler.conduct import Conduct
+from cleave.scheduler.pace import Pace
+from cleave.scheduler.probe import FIRST_ID, Probe
+from cleave.scheduler.reputation import Reputation, Rounding, Suspects
+from cleave.scheduler.setbacks import Setbacks
+from cleave.scheduler.tasks import Unit
+from profiles.device_profile import DeviceKind
+
+
+class DeviceState(Enum):
+    """What a device session is doing; the values are what users read."""
+
+    JOINING = "joining"
+    PROBING = "probing"
+    READY = "ready"
+    BUSY = "busy"
+    OVERDUE = "overdue"
+    ASIDE = "set aside"
+    """It failed all that it was asked, and gets no work until it passes a trial."""
+
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A device that gets no work is tried.
+
+    Attributes:
+        probe: with what.
+        begun_s: since when.
+        expected_s: how long it should take.
+    """
+
+    probe: Probe
+    begun_s: float
+    expected_s: float
+
+
+@dataclass(slots=True)
+class Session:
+    """One device session, as the PS sees it."""
+
+    id: int
+    opened_s: float
+    address: str = ""
+    identity: int | None = None  # which device it is, see `Admission`
+    known_as: int | None = None  # likewise, also of one that only has its link measured
+    state: DeviceState = DeviceState.JOINING
+    reason: str = ""
+    name: str = ""
+    profile: str = ""
+    kind: DeviceKind | None = None  # as it says itself
+    heard_s: float = 0.0
+    blocks: int = 0
+    failures: int = 0
+    flops: float = 0.0
+    compute_s: float = 0.0
+    downlink_bytes: int = 0  # counted by the shell
+    uplink_bytes: int = 0
+    credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
+    reputation: Reputation = field(default_factory=Reputation)
+    rounding: Rounding = field(default_factory=Rounding)
+    suspects: Suspects = field(default_factory=Suspects)
+    setbacks: Setbacks = field(default_factory=Setbacks)
+    pace: Pace = field(default_factory=Pace)
+    noted_s: float | None = None  # when a failure of it was last said
+    rates: DeviceRates | None = None
+    claimed_flops_per_s: float = 0.0  # by its hello, bounded; `rates` has what it showed
+    features: frozenset[Feature] = frozenset()  # that it has, and we have
+    measure: bool = False  # it came to have its link measured, not to work
+    measured_by: str = ""  # what it came by then, see `Admission`
+    telemetry: dict[str, float] = field(default_factory=dict)
+    expected: dict[int, Unit] = field(default_factory=dict)
+    crossing: Crossing = field(default_factory=Crossing)
+    allowance: Allowance | None = None  # from its welcome on
+    probe: Probe | None = None
+    probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
+    trial: Trial | None = None  # under way
+
+    @property
+    def conduct(self) -> Conduct:
+        """What is to be remembered of it."""
+        estimate = self.pace.estimate
+        return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
+
+    @property
+    def planned_rates(self) -> DeviceRates:
+        """Its rates as it is planned with: as measured or stated, less what it falls short."""
+        assert self.rates is not None
+        return self.pace.estimate.of(self.rates)

@@ -1,0 +1,771 @@
+"""The PS's core: device sessions on one side, GEMMs on the other, the dispatcher between them.
+
+Pure like the dispatcher: messages and times in, orders out. It speaks the protocol (handshake,
+liveness, the three verbs) so that every shell, live or virtual, runs the same code.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from cleave.arrays import Buffer, DType
+from cleave.errors import ProtocolError
+from cleave.planner.plan import DeviceRates
+from cleave.protocol import features, limits, messages
+from cleave.protocol.allowance import Allowance, is_answer
+from cleave.protocol.codec import payload_bytes
+from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op
+from cleave.scheduler import events
+from cleave.scheduler.admission import (
+    Admission,
+    Doorkeeper,
+    OneKey,
+    Refusal,
+    clean_name,
+    clean_text,
+)
+from cleave.scheduler.check_policy import Verification
+from cleave.scheduler.device_history import Regulars
+from cleave.scheduler.gemm_job import GemmUnit, GemmWork
+from cleave.scheduler.instructions import (
+    Aside,
+    Check,
+    Close,
+    Done,
+    Failure,
+    Joined,
+    Late,
+    Note,
+    Order,
+    Place,
+    Send,
+)
+from cleave.scheduler.pace import Estimate, Pace, Sample, common_delay_s, expected
+from cleave.scheduler.probe import JOINING, STATED, THOROUGH, Probe
+from cleave.scheduler.reputation import Reputation, Rounding, Wrong
+from cleave.scheduler.scheduler import Dispatcher
+from cleave.scheduler.session import DeviceState, Session, Trial
+from cleave.scheduler.setbacks import Setbacks
+from cleave.scheduler.tasks import Unit
+from cleave.verify import Judgement
+from profiles.device_profile import DeviceKind
+
+NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
+
+_MOST_VERSIONS: Final = 8  # in a text
+
+FULL_RETRY_S: Final = 30.0
+"""When one for whom there was no room is told to try again."""
+
+ASSUMED_FLOPS_PER_S: Final = 50e9
+"""What is assumed of a device that does not state its speed: a modest laptop."""
+
+NOTED_S: Final = 60.0
+"""What may go on and on (a device fails, a work is stuck) is said once in so long."""
+
+TRIAL_PATIENCE_S: Final = 60.0
+"""How long a trial may take."""
+
+_MAX_FAILURE: Final = 120  # characters of why a device failed
+
+
+class Coordinator:
+    """The PS without its sockets, threads and clock.
+
+    Args:
+        credential: what `hello` must carry; empty for none.
+        verify: which results to have checked before they are used; as a command line says it, or
+            True for `auto`.
+        crossed: whether results cross a process boundary, which `auto` asks.
+        rng: secret; draws which results are checked, and what devices are probed with.
+        door: who decides which devices may come in; `credential` is not used then.
+        max_devices: how many it takes at once; any number unless given.
+        observe: whether devices are planned with as they turn out to be (`cleave.scheduler.pace`).
+    """
+
+    def __init__(
+        self,
+        credential: str = "",
+        *,
+        verify: Verification | str | bool = False,
+        crossed: bool = True,
+        rng: random.Random | None = None,
+        door: Doorkeeper | None = None,
+        max_devices: int | None = None,
+        observe: bool = True,
+    ) -> None:
+        self.dispatcher = Dispatcher()
+        self.sessions: dict[int, Session] = {}
+        self.door = door if door is not None else OneKey(credential)
+        self.verification = Verification.of(verify)
+        self.verify = self.verification.active(crossed)
+        self._rng = rng or random.SystemRandom()
+        self.max_devices = max_devices
+        self.observe = observe
+        self.regulars = Regulars(self.door)
+        self.epoch = 0
+        self._buffers: dict[int, Buffer] = {}
+        self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
+        self._stuck_s: float | None = None  # when it was last said that a work is
+        self._resting: dict[int, float] = {}  # by which device it is known as, until when
+
+    @property
+    def ready_devices(self) -> int:
+        """How many devices may be given work."""
+        return len(self.dispatcher.devices)
+
+    def state(self, session: Session) -> DeviceState:
+        """What a device is doing now."""
+        if session.state is DeviceState.READY and session.setbacks.aside:
+            return DeviceState.ASIDE
+        if session.state is DeviceState.READY and self.dispatcher.overdue(session.id):
+            return DeviceState.OVERDUE
+        if session.state is DeviceState.READY and self.dispatcher.busy(session.id):
+            return DeviceState.BUSY
+        return session.state
+
+    # --- sessions ---
+
+    def opened(self, session: int, now_s: float, address: str = "") -> None:
+        """A peer connected, from this address; its `hello` is awaited."""
+        self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
+
+    def received(
+        self, session_id: int, message: Message, now_s: float, nbytes: int = 0
+    ) -> list[Order]:
+        """A message came on a session; one that breaks the protocol ends that session alone.
+
+        Args:
+            session_id: the session.
+            message: what came.
+            now_s: the time.
+            nbytes: its size, where it was sent over a network.
+        """
+        session = self.sessions.get(session_id)
+        if session is None:
+            return []
+        session.heard_s = now_s
+        joining = session.state is DeviceState.JOINING
+        try:
+            if joining:
+                return self._hello(session, message, now_s)
+            if too_much := self._too_much(session, message, now_s, nbytes):
+                return self.exceeded(session_id, too_much, now_s)
+            return self._from_device(session, message, now_s)
+        except ProtocolError as error:
+            if joining:
+                self.door.failed(session.address)
+            return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
+
+    def _too_much(self, session: Session, message: Message, now_s: float, nbytes: int) -> str:
+        """Whether a message is one too many of those that nothing asked for, and how."""
+        if isinstance(message, messages.Result | messages.TaskError) and (
+            session.probe is not None
+            or (session.trial is not None and session.trial.probe.awaits(message.id))
+            or is_answer(message.id, session.expected, session.crossing)
+        ):
+            return ""
+        return session.allowance.said(nbytes, now_s) if session.allowance is not None else ""
+
+    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[Order]:
+        """A device sent more than it may: its session ends, and it has to rest for a while."""
+        session = self.sessions.get(session_id)
+        if session is not None and session.known_as is not None:
+            self._resting[session.known_as] = now_s + limits.REST_S
+        return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
+
+    def awaited_bytes(self, session_id: int) -> tuple[int, int]:
+        """The largest result of work that a session may send now, and the largest of all."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            return 0, 0
+        work = max((unit.output_bytes for unit in session.expected.values()), default=0)
+        probe = session.probe if session.trial is None else session.trial.probe
+        tested = probe.awaited_bytes if probe is not None else 0
+        return work, max(work, session.crossing.largest_bytes, tested)
+
+    def refuse(
+        self,
+        session_id: int,
+        code: ErrorCode,
+        reason: str,
+        now_s: float,
+        *,
+        retry_after_s: float = 0.0,
+    ) -> list[Order]:
+        """End a session that broke the rules, and say why; one that has ended gets nothing more."""
+        if session_id not in self.sessions:
+            return []
+        session = self.sessions[session_id]
+        if code is ErrorCode.QUARANTINED and session.identity is not None:
+            self.door.quarantined(session.identity, reason)
+        versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
+        error = messages.Error(code, reason, retry_after_s, versions)
+        orders: list[Order] = [Send(session_id, error), Close(session_id)]
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
+        return orders + self.closed(session_id, reason, now_s, lost=lost)
+
+    def refuse_identity(
+        self, identity: int, code: ErrorCode, reason: str, now_s: float
+    ) -> list[Order]:
+        """End every session of a device, and say why."""
+        mine = [s.id for s in self.sessions.values() if s.identity == identity]
+        return [order for id in mine for order in self.refuse(id, code, reason, now_s)]
+
+    def closed(
+        self, session_id: int, reason: str, now_s: float, *, lost: bool = True
+    ) -> list[Order]:
+        """A session ended, for whatever reason; its unfinished units go to others."""
+        session = self.sessions.pop(session_id, None)
+        if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
+            return []
+        self.regulars.depart(session, reason, now_s, lost=lost)
+        probing = session.state is DeviceState.PROBING
+        session.state, session.reason = DeviceState.LOST, reason
+        if probing:
+            return []
+        self.epoch += 1
+        return self._do(events.DeviceLost(session_id), now_s)
+
+    def tick(self, now_s: float) -> list[Order]:
+        """Time passed: end sessions that are silent or have not said hello."""
+        orders: list[Order] = []
+        for session in list(self.sessions.values()):
+            joining = session.state is DeviceState.JOINING
+            limit_s = limits.HANDSHAKE_S if joining else limits.SILENCE_S
+            since_s = now_s - (session.opened_s if joining else session.heard_s)
+            if since_s > limit_s:
+                what = "said no hello" if joining else "was silent"
+                reason = f"the device {what} for {since_s:.0f} s"
+                orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+            elif session.state is DeviceState.READY:
+                orders += self._try_again(session, now_s)
+        if self.observe:
+            orders += self._judge_paces(now_s)
+        self.regulars.tick(self.sessions.values(), now_s)
+        self._resting = {who: s for who, s in self._resting.items() if s > now_s}
+        return orders + self._do(events.Tick(), now_s)
+
+    def credit(self, now_s: float) -> None:
+        """Tell the doorkeeper what the connected devices did since it was told last."""
+        self.regulars.credit(self.sessions.values(), now_s)
+
+    def _hello(self, session: Session, message: Message, now_s: float) -> list[Order]:
+        if not isinstance(message, messages.Hello):
+            raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
+        if message.version != limits.VERSION:
+            reason = other_version(message)
+            return self.refuse(session.id, ErrorCode.VERSION, reason, now_s)
+        if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
+            raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
+        if message.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
+            reason = (
+                f"the device offers {message.memory_bytes} bytes of memory; "
+                f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
+            )
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+        # This one is among the sessions.
+        if self.max_devices is not None and len(self.sessions) > self.max_devices:
+            reason = f"this server takes {self.max_devices} devices and has them; try again later"
+            return self.refuse(
+                session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=FULL_RETRY_S
+            )
+        # Last, for it may use up a join code.
+        admission = self.door.admit(message, session.address)
+        if isinstance(admission, Refusal):
+            return self.refuse(
+                session.id,
+                admission.code,
+                admission.reason,
+                now_s,
+                retry_after_s=admission.retry_after_s,
+            )
+        known_as = admission.known_as
+        rest_s = self._resting.get(known_as, now_s) - now_s if known_as is not None else 0.0
+        if rest_s > 0:
+            reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
+            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=rest_s)
+        orders = self._take_over(admission, now_s)
+        session.allowance = Allowance(now_s)
+        session.measured_by = admission.measured_by
+        session.name = admission.name or clean_name(message.name)
+        session.profile = clean_name(message.profile)
+        session.kind = DeviceKind.named(message.kind)
+        session.identity, session.known_as = admission.identity, known_as
+        if session.identity is not None:
+            session.rounding = self._rounding.setdefault(session.identity, session.rounding)
+        session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
+        conduct = self.regulars.conduct_before(session, admission.conduct)
+        session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
+        if self.observe:
+            session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
+        session.measure = message.measure
+        session.features = features.agreed(message)
+        session.rates = _bounded(
+            DeviceRates(
+                device=session.id,
+                downlink_bytes_per_s=message.downlink_bytes_per_s,
+                uplink_bytes_per_s=message.uplink_bytes_per_s,
+                flops_per_s=message.flops_per_s or ASSUMED_FLOPS_PER_S,
+                latency_s=message.latency_s,
+                memory_bytes=message.memory_bytes,
+                dtypes=message.dtypes,
+            )
+        )
+        session.claimed_flops_per_s = session.rates.flops_per_s
+        welcome = messages.Welcome(
+            session.id,
+            server=self.door.server,
+            credential=admission.credential,
+            features=tuple(feature.value for feature in session.features),
+        )
+        orders.append(Send(session.id, welcome))
+        stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
+        if not stated and (before := self.regulars.rates_before(session, now_s)) is not None:
+            session.rates, stated = before, True
+        if stated and not session.measure and not self.verify:
+            return orders + self._ready(session, now_s)
+        effort = THOROUGH if session.measure else STATED if stated else JOINING
+        tested = self.verify and not session.measure
+        secret = self._rng if tested else None
+        session.probe = Probe(session.rates, effort, secret, session.probe_ids)
+        session.state = DeviceState.PROBING
+        return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
+
+    def _take_over(self, admission: Admission, now_s: float) -> list[Order]:
+        """A device that is here already comes again: the new session counts.
+
+        Its old connection may be dead without anybody having noticed, so the new one cannot be the
+        one to refuse. Where both live, the old one is told, and does not come back.
+        """
+        if admission.measured_by:
+            before = [
+                s.id for s in self.sessions.values() if s.measured_by == admission.measured_by
+            ]
+            reason = (
+                "a link is measured with the same join code or credential already, and this is the "
+                "earlier measurement; measure one after the other"
+            )
+            over = before[: max(0, len(before) + 1 - admission.at_once)]
+            ends = [self.refuse(id, ErrorCode.DUPLICATE, reason, now_s) for id in over]
+            return [order for orders in ends for order in orders]
+        here = [s for s in self.sessions.values() if s.identity == admission.identity]
+        if admission.identity is None or not here:
+            return []
+        reason = (
+            "the same device joined a second time, and this is the first; "
+            "to run two devices on one machine, join each with a --name and a join code of its own"
+        )
+        text = f"{admission.name} joined again; its earlier session {here[0].id} ends"
+        ended = self.refuse_identity(admission.identity, ErrorCode.DUPLICATE, reason, now_s)
+        return [Note(text), *ended]
+
+    def _ready(self, session: Session, now_s: float) -> list[Order]:
+        assert session.rates is not None
+        session.state = DeviceState.READY
+        self.epoch += 1
+        session.reason = session.pace.estimate.text
+        ready = events.DeviceReady(
+            _bounded(session.planned_rates), careful=session.setbacks.times > 0
+        )
+        return [Joined(session.id), *self._do(ready, now_s)]
+
+    def _probed(
+        self, session: Session, probe: Probe, message: messages.Result, now_s: float
+    ) -> list[Order]:
+        orders: list[Order] = [Send(session.id, m) for m in probe.result(message, now_s)]
+        if probe.fault:
+            reason = f"it failed the test of its arithmetic: {probe.fault}"
+            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+        if probe.rates is not None and session.measure:
+            found = probe.rates
+            down, up = found.downlink_bytes_per_s, found.uplink_bytes_per_s
+            answer = messages.Measured(down, up, found.latency_s)
+            self.sessions.pop(session.id)
+            orders += [Send(session.id, m) for m in (answer, _bye(ByeCode.MEASURED))]
+            orders.append(Close(session.id))
+        elif probe.rates is not None:
+            session.probe = None
+            session.rates = _bounded(probe.device)
+            orders += self._ready(session, now_s)
+        return orders
+
+    def _from_device(self, session: Session, message: Message, now_s: float) -> list[Order]:
+        match message:
+            case messages.Result() if session.probe is not None:
+                return self._probed(session, session.probe, message, now_s)
+            case messages.Result() if session.trial and session.trial.probe.awaits(message.id):
+                return self._tried(session, session.trial, message, now_s)
+            case messages.Result():
+                return self._result(session, message, now_s)
+            case messages.TaskError() if session.probe is not None:
+                raise ProtocolError(f"the device could not do the probe: {message.reason}")
+            case messages.TaskError() if session.trial and session.trial.probe.awaits(message.id):
+                session.failures += 1
+                return self._failed_trial(session, session.trial, message.reason, now_s)
+            case messages.TaskError():
+                if session.expected.pop(message.id, None) is None:
+                    return self._unexpected(session, now_s)
+                return self._failed(session, message.id, message.reason, now_s)
+            case messages.Heartbeat():
+                overdue = self.dispatcher.overdue(session.id)
+                return self._do(events.Alive(session.id), now_s) if overdue else []
+            case messages.Telemetry():
+                session.telemetry.update(message.values)
+                if len(session.telemetry) > limits.MAX_TELEMETRY:
+                    raise ProtocolError(
+                        f"a device may report {limits.MAX_TELEMETRY} named values, not more"
+                    )
+                return []
+            case messages.Drain():
+                if session.state is DeviceState.PROBING:
+                    farewell: list[Order] = [Send(session.id, _bye(ByeCode.DRAINED))]
+                    self.regulars.depart(
+                        self.sessions.pop(session.id), "drained", now_s, lost=False
+                    )
+                    return [*farewell, Close(session.id)]
+                session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
+                self.epoch += 1
+                return self._do(events.DeviceDraining(session.id), now_s)
+            case messages.Bye():
+                left = self.closed(session.id, message.reason, now_s, lost=False)
+                return [Close(session.id), *left]
+            case messages.Error():
+                return [Close(session.id), *self.closed(session.id, message.message, now_s)]
+            case _:
+                raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
+
+    def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
+        unit = session.expected.pop(message.id, None)
+        if unit is None:
+            return self._unexpected(session, now_s)
+        detail: GemmUnit = unit.detail
+        block = detail.block
+        dtype = detail.out
+        shape = (block.m.size, block.n.size, dtype)
+        if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
+            message.payload
+        ) != unit.output_bytes:
+            reason = (
+                f"the result is {message.rows}x{message.columns} {message.dtype} of "
+                f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
+            )
+            self._wrong(session, Wrong.FORM, reason)
+            orders = self._failed(session, message.id, reason, now_s)
+            return orders + self._judge(session, reason, now_s)
+        if session.setbacks.did():
+            self.regulars.remember(session)
+        if session.rates is not None:
+            session.pace.answered(message.id, session.rates, now_s)
+        session.blocks += 1
+        session.flops += unit.flops
+        session.compute_s += min(message.compute_s, now_s - session.opened_s)
+        if self.verify and self.verification.wants(session.reputation, self._rng):
+            return [Check(session.id, message.id, unit, message.payload)]
+        return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
+
+    def _unexpected(self, session: Session, now_s: float) -> list[Order]:
+        """An answer nobody waits for: the dispatcher hears of it, but does not get it.
+
+        A run whose result is being checked is still under way there; a second answer to it must not
+        pass for the checked one.
+        """
+        return self._do(events.LateAnswer(session.id), now_s)
+
+    def checked(self, order: Check, judgement: Judgement, now_s: float) -> list[Order]:
+        """A `Check` order is carried out.
+
+        Args:
+            order: which.
+            judgement: of the result. A wrong one is computed elsewhere, its inputs are sent to
+                the device again, and a device whose reputation is gone is quarantined. One with
+                rows in doubt is used as the server mended it, and nobody is blamed.
+            now_s: the time.
+        """
+        session = self.sessions.get(order.session)
+        if session is None:  # it went meanwhile; the unit is with another
+            return []
+        fault = judgement.fault
+        rounding = session.rounding
+        rounding.saw(judgement.spots, judgement.misrounded)
+        if fault is None and not rounding.biased:
+            session.reputation.was_right()
+            payload = order.payload if judgement.mended is None else judgement.mended
+            return self._do(events.ResultArrived(session.id, order.run, payload), now_s)
+        if fault is None:
+            reason = f"{rounding.misrounded} of {rounding.spots} elements {NOT_ROUNDED}"
+            if session.identity is not None:  # one who is released begins anew
+                self._rounding.pop(session.identity, None)
+            failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
+            orders = self._do(failed, now_s)
+            return orders + self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+        inputs = frozenset(array.id for array in order.unit.inputs)
+        if fault.gross or not session.suspects.explains(order.run, inputs):
+            self._wrong(session, Wrong.GROSS if fault.gross else Wrong.SMALL, fault.reason)
+            session.suspects.begin(inputs, max(session.expected, default=order.run))
+        reason = f"a wrong result: {fault.reason}"
+        failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
+        return self._do(failed, now_s) + self._judge(session, fault.reason, now_s)
+
+    def _wrong(self, session: Session, how: Wrong, reason: str) -> None:
+        """A device sent a wrong result: that is remembered beyond its session."""
+        session.reputation.was_wrong(how)
+        if session.identity is not None:
+            self.door.faulted(session.identity, reason, how.value)
+
+    def _judge(self, session: Session, last: str, now_s: float) -> list[Order]:
+        """Quarantine a device whose reputation is gone."""
+        reputation = session.reputation
+        if not reputation.quarantined or session.id not in self.sessions:
+            return []
+        wrong = "result" if reputation.wrong == 1 else "results"
+        reason = f"quarantined after {reputation.wrong} wrong {wrong}; the last: {last}"
+        return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+
+    # --- failures, and trials of those that get no work for them ---
+
+    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[Order]:
+        """A device could not do a run: another does it, and one that fails all is set aside."""
+        reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
+        session.failures += 1
+        if session.rates is not None:
+            session.pace.answered(run, session.rates, now_s, failed=True)
+        orders: list[Order] = []
+        if session.setbacks.failed(reason, now_s):
+            self.epoch += 1
+            orders.append(self._said_aside(session))
+            # First, so that the run does not come back to it.
+            orders += self._do(events.DeviceAside(session.id), now_s)
+        elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
+            session.noted_s = now_s
+            orders.append(Note(f"{session.name} could not do a run: {reason}"))
+        return orders + self._do(events.RunFailed(session.id, run, reason), now_s)
+
+    def _said_aside(self, session: Session) -> Order:
+        """A device is set aside, or not any more: say so, and remember it."""
+        session.reason = _why(session)
+        self.regulars.remember(session)
+        return Aside(session.id, session.setbacks.aside, session.reason)
+
+    def _try_again(self, session: Session, now_s: float) -> list[Order]:
+        """Try a device that gets no work: with secret numbers, for which no job waits.
+
+        It is one that was set aside, or is so slow that nothing is planned for it.
+        """
+        if session.trial is not None:
+            if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
+                return []
+            return self._failed_trial(session, session.trial, "it does not answer a trial", now_s)
+        if session.rates is None or self.dispatcher.busy(session.id):
+            return []
+        slow = self.observe and session.pace.due(session.rates, now_s) and self.ready_devices > 1
+        if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
+            return []
+        orders: list[Order] = []
+        if not session.setbacks.aside:  # its memory is the trial's, for so long
+            self.epoch += 1
+            orders += self._do(events.DeviceAside(session.id), now_s)
+        probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
+        sent = probe.begin(now_s)
+        nbytes = sum(payload_bytes(m.payload) for m in sent if isinstance(m, messages.Put))
+        session.trial = Trial(probe, now_s, expected(session.rates, nbytes, 0.0, 0.0))
+        return [*orders, *(Send(session.id, m) for m in sent)]
+
+    def _tried(
+        self, session: Session, trial: Trial, message: messages.Result, now_s: float
+    ) -> list[Order]:
+        orders: list[Order] = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
+        if trial.probe.fault:
+            reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
+            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+        if trial.probe.rates is None:
+            return orders
+        session.trial = None
+        if self.observe and session.rates is not None:
+            sample = Sample(trial.expected_s, now_s - trial.begun_s)
+            session.rates = session.pace.tried(sample, session.rates, self._common_delay_s(), now_s)
+        if session.setbacks.aside:
+            session.setbacks.back()
+            orders.append(self._said_aside(session))
+        session.reason = _why(session)
+        self.regulars.remember(session)
+        return orders + self._come_back(session, now_s)
+
+    def _failed_trial(
+        self, session: Session, trial: Trial, reason: str, now_s: float
+    ) -> list[Order]:
+        session.trial = None
+        orders: list[Order] = [Send(session.id, m) for m in trial.probe.abandon()]
+        if session.pace.estimate.slow:
+            session.pace.put_off(now_s)
+        if session.setbacks.aside:
+            session.setbacks.failed(clean_text(reason, _MAX_FAILURE) or "no reason given", now_s)
+            session.setbacks.put_off(now_s)
+        else:
+            orders += self._come_back(session, now_s)
+        session.reason = _why(session)
+        self.regulars.remember(session)
+        return orders
+
+    def _come_back(self, session: Session, now_s: float) -> list[Order]:
+        self.epoch += 1
+        careful = session.setbacks.times > 0
+        return self._do(events.DeviceBack(_bounded(session.planned_rates), careful=careful), now_s)
+
+    # --- how long devices take ---
+
+    def sending(self, session_id: int, now_s: float) -> None:
+        """The shell begins to send a device something: what it was asked before waited here."""
+        session = self.sessions.get(session_id)
+        if session is not None:
+            session.pace.sending(now_s)
+
+    def _common_delay_s(self) -> float:
+        return common_delay_s(session.pace.delay_s for session in self.sessions.values())
+
+    def _judge_paces(self, now_s: float) -> list[Order]:
+        """Plan with devices as they turn out to be, where that is far from what was measured."""
+        judged = [s for s in self.sessions.values() if s.pace.fresh and s.rates is not None]
+        if not judged:
+            return []
+        orders: list[Order] = []
+        common_s = self._common_delay_s()
+        for session in judged:
+            before = session.pace.estimate
+            if not session.pace.judge(common_s, now_s):
+                continue
+            self.epoch += 1
+            orders += self._do(events.DeviceRated(_bounded(session.planned_rates)), now_s)
+            session.reason = _why(session)
+            self.regulars.remember(session)
+            if session.pace.estimate.slow != before.slow:
+                text = session.pace.estimate.text or "its answers come in time again"
+                orders.append(Note(f"{session.name}: {text}"))
+        return orders
+
+    # --- work ---
+
+    def submit(self, work: GemmWork, a: Buffer, b: Buffer, now_s: float) -> list[Order]:
+        """Start a GEMM. `a` and `b` are its operands as they lie in memory."""
+        self._buffers[work.a.operand] = a
+        self._buffers[work.b.operand] = b
+        return self._do(events.Submitted(work), now_s)
+
+    def placed(self, unit: Unit, now_s: float) -> list[Order]:
+        """A `Place` order is carried out."""
+        return self._do(events.Assembled(unit), now_s)
+
+    def release(self, operand: int, now_s: float) -> list[Order]:
+        """Nobody will use this operand again."""
+        self._buffers.pop(operand, None)
+        return self._do(events.OperandReleased(operand), now_s)
+
+    def withdraw(self, work: int, now_s: float) -> list[Order]:
+        """A GEMM is done elsewhere; see `events.Withdrawn`."""
+        return self._do(events.Withdrawn(work), now_s)
+
+    def pause(self, now_s: float) -> list[Order]:
+        """Nothing more is submitted for now; see `events.Paused`."""
+        return self._do(events.Paused(), now_s)
+
+    def _do(self, event: events.Event, now_s: float) -> list[Order]:
+        return list(self._orders(self.dispatcher.handle(event, now_s), now_s))
+
+    def _orders(self, commands: Iterable[events.Command], now_s: float) -> Iterable[Order]:
+        for command in commands:
+            match command:
+                case events.SendArray(device, array):
+                    self.sessions[device].pace.array(array.nbytes)
+                    region = self._buffers[array.operand].region(array.rows, array.columns)
+                    rows, columns = region.shape
+                    put = messages.Put(array.id, rows, columns, region.dtype.value, region)
+                    yield Send(device, put)
+                case events.SendRun(device, run, unit):
+                    asked = self.sessions[device]
+                    asked.expected[run] = unit
+                    asked.crossing.sent(run)
+                    asked.pace.asked(run, unit.flops, unit.output_bytes, now_s)
+                    yield Send(device, _run_message(run, unit))
+                case events.Assemble(unit, payload):
+                    yield Place(unit, payload)
+                case events.SendDrop(device, ids):
+                    yield Send(device, messages.Drop(ids))
+                case events.SendCancel(device, runs):
+                    freed = self.sessions[device]
+                    for run in runs:
+                        if (awaited := freed.expected.pop(run, None)) is not None:
+                            freed.crossing.cancelled(run, awaited.output_bytes)
+                    if freed.rates is not None:
+                        freed.pace.given_up(runs, freed.rates, now_s)
+                    yield Send(device, messages.Cancel(runs))
+                case events.Finished(work):
+                    yield Done(work)
+                case events.Failed(work, reason):
+                    yield Failure(work, reason)
+                case events.Stuck(_, reason):
+                    if self._stuck_s is None or now_s - self._stuck_s >= NOTED_S:
+                        self._stuck_s = now_s
+                        yield Note(f"training waits: {reason}")
+                case events.Overdue(device, overdue):
+                    self.epoch += 1
+                    session = self.sessions[device]
+                    session.reason = "it does not answer" if overdue else _why(session)
+                    yield Late(device, overdue)
+                case events.Drained(device):
+                    yield Send(device, _bye(ByeCode.DRAINED))
+                    yield Close(device)
+                    if (drained := self.sessions.pop(device, None)) is not None:
+                        self.regulars.depart(drained, "drained", now_s, lost=False)
+
+
+def _why(session: Session) -> str:
+    """Why a device gets no work, or less."""
+    return session.setbacks.text or session.pace.estimate.text
+
+
+def other_version(hello: Hello) -> str:
+    """What a client is told whose `hello` is in another version of the protocol."""
+    if limits.VERSION in hello.versions:
+        return (
+            f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
+            f"speaks {limits.VERSION}, as the {hello.role.value} does, too: say hello in that"
+        )
+    spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
+    return (
+        f"this server speaks protocol version {limits.VERSION} and the {hello.role.value} speaks "
+        f"{spoken}; install the same version of cleave on both"
+    )
+
+
+def _bye(code: ByeCode) -> messages.Bye:
+    return messages.Bye(code.value, code)
+
+
+def _bounded(rates: DeviceRates) -> DeviceRates:
+    """Rates that the planner can calculate with, whatever a device states or a probe finds."""
+    return replace(
+        rates,
+        downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
+        uplink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
+        flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
+        latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
+    )
+
+
+def _within(least: float, value: float) -> float:
+    return min(limits.MAX_PER_S, max(least, value))
+
+
+def _run_message(run: int, unit: Unit) -> messages.Run:
+    detail: GemmUnit = unit.detail
+    return messages.Run(
+        id=run,
+        op=detail.op.value,
+        inputs=tuple(array.id for array in unit.inputs),
+        transpose_a=detail.transpose_a,
+        transpose_b=detail.transpose_b,
+        out=detail.out,
+    )

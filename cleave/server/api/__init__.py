@@ -1,0 +1,1 @@
+"""What operators and the dashboard ask of a server."""

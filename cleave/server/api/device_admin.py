@@ -1,0 +1,266 @@
+"""The operator's desk: which devices there are and what they may do, join codes, past jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+from cleave.errors import CleaveError, UsageError
+from cleave.protocol.messages import ErrorCode
+from cleave.scheduler.admission import clean_text
+from cleave.server.auth.access import Access
+from cleave.server.auth.codes import CODE_LIFE_S
+from cleave.server.store.store import CodeRecord, DeviceRecord, JobRecord, Standing
+
+Answer = dict[str, Any]
+
+_MAX_REASON: Final = 200  # characters
+_FLUSH_S: Final = 2.0  # the server's loop waits no longer for a store that cannot be written
+_ACTIONS: Final = (
+    "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "history",
+)  # fmt: skip
+
+
+class Sessions(Protocol):
+    """The sessions of a running server, as `ServedFleet` has them."""
+
+    dashboard_url: str
+
+    def describe_devices(self) -> list[dict[str, object]]:
+        """The connected devices, as plain values."""
+        ...
+
+    def join_url(self, credential: str) -> str:
+        """What a device needs to join."""
+        ...
+
+    def join_page_url(self, credential: str) -> str:
+        """The same for a browser."""
+        ...
+
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """End the sessions of a device."""
+        ...
+
+    def credit(self) -> None:
+        """Have it written what devices did up to now."""
+        ...
+
+
+class Desk:
+    """Answers what operators ask about devices; in the server's loop, or where no server runs.
+
+    Args:
+        access: who may come in.
+        jobs: the jobs that are remembered.
+        clock: Unix time, in seconds.
+
+    Attributes:
+        sessions: of the running server; None where there is none.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        jobs: Callable[[], list[JobRecord]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.sessions: Sessions | None = None
+        self._access = access
+        self._store = access.store
+        self._jobs = jobs
+        self._clock = clock
+
+    def knows(self, action: str) -> bool:
+        """Whether this is asked here."""
+        return action in _ACTIONS
+
+    def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
+        """Do what is asked.
+
+        Raises:
+            CleaveError: when it cannot be done.
+        """
+        match action:
+            case "pair":
+                return self._pair(arguments)
+            case "codes":
+                return {"codes": self._codes()}
+            case "void":
+                return self._void(arguments)
+            case "dashboard":
+                return {"url": self._running().dashboard_url}
+            case "devices":
+                return self._devices()
+            case "revoke":
+                reason = clean_text(str(arguments.get("reason", "")), _MAX_REASON)
+                return self._revoke(self._find(arguments), reason)
+            case "release":
+                return self._release(self._find(arguments))
+            case "history":
+                return {"jobs": [_job(job) for job in self._jobs()]}
+            case _:
+                raise UsageError(f"unknown request {action!r}")
+
+    def _pair(self, arguments: Mapping[str, Any]) -> Answer:
+        sessions = self._running()
+        uses, life_s = arguments.get("uses", 1), arguments.get("life_s", CODE_LIFE_S)
+        if type(uses) is not int or type(life_s) not in (int, float):
+            raise UsageError("`uses` is a count and `life_s` a number of seconds")
+        code = self._access.pair(uses, life_s)
+        return {
+            "id": code.record.id,
+            "code": code.text,
+            "url": sessions.join_url(code.text),
+            "page_url": sessions.join_page_url(code.text),
+            "uses": code.record.uses,
+            "expires_s": code.record.expires_s,
+        }
+
+    def _codes(self) -> list[Answer]:
+        devices = self._store.devices()
+        return [_describe_code(code, devices, self._clock()) for code in self._access.codes()]
+
+    def _void(self, arguments: Mapping[str, Any]) -> Answer:
+        wanted = arguments.get("code")
+        found = [code for code in self._access.codes() if code.id == wanted]
+        if not found or type(wanted) is not int:
+            raise UsageError(
+                f"this server knows no join code with the id {wanted!r}; `cleave pair --list` "
+                f"lists them"
+            )
+        state = _state(found[0], self._clock())
+        if state != "open":
+            raise UsageError(
+                f"join code {wanted} is {state}: nobody can join with it; nothing was changed"
+            )
+        self._access.standings.void(wanted, "the server's operator made it so")
+        return {"code": self._codes_by_id()[wanted], "unwritten": self._written()}
+
+    def _codes_by_id(self) -> dict[int, Answer]:
+        return {code["id"]: code for code in self._codes()}
+
+    def _written(self) -> str:
+        """Have what was decided written; what it says where that cannot be done now.
+
+        Raises:
+            CleaveError: where no server runs that could go on trying.
+        """
+        self._access.ledger.flush(_FLUSH_S if self.sessions is not None else None)
+        trouble = self._access.ledger.trouble
+        if trouble and self.sessions is None:
+            raise CleaveError(f"this could not be written: {trouble}")
+        return trouble
+
+    def _running(self) -> Sessions:
+        if self.sessions is None:
+            raise CleaveError("no server runs here; start one with `cleave serve`")
+        return self.sessions
+
+    def _devices(self) -> Answer:
+        here = self._here()
+        devices = [self._describe(device, here) for device in self._store.devices()]
+        # Those that came with the fleet's credential: nothing is kept of them.
+        strangers = [
+            {**session, "id": None}
+            for session in (self.sessions.describe_devices() if self.sessions else [])
+            if session["identity"] is None
+        ]
+        return {"devices": devices + strangers}
+
+    def _here(self) -> dict[object, dict[str, object]]:
+        """The sessions of known devices, by identity."""
+        if self.sessions is None:
+            return {}
+        self.sessions.credit()
+        self._access.ledger.flush(_FLUSH_S)
+        return {s["identity"]: s for s in self.sessions.describe_devices()}
+
+    def _describe(
+        self, device: DeviceRecord, here: Mapping[object, Mapping[str, object]]
+    ) -> Answer:
+        session, device = here.get(device.id), self._access.standings.of(device)
+        if session is not None:
+            state, reason = session["state"], session["reason"]
+        elif device.standing is not Standing.ADMITTED:
+            state, reason = device.standing.value, device.reason
+        else:
+            state, reason = device.absence.value, device.absence_reason
+        return {
+            "id": device.id,
+            "name": device.name,
+            "state": state,
+            "reason": reason,
+            "session": session["device"] if session is not None else None,
+            "paired_s": device.paired_s,
+            "seen_s": self._clock() if session is not None else device.seen_s,
+            "sessions": device.sessions,
+            "losses": device.losses,
+            "wrong_results": device.faults,
+            "code": device.code,
+            "failure": session["failure"] if session is not None else device.conduct.failure,
+            **asdict(device.done),
+        }
+
+    def _find(self, arguments: Mapping[str, Any]) -> DeviceRecord:
+        wanted = str(arguments.get("device", ""))
+        device = self._store.find_device(wanted)
+        if device is None:
+            known = ", ".join(d.name for d in self._store.devices()[:20]) or "none yet"
+            raise UsageError(f"this server knows no device {wanted!r}; it knows {known}")
+        return self._access.standings.of(device)
+
+    def _revoke(self, device: DeviceRecord, reason: str) -> Answer:
+        self._access.standings.decide(device.id, device.name, Standing.REVOKED, reason)
+        if self.sessions is not None:
+            why = f": {reason}" if reason else ""
+            text = f"the operator revoked this device's credential{why}; it needs a new join code"
+            self.sessions.end_identity(device.id, ErrorCode.CREDENTIAL, text)
+        void = [code.id for code in self._access.void_codes_of(device)]
+        unwritten, known = self._written(), self._codes_by_id()
+        return {**self._now(device), "codes": [known[id] for id in void], "unwritten": unwritten}
+
+    def _release(self, device: DeviceRecord) -> Answer:
+        if device.standing is Standing.REVOKED:
+            raise UsageError(
+                f"{device.name} is revoked, which lasts; to let it join again, give it a join code "
+                f"(`cleave pair`)"
+            )
+        if device.standing is not Standing.QUARANTINED:
+            raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
+        self._access.standings.decide(device.id, device.name, Standing.ADMITTED, "")
+        unwritten = self._written()
+        return {**self._now(device), "unwritten": unwritten}
+
+    def _now(self, device: DeviceRecord) -> Answer:
+        found = self._store.device(device.id)
+        assert found is not None
+        return {"device": self._describe(found, self._here())}
+
+
+def _state(code: CodeRecord, now_s: float) -> str:
+    """Whether devices may use a code, as people read it."""
+    if code.is_open(now_s):
+        return "open"
+    if code.void:
+        return "void"
+    return "used up" if code.used >= code.uses else "expired"
+
+
+def _describe_code(code: CodeRecord, devices: Sequence[DeviceRecord], now_s: float) -> Answer:
+    return {
+        "id": code.id,
+        "state": _state(code, now_s),
+        "reason": code.void,
+        "uses": code.uses,
+        "used": code.used,
+        "made_s": code.made_s or None,
+        "expires_s": code.expires_s,
+        "devices": [device.name for device in devices if device.code == code.id],
+    }
+
+
+def _job(job: JobRecord) -> Answer:
+    values = {name: getattr(job, name) for name in JobRecord.__slots__}
+    return {"job": f"job-{values.pop('number')}", **values}

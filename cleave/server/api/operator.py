@@ -1,0 +1,162 @@
+"""Operator sessions: submit a job, follow it, stop it, ask how things are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.protocol import messages
+from cleave.protocol.codec import Buffer, decode, encode
+from cleave.protocol.messages import ErrorCode
+from cleave.scheduler.admission import Clearance
+from cleave.server.api.device_admin import Desk
+from cleave.server.api.overview import Overview, Question
+from cleave.server.fleet_server import ServedFleet
+from cleave.server.jobs.jobs import FINAL_STATES, Job, Jobs
+from cleave.transport.connection import Connection, ConnectionLostError
+
+VIEWER_PAUSE_S: Final = 0.25
+"""What a viewer asks next is read so much later."""
+
+_ALL_MAY: Final = ("overview", "status")
+"""What viewers may ask, too."""
+
+
+class OperatorSessions:
+    """Serves operator and viewer connections, in the server's loop.
+
+    Args:
+        desk: answers what is asked about devices; None for a server that keeps nothing of them.
+        overview: looks at all of it; None for a server that nobody looks at.
+
+    Attributes:
+        jobs: the server's jobs; set once the fleet that they train on exists.
+        fleet: likewise.
+    """
+
+    def __init__(self, desk: Desk | None = None, overview: Overview | None = None) -> None:
+        self._desk = desk
+        self._overview = overview
+        self.jobs: Jobs | None = None
+        self.fleet: ServedFleet | None = None
+
+    async def serve(
+        self, connection: Connection, hello: messages.Hello, clearance: Clearance
+    ) -> None:
+        """One operator or viewer, until it goes."""
+        streams: set[asyncio.Task[None]] = set()
+        await connection.send(encode(messages.Welcome(device=0)))
+        try:
+            while True:
+                message = decode(await connection.receive())
+                if isinstance(message, messages.Bye):
+                    return
+                if not isinstance(message, messages.Request):
+                    raise ProtocolError(f"an operator sends requests, not {message.TYPE}")
+                reply, follow = self._answer(message, clearance)
+                await connection.send(_encoded(reply))
+                if clearance is Clearance.VIEWER:
+                    await asyncio.sleep(VIEWER_PAUSE_S)  # looking is not to slow the work down
+                if follow is not None:
+                    streams.add(asyncio.create_task(self._stream(connection, follow)))
+        except ConnectionLostError:
+            return
+        except ProtocolError as error:
+            await connection.send(encode(messages.Error(ErrorCode.PROTOCOL, str(error))))
+        finally:
+            for task in streams:
+                task.cancel()
+            await connection.close()
+
+    def _answer(
+        self, request: messages.Request, clearance: Clearance
+    ) -> tuple[messages.Reply, Job | None]:
+        """The reply, and the job that is to be streamed from now on, if any."""
+        follow: Job | None = None
+        try:
+            if self.jobs is None:
+                raise CleaveError("the server is still starting; try again")
+            if clearance is Clearance.VIEWER and request.action not in _ALL_MAY:
+                raise UsageError(
+                    f"a viewer may ask for {' and '.join(_ALL_MAY)}, not for {request.action!r}; "
+                    f"use the operator's URL"
+                )
+            arguments = request.arguments
+            match request.action:
+                case "submit":
+                    follow = self.jobs.submit(arguments)
+                    data: dict[str, Any] = {"job": follow.id}
+                case "attach":
+                    follow = self.jobs.find(str(arguments.get("job", "")))
+                    data = {"job": follow.id, "state": follow.state.value}
+                case "stop":
+                    job = self.jobs.find(str(arguments.get("job", "")))
+                    job.stop.set()
+                    data = {"job": job.id, "state": job.state.value}
+                case "status":
+                    data = self._status()
+                case "overview" if self._overview is not None:
+                    data = self._overview.answer(Question.of(arguments))
+                case action if self._desk is not None and self._desk.knows(action):
+                    data = self._desk.answer(action, arguments)
+                case _:
+                    raise UsageError(
+                        f"unknown request {request.action!r}; "
+                        f"this server knows submit, attach, stop, status, overview, pair, codes, "
+                        f"void, dashboard, devices, revoke, release and history"
+                    )
+        except CleaveError as error:
+            failed = {"text": str(error), "exit_code": error.exit_code}
+            return messages.Reply(request.id, ok=False, data=failed), None
+        return messages.Reply(request.id, ok=True, data=data), follow
+
+    def _status(self) -> dict[str, Any]:
+        assert self.jobs is not None
+        fleet = self.fleet
+        return {
+            "jobs": [
+                {
+                    "job": job.id,
+                    "state": job.state.value,
+                    "model": str(job.arguments.get("job", {}).get("model", "")),
+                    "steps": sum(r.get("event") == "step" for r in list(job.records)),
+                }
+                for job in self.jobs.all()
+            ],
+            "devices": fleet.describe_devices() if fleet is not None else [],
+        }
+
+    async def _stream(self, connection: Connection, job: Job) -> None:
+        """Send every record of a job, old ones first, until its last."""
+        assert self.jobs is not None
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(news.set)
+
+        self.jobs.follow(job, wake)
+        sent = 0
+        try:
+            while True:
+                news.clear()
+                over = job.state in FINAL_STATES
+                for record in job.records[sent:]:
+                    await connection.send(encode(messages.JobRecord(job.id, record)))
+                    sent += 1
+                if over and sent == len(job.records):
+                    return
+                await news.wait()
+        except ConnectionLostError:
+            return
+        finally:
+            self.jobs.unfollow(job, wake)
+
+
+def _encoded(reply: messages.Reply) -> list[Buffer]:
+    """A reply for the wire; one that says so where it cannot be written."""
+    try:
+        return encode(reply)
+    except ProtocolError as error:
+        failed = {"text": f"the server cannot say this: {error}", "exit_code": 1}
+        return encode(messages.Reply(reply.id, ok=False, data=failed))

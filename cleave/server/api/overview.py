@@ -1,0 +1,430 @@
+"""What the server is doing, as the dashboard, `cleave status` and `/metrics` show it.
+
+Computed when somebody asks, in the server's loop, from the counters that the fleet keeps anyway.
+What is not known is None, never a guess. A reply fits the protocol's largest header, however many
+devices and records there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from cleave.energy.account import Ps
+from cleave.errors import CleaveError, UsageError
+from cleave.fleet.fleet import FleetCounters
+from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.gemm_job import GemmWork
+from cleave.scheduler.scheduler import Dispatcher
+from cleave.scheduler.session import DeviceState, Session
+from cleave.scheduler.session_manager import Coordinator
+from cleave.server.api.event_log import EventLog
+from cleave.server.api.rates import Look, Rates, Sums
+from cleave.server.auth.access import Clocks
+from cleave.server.block_times import Span
+from cleave.server.jobs.fleet_energy import EnergyMeter, SessionEnergy
+from cleave.server.jobs.jobs import Job, Jobs, JobState
+from profiles.device_profile import DeviceProfile
+
+Answer = dict[str, Any]
+
+DEVICE_COLUMNS: Final = (
+    "device", "identity", "name", "kind", "state", "reason", "reputation", "blocks", "compute_s",
+    "down_bytes", "up_bytes", "downlink_bytes_per_s", "uplink_bytes_per_s", "flops_per_s",
+    "profile_downlink_bytes_per_s", "profile_uplink_bytes_per_s", "profile_flops_per_s",
+    "round_trip_s", "energy_j", "energy_basis", "failures",
+)  # fmt: skip
+EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
+
+# What a reply has room for; together below the protocol's MAX_HEADER_BYTES.
+MAX_DEVICES_BYTES: Final = 400_000
+MAX_RECORDS_BYTES: Final = 350_000
+MAX_RECORDS: Final = 500
+MAX_TILES: Final = 4000
+MAX_EVENTS: Final = 100
+
+_ROW_BYTES: Final = 172  # of a device, texts left out
+_STEP_BYTES: Final = 700  # of a record of a step, with room to spare
+_MAX_REASON: Final = 120
+
+
+class Live(Protocol):
+    """The fleet that is looked at, as `LiveShell` has it."""
+
+    coordinator: Coordinator
+
+    def counters(self) -> FleetCounters:
+        """What the fleet did so far."""
+        ...
+
+    def timeline(self, session: int) -> list[Span]:
+        """The last blocks of a device, on a steady clock."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What does not change while a server runs.
+
+    Attributes:
+        version: of Cleave.
+        name: of the machine.
+        verify: which results are checked, as `--verify` takes it.
+        egress_bytes_per_s, ingress_bytes_per_s: of its network card; None where nobody said.
+    """
+
+    version: str = ""
+    name: str = ""
+    verify: str = ""
+    egress_bytes_per_s: float | None = None
+    ingress_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What of it is wanted.
+
+    Attributes:
+        after_event: the last event that the asker has.
+        job: whose records; empty for the running job, or the latest.
+        after_record: how many of them the asker has.
+        device: the session whose timeline is wanted; 0 for none.
+    """
+
+    after_event: int = 0
+    job: str = ""
+    after_record: int = 0
+    device: int = 0
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Question:
+        """Read the arguments of a request.
+
+        Raises:
+            UsageError: when one is of another type.
+        """
+        job = arguments.get("job", "")
+        numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
+        if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
+            raise UsageError("`after_event`, `after_record` and `device` are counts, `job` a text")
+        return cls(numbers[0], job, numbers[1], numbers[2])
+
+
+class Overview:
+    """Looks at a running server.
+
+    Args:
+        facts: what does not change.
+        events: what happened; this adds what happens to devices, once `happened` is told.
+        profiles: by the name that devices state.
+        energy: adds up what they use.
+        clocks: the time; the steady one is the fleet's.
+        power: says what the server's own machine drew; None where nobody knows.
+        trouble: says what is wrong with the server's store; empty for nothing.
+
+    Attributes:
+        live: its fleet; None until it listens.
+        jobs: its jobs; likewise.
+    """
+
+    def __init__(
+        self,
+        facts: ServerFacts,
+        events: EventLog,
+        profiles: Mapping[str, DeviceProfile],
+        energy: EnergyMeter,
+        clocks: Clocks,
+        power: Callable[[], Ps] | None = None,
+        trouble: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._power = power
+        self._trouble = trouble
+        self.live: Live | None = None
+        self.jobs: Jobs | None = None
+        self._facts = facts
+        self._events = events
+        self._profiles = profiles
+        self._energy = energy
+        self._clocks = clocks
+        self._started_s = clocks.wall()
+        self._rates = Rates(clocks.steady())
+        self._wrong = 0
+        self._joined = 0
+        self._left = 0
+        self._present: set[int] = set()
+
+    def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
+        """Something happened to a device; see `Witness`."""
+        match kind:
+            case EventKind.JOIN if session is not None:
+                self._joined += 1
+                self._present.add(session.id)
+                text = f"{session.name}{f' ({text})' if text else ''}"
+            case EventKind.LEAVE | EventKind.QUARANTINE if session is not None:
+                if session.id in self._present:  # else it was turned away while it was probed
+                    self._present.remove(session.id)
+                    self._left += 1
+                    self._energy.ended(session, self._clocks.steady())
+                text = f"{session.name}: {text}" if text else session.name
+            case EventKind.WRONG:
+                self._wrong += 1
+                text = f"{session.name}: {text}" if session is not None else text
+            case EventKind.OVERDUE | EventKind.ASIDE if session is not None:
+                text = f"{session.name}: {text}"
+        self._events.add(kind, session.id if session is not None else 0, text)
+
+    def job_happened(self, kind: EventKind, text: str) -> None:
+        """Something happened to a job; in any thread."""
+        self._events.add(kind, 0, text)
+
+    def answer(self, question: Question) -> Answer:
+        """All of it, as the protocol's map.
+
+        Raises:
+            CleaveError: while the server starts.
+            UsageError: when there is no such job.
+        """
+        live = self.live
+        if live is None:
+            raise CleaveError("the server is still starting; try again")
+        now_s = self._clocks.steady()
+        coordinator = live.coordinator
+        sessions = [
+            session
+            for session in coordinator.sessions.values()
+            if session.state is not DeviceState.JOINING
+        ]
+        used = [self._energy.used(session, now_s) for session in sessions]
+        done, counters = coordinator.dispatcher.counters, live.counters()
+        now = Look(
+            now_s,
+            Sums(done.results, done.flops, counters.downlink_bytes, counters.uplink_bytes),
+            {session.id: _sums(session) for session in sessions},
+        )
+        before = self._rates.since(now)
+        return {
+            "server": self._server(),
+            "card": {
+                "egress_bytes_per_s": self._facts.egress_bytes_per_s,
+                "ingress_bytes_per_s": self._facts.ingress_bytes_per_s,
+            },
+            "totals": {
+                "blocks": done.results,
+                "flops": float(done.flops),  # msgpack's integers end at 2^64
+                "down_bytes": counters.downlink_bytes,
+                "up_bytes": counters.uplink_bytes,
+                "reissued": done.reissued + done.hedged,
+                "wrong": self._wrong,
+                "joined": self._joined,
+                "left": self._left,
+            },
+            "rates": _fleet_rates(before, now),
+            "job": self._job(question),
+            "devices": self._devices(live.coordinator, sessions, used, before, now),
+            "plan": _plan(coordinator.dispatcher, now_s),
+            "timeline": self._timeline(live, question.device, now_s),
+            "events": self._happenings(question.after_event),
+            "energy": self._energy.answer(used, self._power() if self._power else None),
+            "gemms": [
+                [work.id, work.title, work.predicted_s, work.took_s]
+                for work in coordinator.dispatcher.finished
+            ],
+        }
+
+    def _server(self) -> Answer:
+        facts = self._facts
+        return {
+            "version": facts.version,
+            "started_s": self._started_s,
+            "now_s": self._clocks.wall(),
+            "verify": facts.verify,
+            "name": facts.name,
+            "store": self._trouble(),
+        }
+
+    def _job(self, question: Question) -> Answer | None:
+        job = self._wanted(question.job)
+        if job is None:
+            return None
+        records: list[Mapping[str, Any]] = []
+        room = MAX_RECORDS_BYTES
+        first = min(question.after_record, len(job.records))
+        for record in job.records[first : first + MAX_RECORDS]:
+            plain = record.get("event") in ("step", "eval")
+            room -= _STEP_BYTES if plain else len(repr(record).encode())
+            if room < 0 and records:
+                break
+            records.append(record)
+        return {
+            "job": job.id,
+            "state": job.state.value,
+            "waits": job.waits,
+            "model": job.model,
+            "steps": job.steps,
+            "started_s": job.started_s,
+            "first_record": first,
+            "records": records,
+            "next_record": first + len(records),
+            "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
+        }
+
+    def _wanted(self, id: str) -> Job | None:
+        """The job that is asked for: the one of this id, else the running or latest one."""
+        if self.jobs is None:
+            return None
+        if id:
+            return self.jobs.find(id)
+        every = self.jobs.all()
+        running = (job for job in every if job.state is JobState.RUNNING)
+        return next(running, every[-1] if every else None)
+
+    def _devices(
+        self,
+        coordinator: Coordinator,
+        sessions: list[Session],
+        used: list[SessionEnergy],
+        before: Look,
+        now: Look,
+    ) -> Answer:
+        rows, room = [], MAX_DEVICES_BYTES
+        for session, energy in zip(sessions, used, strict=True):
+            row = self._row(coordinator, session, energy, before, now)
+            room -= _ROW_BYTES + len(f"{session.name}{session.reason[:_MAX_REASON]}".encode())
+            if room < 0:
+                break
+            rows.append(row)
+        by = Counter(
+            (self._kind(session), coordinator.state(session).value) for session in sessions
+        )
+        return {
+            "columns": list(DEVICE_COLUMNS),
+            "rows": rows,
+            "total": len(sessions),
+            "by": [[kind, state, count] for (kind, state), count in by.items()],
+        }
+
+    def _kind(self, session: Session) -> str | None:
+        """Of its profile, else as it says itself."""
+        profile = self._profiles.get(session.profile)
+        kind = profile.kind if profile is not None else session.kind
+        return kind.value if kind is not None else None
+
+    def _row(
+        self,
+        coordinator: Coordinator,
+        session: Session,
+        energy: SessionEnergy,
+        before: Look,
+        now: Look,
+    ) -> list[object]:
+        profile, rates = self._profiles.get(session.profile), session.rates
+        did, earlier = now.devices[session.id], before.devices.get(session.id, Sums())
+        # Since the earlier look, or since it joined.
+        window_s = now.at_s - max(before.at_s, session.opened_s)
+        down_per_s = up_per_s = None
+        if window_s > 0:
+            down_per_s = (did.down_bytes - earlier.down_bytes) / window_s
+            up_per_s = (did.up_bytes - earlier.up_bytes) / window_s
+        computed_s = did.compute_s - earlier.compute_s
+        if computed_s <= 0:  # nothing in the window: since it joined
+            computed_s, earlier = did.compute_s, Sums()
+        flops_per_s = (did.flops - earlier.flops) / computed_s if computed_s > 0 else None
+        stated = profile.flops_per_s if profile is not None else rates and rates.flops_per_s
+        return [
+            session.id,
+            str(session.identity) if session.identity is not None else None,
+            session.name,
+            self._kind(session),
+            coordinator.state(session).value,
+            session.reason[:_MAX_REASON],
+            _reputation(session, checked=coordinator.verify),
+            session.blocks,
+            session.compute_s,
+            session.downlink_bytes,
+            session.uplink_bytes,
+            down_per_s,
+            up_per_s,
+            flops_per_s,
+            rates.downlink_bytes_per_s if rates is not None else None,
+            rates.uplink_bytes_per_s if rates is not None else None,
+            stated,
+            2 * rates.latency_s if rates is not None else None,
+            energy.energy_j,
+            energy.basis.value,
+            session.failures,
+        ]
+
+    def _timeline(self, live: Live, device: int, now_s: float) -> Answer | None:
+        if device not in live.coordinator.sessions:
+            return None
+        wall_s = self._clocks.wall() - now_s
+        return {
+            "device": device,
+            "spans": [
+                [lane.value, start_s + wall_s, end_s + wall_s]
+                for lane, start_s, end_s in live.timeline(device)
+            ],
+        }
+
+    def _happenings(self, after: int) -> Answer:
+        events, last = self._events.after(after, MAX_EVENTS)
+        return {
+            "columns": list(EVENT_COLUMNS),
+            "rows": [
+                [event.id, event.time_s, event.kind.value, event.device, event.text]
+                for event in events
+            ],
+            "last": last,
+        }
+
+
+def _sums(session: Session) -> Sums:
+    return Sums(
+        session.blocks,
+        session.flops,
+        session.downlink_bytes,
+        session.uplink_bytes,
+        session.compute_s,
+    )
+
+
+def _fleet_rates(before: Look, now: Look) -> Answer:
+    window_s = now.at_s - before.at_s
+    names = ("blocks_per_s", "flops_per_s", "egress_bytes_per_s", "ingress_bytes_per_s")
+    if window_s <= 0:
+        return {"window_s": None, **dict.fromkeys(names)}
+    each = zip(names, before.fleet[:4], now.fleet[:4], strict=True)
+    return {"window_s": window_s, **{name: (new - old) / window_s for name, old, new in each}}
+
+
+def _reputation(session: Session, *, checked: bool) -> str:
+    reputation = session.reputation
+    if reputation.wrong:
+        return f"{reputation.wrong} wrong"
+    if not checked:
+        return "unchecked"
+    return "good" if reputation.known else "new"
+
+
+def _plan(dispatcher: Dispatcher, now_s: float) -> Answer | None:
+    """The GEMM that is under way for longest."""
+    work, begun_s = dispatcher.oldest or (None, 0.0)
+    if not isinstance(work, GemmWork):
+        return None
+    tiles = []
+    for progress in list(work.tiles.values())[:MAX_TILES]:
+        box = progress.tile
+        bounds = [edge for side in (box.m, box.n, box.k) for edge in (side.start, side.stop)]
+        tiles.append([progress.device, *bounds, progress.blocks, progress.done])
+    return {
+        "name": work.title,
+        "m": work.gemm.m,
+        "n": work.gemm.n,
+        "k": work.gemm.k,
+        "predicted_s": work.expected_s,
+        "elapsed_s": now_s - begun_s,
+        "generation": work.id,
+        "tiles": tiles,
+    }

@@ -1,0 +1,126 @@
+"""What a server is besides its fleet: the folder, the store, who may come in, the operators."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cleave.energy.grid import Grid
+from cleave.energy.typical import load_typical
+from cleave.machine.sensors import PowerMeter, Sensors
+from cleave.server.api.device_admin import Desk
+from cleave.server.api.event_log import EventLog
+from cleave.server.api.operator import OperatorSessions
+from cleave.server.api.overview import Overview, ServerFacts
+from cleave.server.auth.access import Access, Clocks
+from cleave.server.auth.codes import CREDENTIAL_BYTES
+from cleave.server.fleet_server import ServedFleet
+from cleave.server.http.metrics import Metrics
+from cleave.server.http.pages import Pages
+from cleave.server.http.routes import Site
+from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.job_energy import JobMeter
+from cleave.server.jobs.own_power import OwnPower
+from cleave.server.store.data_folder import DataFolder, default_folder
+from cleave.server.store.job_history import JobHistory
+from cleave.server.store.store import Store
+from profiles.library import load_profiles
+
+KEEP_NOTHING: Final = "none"
+"""Instead of a folder: everything is forgotten when the server ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """See the module's text. Made by `open_office`."""
+
+    access: Access
+    history: JobHistory
+    desk: Desk
+    operators: OperatorSessions
+    overview: Overview
+    site: Site
+    energy: EnergyMeter
+    power: OwnPower
+    operator_token: str
+    viewer_token: str
+    folder: DataFolder | None
+
+    @property
+    def url_file(self) -> Path | None:
+        """Where the operator's URL is kept while the server runs; None for nowhere."""
+        return self.folder.url_path if self.folder is not None else None
+
+    def meter(self, fleet: ServedFleet) -> JobMeter:
+        """Measures a job from now on."""
+        return JobMeter(fleet.live, self.energy, self.power)
+
+    def open(self, fleet: ServedFleet) -> None:
+        """The fleet listens: operators can be served, and find the server."""
+        self.desk.sessions = fleet
+        self.overview.live = fleet.live
+        if self.folder is not None:
+            self.folder.write_url(fleet.operator_url)
+
+
+@contextmanager
+def open_office(
+    data: str,
+    operator_token: str,
+    fleet_credential: str,
+    log: Callable[[str], None],
+    facts: ServerFacts | None = None,
+    grid: Grid | None = None,
+    ps_watts: float | None = None,
+) -> Iterator[Office]:
+    """All of it, as long as the block lasts; leave the fleet's own block first.
+
+    Args:
+        data: the server's folder; empty for the default one, `none` for nothing that lasts.
+        operator_token: what operators must show; empty for the one in the folder.
+        fleet_credential: see `Access`.
+        log: takes a line for the server's own output.
+        facts: what overviews say of the server; nothing when None.
+        grid: of the electricity that devices use; None where nobody said.
+        ps_watts: what this machine draws at the socket; None where nobody said.
+
+    Raises:
+        CleaveError: when the folder cannot be used.
+    """
+    with ExitStack() as stack:
+        folder = None
+        if data != KEEP_NOTHING:
+            folder = stack.enter_context(DataFolder(Path(data) if data else default_folder()))
+            stack.callback(folder.remove_url)
+        store = Store(folder.store_path if folder is not None else None)
+        stack.callback(store.close)
+        kept = folder.operator_token() if folder is not None else ""
+        token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
+        viewer = folder.viewer_token() if folder is not None else ""
+        viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
+        access = Access(store, token, viewer, fleet_credential=fleet_credential, complain=log)
+        stack.callback(access.close)
+        history = JobHistory(store, access.ledger, time.time)
+        desk = Desk(access, history.all, time.time)
+        profiles = load_profiles()
+        energy = EnergyMeter(profiles.values(), load_typical(), grid)
+        power = OwnPower(PowerMeter(Sensors()), ps_watts)
+        overview = Overview(
+            facts or ServerFacts(),
+            EventLog(time.time),
+            profiles,
+            energy,
+            Clocks(),
+            power.used,
+            lambda: access.ledger.trouble,
+        )
+        operators = OperatorSessions(desk, overview)
+        site = Site(Pages.of_package(), Metrics(overview, access.admit_operator))
+        yield Office(
+            access, history, desk, operators, overview, site, energy, power, token, viewer, folder
+        )

@@ -1,0 +1,1 @@
+"""Who may come in: join codes, credentials, operators' tokens."""

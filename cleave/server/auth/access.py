@@ -1,0 +1,314 @@
+"""Who may come in: join codes are exchanged for credentials, operators show a token."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from cleave.errors import UsageError
+from cleave.protocol.messages import ErrorCode, Hello
+from cleave.scheduler.admission import (
+    Admission,
+    Clearance,
+    Contribution,
+    Refusal,
+    Verdict,
+    clean_name,
+    one_is,
+    same_secret,
+)
+from cleave.scheduler.conduct import Conduct
+from cleave.server.auth.codes import (
+    ALPHABET,
+    CODE_LIFE_S,
+    CREDENTIAL_BYTES,
+    hash_secret,
+    new_code,
+    read_code,
+)
+from cleave.server.auth.rate_limit import Attempts
+from cleave.server.store.access_status import Standings
+from cleave.server.store.store import Absence, CodeRecord, DeviceRecord, Standing, Store, StoreError
+from cleave.server.store.writer import RETRY_S, Ledger
+
+FAULTS_COUNT_S: Final = 86400.0
+"""How long a wrong result counts against its device: bits flip now and then on every machine."""
+
+STORE_RETRY_S: Final = 10.0
+"""When a device is told to try again while the store cannot be used."""
+
+MAX_USES: Final = 100_000
+MAX_LIFE_S: Final = 30 * 86400.0
+"""Of a join code."""
+
+_SERVER_ID_LENGTH: Final = 10
+_NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The time, twice.
+
+    Attributes:
+        wall: Unix time, in seconds.
+        steady: seconds that never go back.
+    """
+
+    wall: Callable[[], float] = time.time
+    steady: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCode:
+    """A new join code: the one moment in which it is known in clear."""
+
+    text: str
+    record: CodeRecord
+
+
+class Redeemed(Protocol):
+    """Told that a join code was used."""
+
+    def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
+
+
+class Access:
+    """The doorkeeper of a server that knows its devices; see `Doorkeeper`.
+
+    A device comes with a credential of its own, or with a join code, for which it gets one. What is
+    right is let in however often this address failed: others may share it, and a credential cannot
+    be guessed. Wrong attempts and all codes are limited per address.
+
+    Args:
+        store: what is known.
+        operator_token, viewer_token: what operators must show, and those who may only look; no
+            viewer is let in where that is empty.
+        fleet_credential: lets in any number of devices of which nothing is kept; empty for none.
+        clocks: the time.
+        random_bytes: random credentials, of so many bytes, as text.
+        choose: picks a random character.
+        complain: told when the store cannot be written.
+        retry_s: after which what could not be written is tried again.
+
+    Attributes:
+        server: the server's id.
+        ledger: what is still to be written.
+        standings: what is decided of devices and codes, written or not.
+        on_redeemed: told when a code was used, and by which device; in the server's loop.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        operator_token: str,
+        viewer_token: str = "",
+        *,
+        fleet_credential: str = "",
+        clocks: Clocks = Clocks(),
+        random_bytes: Callable[[int], str] = secrets.token_urlsafe,
+        choose: Callable[[str], str] = secrets.choice,
+        complain: Callable[[str], None] | None = None,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self.store = store
+        self.on_redeemed: Redeemed | None = None
+        self._operator_token = operator_token
+        self._viewer_token = viewer_token
+        self._fleet_credential = fleet_credential
+        self._clocks = clocks
+        self._random_bytes = random_bytes
+        self._choose = choose
+        self._complain = complain or (lambda text: None)
+        self._attempts = Attempts(clocks.steady)
+        id = "".join(choose(ALPHABET) for _ in range(_SERVER_ID_LENGTH))
+        self.server = store.fact("server", id)
+        self.ledger = Ledger(store, clocks.wall, self._complain, retry_s)
+        self.standings = Standings(store, self.ledger, clocks.wall)
+
+    # --- devices ---
+
+    def admit(self, hello: Hello, address: str) -> Verdict:
+        """See `Doorkeeper.admit`."""
+        try:
+            return self._admit(hello, address)
+        except StoreError as error:
+            self._complain(str(error))
+            reason = "the server cannot use its store just now; try again later"
+            return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
+
+    def _admit(self, hello: Hello, address: str) -> Verdict:
+        keys = [key for key in (hello.credential, hello.join_code) if key]
+        if self._fleet_credential and one_is(keys, self._fleet_credential):
+            return Admission()
+        device = self.store.device_of(hash_secret(hello.credential))
+        device = self.standings.of(device) if device is not None else None
+        if device is not None and device.standing is Standing.ADMITTED:
+            if hello.measure:
+                return Admission(measured_by=f"device {device.id}", measures=device.id)
+            return self._welcome(device)
+        if device is not None and device.standing is Standing.QUARANTINED:
+            return Refusal(ErrorCode.QUARANTINED, _quarantined(device))
+        wait_s = self._attempts.wait_s(address)
+        if wait_s > 0:
+            reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
+            return Refusal(ErrorCode.LIMIT, reason, wait_s)
+        verdict = self._redeem(hello, read_code(keys[-1]) if keys else "", device)
+        if isinstance(verdict, Refusal):
+            self._attempts.failed(address)
+        return verdict
+
+    def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> Verdict:
+        """Exchange a code for a credential.
+
+        Args:
+            hello: who wants to.
+            text: the code as it is meant; empty where there is none.
+            device: that came with a credential which is revoked.
+        """
+        code = self.store.code(hash_secret(text)) if text else None
+        code = self.standings.code(code) if code is not None else None
+        now_s = self._clocks.wall()
+        if code is None or not code.is_open(now_s):
+            if device is not None:
+                why = f": {device.reason}" if device.reason else ""
+                text = f"this device's credential was revoked{why}; to join again, {_NEW_CODE}"
+                return Refusal(ErrorCode.CREDENTIAL, text)
+            return Refusal(ErrorCode.CREDENTIAL, self._what_is_wrong(hello, text, code))
+        if hello.measure:
+            # It does no work, and uses no code up: as many may as the code is still good for.
+            return Admission(measured_by=f"code {code.id}", at_once=code.uses - code.used)
+        credential = self._random_bytes(CREDENTIAL_BYTES)
+        hashed = hash_secret(credential)
+        new = self.store.redeem(code.id, clean_name(hello.name) or "device", hashed, now_s)
+        if new is None:
+            return Refusal(ErrorCode.CREDENTIAL, f"this join code was just used; {_NEW_CODE}")
+        if self.on_redeemed is not None:
+            self.on_redeemed(code, new, self)
+        return self._welcome(new, credential)
+
+    def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
+        if not hello.credential and not hello.join_code:
+            return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
+        if not text:
+            return f"this server does not know this credential, nor is it a join code; {_NEW_CODE}"
+        if code is None:
+            return f"this server knows no such join code; check it, or {_NEW_CODE}"
+        if code.void:
+            return f"this join code is void: {code.void}; {_NEW_CODE}"
+        if code.used >= code.uses:
+            return (
+                f"this join code has been used already, and not by this device under this name; "
+                f"{_NEW_CODE}"
+            )
+        return f"this join code has expired; {_NEW_CODE}"
+
+    def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
+        now_s = self._clocks.wall()
+        self.ledger.soon(lambda: self.store.arrived(device.id, now_s))
+        counted = self.standings.faults_since(device.id, now_s - FAULTS_COUNT_S)
+        return Admission(device.id, device.name, credential, *counted, device.conduct)
+
+    def failed(self, address: str) -> None:
+        """See `Doorkeeper.failed`."""
+        self._attempts.failed(address)
+
+    def departed(self, identity: int, reason: str, *, lost: bool) -> None:
+        """See `Doorkeeper.departed`."""
+        absence, now_s = Absence.LOST if lost else Absence.AWAY, self._clocks.wall()
+        self.ledger.soon(lambda: self.store.departed(identity, absence, reason, now_s))
+
+    def contributed(self, identity: int, done: Contribution) -> None:
+        """See `Doorkeeper.contributed`."""
+        self.ledger.add(identity, done)
+
+    def conducted(self, identity: int, conduct: Conduct) -> None:
+        """See `Doorkeeper.conducted`."""
+        self.ledger.soon(lambda: self.store.conducted(identity, conduct))
+
+    def faulted(self, identity: int, fault: str, penalty: float) -> None:
+        """See `Doorkeeper.faulted`."""
+        self.standings.fault(identity, fault, penalty)
+
+    def quarantined(self, identity: int, reason: str) -> None:
+        """See `Doorkeeper.quarantined`. It holds at once: it must not come back in meanwhile."""
+        name = f"device {identity}"
+        self.standings.decide(identity, name, Standing.QUARANTINED, reason)
+
+    def codes(self) -> list[CodeRecord]:
+        """Every join code that is still known, oldest first."""
+        return [self.standings.code(code) for code in self.store.codes()]
+
+    def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
+        """Make void what a device came by, or it comes again as another.
+
+        Returns:
+            The join codes that others could still have used.
+        """
+        now_s = self._clocks.wall()
+        # Of a device that came before this was kept, all codes that it can have come by.
+        its = [
+            code
+            for code in self.codes()
+            if code.is_open(now_s)
+            and (code.id == device.code or (device.code is None and code.used and not code.made_s))
+        ]
+        for code in its:
+            self.standings.void(code.id, "a device that came by it was revoked")
+        return its
+
+    # --- operators ---
+
+    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
+        """See `Doorkeeper.admit_operator`."""
+        operates = same_secret(credential, self._operator_token)
+        views = same_secret(credential, self._viewer_token)
+        if operates:
+            return Clearance.OPERATOR
+        if views and self._viewer_token:
+            return Clearance.VIEWER
+        wait_s = self._attempts.wait_s(address)
+        if wait_s > 0:
+            reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
+            return Refusal(ErrorCode.LIMIT, reason, wait_s)
+        self._attempts.failed(address)
+        reason = (
+            "the operator's token is not valid, nor is it a viewer's; use the operator's URL that "
+            "the server wrote to operator.url in its data folder, or the address that "
+            "`cleave dashboard` prints"
+        )
+        return Refusal(ErrorCode.CREDENTIAL, reason)
+
+    def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S) -> JoinCode:
+        """Make a join code.
+
+        Args:
+            uses: for how many devices.
+            life_s: seconds until it expires.
+
+        Raises:
+            UsageError: for numbers that make no sense.
+        """
+        if not 1 <= uses <= MAX_USES:
+            raise UsageError(f"a join code for {uses} devices is none; give 1 to {MAX_USES}")
+        if not 0 < life_s <= MAX_LIFE_S:
+            raise UsageError(
+                f"a join code cannot be valid for {life_s:g} s; give up to {MAX_LIFE_S / 60:.0f} "
+                f"minutes"
+            )
+        text, now_s = new_code(self._choose), self._clocks.wall()
+        record = self.store.add_code(hash_secret(read_code(text)), uses, now_s + life_s, now_s)
+        return JoinCode(text, record)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.ledger.close()
+
+
+def _quarantined(device: DeviceRecord) -> str:
+    return (
+        f"this device is in quarantine: {device.reason}; find out why it computes wrong results, "
+        f"then ask the server's operator to let it back in (`cleave devices release`)"
+    )

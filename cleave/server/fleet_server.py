@@ -1,0 +1,449 @@
+"""A fleet that listens: devices join it over WebSockets; the same port answers plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as serve_websockets
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+
+from cleave.errors import ProtocolError, UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.planner.plan import Planner
+from cleave.planner.planner import TilePlanner
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import ErrorCode, Role
+from cleave.scheduler.admission import Clearance, Doorkeeper, OneKey, Refusal, clean_text
+from cleave.scheduler.check_policy import Verification
+from cleave.scheduler.fleet_events import Witness
+from cleave.scheduler.session_manager import FULL_RETRY_S, Coordinator, other_version
+from cleave.server.runtime import LiveShell
+from cleave.transport import listener
+from cleave.transport.addresses import bracketed, origins, parse_origin
+from cleave.transport.connect import plain_reason
+from cleave.transport.connection import (
+    WRITE_LIMIT_BYTES,
+    Connection,
+    ConnectionLostError,
+    CutError,
+    WebSocketConnection,
+)
+from cleave.transport.connection_limits import ConnectionLimits
+from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_request
+from cleave.transport.join_url import JOIN_PATH, JoinUrl
+from cleave.transport.listener import GuardedConnection
+from cleave.transport.rejection_log import RefusalLog
+from cleave.transport.tls import Exposure, Security, expose
+
+WEBSOCKET_PATH = "/ws"
+
+_MAX_REASON: Final = 200  # characters of why a session ended
+
+_WHY: Final = {
+    ErrorCode.CREDENTIAL: "wrong credential",
+    ErrorCode.VERSION: "another version of the protocol",
+    ErrorCode.PROTOCOL: "its first message was no acceptable hello",
+    ErrorCode.QUARANTINED: "it is in quarantine",
+}
+"""What is logged of those that are refused, never what they sent; a limit says which it is."""
+
+OperatorHandler = Callable[[Connection, messages.Hello, Clearance], Awaitable[None]]
+
+
+class ServedFleet(Fleet):
+    """A fleet of devices that join over the network. Made by `serve`.
+
+    Attributes:
+        address: where it listens: `url` without the credential.
+        url: what a device needs to join, its credential included.
+        page_url: the same as a page that a browser opens.
+        operator_url: likewise for operators.
+        dashboard_url: the page for those who may only look; empty where there are none.
+        fingerprint: of the certificate, where clients are to pin it; else empty.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        credential: str,
+        operator_credential: str,
+        viewer_credential: str,
+        planner: Planner,
+        notify: Callable[[str], None] | None,
+        operator: OperatorHandler | None,
+        witness: Witness | None,
+        pages: HttpHandler | None,
+        verify: Verification | str | bool,
+        door: Doorkeeper | None,
+        exposure: Exposure,
+        allow_origins: tuple[str, ...],
+        allowed: ConnectionLimits,
+    ) -> None:
+        door = door if door is not None else OneKey(credential, operator_credential)
+        coordinator = Coordinator(verify=verify, door=door, max_devices=allowed.devices)
+        self._live = LiveShell(coordinator, notify, witness)
+        super().__init__(self._live, planner)
+        self.fingerprint = exposure.fingerprint
+        self._exposure = exposure
+        self._allowed = allowed
+        self._say = notify or (lambda _: None)
+        self._origins = frozenset(allow_origins)
+        self._present = dict.fromkeys(Clearance, 0)
+        self._operator = operator
+        self._pages = pages
+        self._credential = credential
+        self._operator_credential = operator_credential
+        self._viewer_credential = viewer_credential
+        self._stop: asyncio.Event | None = None
+        self._failure: BaseException | None = None
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._main(host, port, started)),
+            name="cleave-server",
+            daemon=True,
+        )
+        self._thread.start()
+        started.wait()
+        if self._failure is not None:
+            raise UsageError(
+                f"cannot listen on {host}:{port} ({plain_reason(self._failure)}); "
+                f"choose another --port, or stop what uses it"
+            )
+
+    async def _main(self, host: str, port: int, started: threading.Event) -> None:
+        loop = self._live.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        log = RefusalLog(self._say, lambda: datetime.now().astimezone(), loop.call_later)
+        entrance = listener.Entrance(self._allowed, log, loop)
+        context = self._exposure.context
+        secured: dict[str, Any] = {} if context is None else {"ssl": context}
+        try:
+            sockets = listener.listen(host, port, entrance)
+            servers = [
+                await serve_websockets(
+                    self._accept,
+                    sock=socket,
+                    backlog=listener.BACKLOG,
+                    process_request=self._answer_http,
+                    compression=None,
+                    max_size=limits.MAX_MESSAGE_BYTES,
+                    ping_interval=None,  # the protocol has heartbeats of its own
+                    write_limit=WRITE_LIMIT_BYTES,
+                    open_timeout=self._allowed.handshake_s,
+                    server_header=None,
+                    logger=_quiet(self._say),
+                    create_connection=cast(
+                        type[ServerConnection], partial(GuardedConnection, entrance)
+                    ),
+                    **secured,
+                )
+                for socket in sockets
+            ]
+        except (OSError, OverflowError) as error:
+            self._failure = error
+            started.set()
+            return
+        self._announce_addresses(int(sockets[0].getsockname()[1]))
+        watch = asyncio.create_task(self._live.watch())
+        started.set()
+        await self._stop.wait()
+        watch.cancel()
+        for server in servers:
+            server.close(close_connections=False)
+        await self._live.end_sessions()
+        for server in servers:
+            server.close()
+        for server in servers:
+            await server.wait_closed()
+        log.flush()
+
+    def _announce_addresses(self, port: int) -> None:
+        shown, secure = self._exposure, self._exposure.context is not None
+        scheme = "wss" if secure else "ws"
+        self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
+        self.url = self.join_url(self._credential)
+        self.page_url = self.join_page_url(self._credential)
+        self.operator_url = JoinUrl(
+            self.address, self._operator_credential, fingerprint=shown.fingerprint
+        ).text
+        viewer = JoinUrl(self.address, self._viewer_credential)
+        self.dashboard_url = viewer.page("/") if viewer.credential else ""
+        self._origins |= origins(shown.names, port, secure=secure)
+
+    async def _accept(self, socket: ServerConnection) -> None:
+        assert isinstance(socket, GuardedConnection)
+        connection = WebSocketConnection(socket)
+        socket.opened()
+        door = self._live.coordinator.door
+        try:
+            async with asyncio.timeout(socket.time_left_s):
+                first = decode(await connection.receive())
+            if isinstance(first, messages.Hello) and first.role is Role.OPERATOR:
+                await self._accept_operator(socket, connection, first)
+            else:
+                answered = partial(_answered, socket)
+                await self._live.session(connection, first, _address(socket), answered)
+        except CutError:
+            door.failed(_address(socket))
+        except ConnectionLostError:
+            return
+        except TimeoutError:
+            late = messages.Error(ErrorCode.LIMIT, "no hello came in time")
+            await _refuse(socket, connection, late)
+        except ProtocolError as broken:
+            door.failed(_address(socket))
+            await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
+
+    async def _accept_operator(
+        self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
+    ) -> None:
+        door = self._live.coordinator.door
+        if hello.version != limits.VERSION:
+            error = messages.Error(
+                ErrorCode.VERSION, other_version(hello), versions=(limits.VERSION,)
+            )
+            await _refuse(socket, connection, error)
+            return
+        verdict = door.admit_operator(hello.credential, _address(socket))
+        if isinstance(verdict, Refusal):
+            error = messages.Error(verdict.code, verdict.reason, verdict.retry_after_s)
+            await _refuse(socket, connection, error)
+        elif self._present[verdict] >= self._allowed.operators:
+            reason = f"this server takes {self._allowed.operators} {verdict.value}s and has them"
+            error = messages.Error(ErrorCode.LIMIT, reason, FULL_RETRY_S)
+            await _refuse(socket, connection, error)
+        elif self._operator is None:
+            reason = "this server takes no operators: it belongs to a program that trains already"
+            await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
+        else:
+            socket.admitted(limits.MAX_HEADER_BYTES)  # it has no arrays to send
+            self._present[verdict] += 1
+            try:
+                await self._operator(connection, hello, verdict)
+            finally:
+                self._present[verdict] -= 1
+
+    def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
+        """Answer what is no WebSocket."""
+        assert isinstance(socket, GuardedConnection)
+        secure = self._exposure.context is not None
+        asked = read_request(request.path, request.headers, _address(socket), secure=secure)
+        if asked.path != WEBSOCKET_PATH:
+            return self._answer_plain(socket, request.method, asked)
+        stated = request.headers.get_all("Origin")  # browsers state it, other clients do not
+        if any(origin.lower() not in self._origins for origin in stated):
+            socket.refused("a web page of another origin, which --allow-origin would allow")
+            return socket.respond(HTTPStatus.FORBIDDEN, "pages of this origin may not connect\n")
+        return None
+
+    def _answer_plain(self, socket: GuardedConnection, method: str, asked: HttpRequest) -> Response:
+        if method not in ("GET", "HEAD"):
+            socket.refused("it asked with another method than GET")
+            answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
+            return _response(answer.having(("Allow", "GET, HEAD")))
+        found = HttpAnswer.text(HTTPStatus.OK, "ok\n") if asked.path == "/healthz" else None
+        if found is None and self._pages is not None:
+            found = self._pages(asked)
+        if found is None:
+            socket.refused("it asked for a path that does not exist")
+            return _response(HttpAnswer.text(HTTPStatus.NOT_FOUND, "nothing is here\n"))
+        socket.answered()
+        return _response(found, head=method == "HEAD")
+
+    def join_url(self, credential: str) -> str:
+        """What a device needs to join with this credential or join code."""
+        return self._joining(credential).text
+
+    def join_page_url(self, credential: str) -> str:
+        """Likewise, for browsers: the join page. `cleave join` takes it as well."""
+        return self._joining(credential).page(JOIN_PATH)
+
+    def _joining(self, credential: str) -> JoinUrl:
+        server = self._live.coordinator.door.server
+        return JoinUrl(self.address, credential, server, self.fingerprint)
+
+    @property
+    def live(self) -> LiveShell:
+        """What runs the sessions, for those who look on from the server's loop."""
+        return self._live
+
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """End the sessions of a device, and tell it why. Call it in the server's loop."""
+        self._live.end_identity(identity, code, reason)
+
+    def credit(self) -> None:
+        """Have the doorkeeper told what devices did up to now. Call it in the server's loop."""
+        self._live.credit()
+
+    def describe_devices(self) -> list[dict[str, object]]:
+        """The connected devices, as plain values. Call it in the server's loop."""
+        coordinator = self._live.coordinator
+        return [
+            {
+                "device": session.id,
+                "identity": session.identity,
+                "name": session.name,
+                "state": coordinator.state(session).value,
+                "reason": session.reason,
+                "blocks": session.blocks,
+                "compute_s": session.compute_s,
+                "failures": session.failures,
+                "failure": session.setbacks.last,
+            }
+            for session in coordinator.sessions.values()
+        ]
+
+    def close(self) -> None:
+        """Say bye to the devices, stop listening, end the server's thread."""
+        super().close()
+        loop, stop = self._live.loop, self._stop
+        if loop is not None and stop is not None and self._thread.is_alive():
+            loop.call_soon_threadsafe(stop.set)
+            self._thread.join()
+
+
+def _address(socket: ServerConnection) -> str:
+    peer = socket.remote_address
+    return str(peer[0]) if peer else ""
+
+
+def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
+    """An answer as the WebSocket library sends it; the connection ends after it."""
+    length = str(len(answer.body))
+    headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
+    body = b"" if head else answer.body
+    return Response(answer.status, HTTPStatus(answer.status).phrase, headers, body)
+
+
+def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
+    """Note how a hello was answered, or why the session of a device that was let in is over."""
+    if refusal is None:
+        socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
+    elif socket.inside:
+        said = clean_text(refusal.message, _MAX_REASON)
+        socket.refused(f"the session of {name} ended ({refusal.code.value}): {said}")
+    elif refusal.code is ErrorCode.LIMIT:
+        socket.refused(refusal.message)  # our own sentence, with numbers
+    else:
+        socket.refused(_WHY.get(refusal.code, refusal.code.value))
+
+
+async def _refuse(
+    socket: GuardedConnection, connection: Connection, message: messages.Error
+) -> None:
+    _answered(socket, message)
+    try:
+        await connection.send(encode(message))
+        await connection.close()
+    except ConnectionLostError:
+        return
+
+
+class _Errors(logging.Handler):
+    """Passes on that something of the server's own broke."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        # A handshake that fails is a stranger's: the log of refusals has it.
+        if error is not None and record.msg != "opening handshake failed":
+            self._say(f"unexpected {type(error).__name__} in a session: {error}")
+
+
+def _quiet(say: Callable[[str], None]) -> logging.Logger:
+    """A logger for the WebSocket library that is not part of the program's own.
+
+    At level DEBUG it would write what is sent and received, credentials included, and every stray
+    request would write a traceback.
+    """
+    logger = logging.Logger("cleave.websockets", logging.ERROR)
+    logger.addHandler(_Errors(say))
+    return logger
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    credential: str | None = None,
+    operator_credential: str | None = None,
+    viewer_credential: str = "",
+    planner: Planner | None = None,
+    notify: Callable[[str], None] | None = None,
+    operator: OperatorHandler | None = None,
+    pages: HttpHandler | None = None,
+    witness: Witness | None = None,
+    verify: Verification | str | bool = True,
+    door: Doorkeeper | None = None,
+    security: Security | None = None,
+    allowed: ConnectionLimits | None = None,
+) -> ServedFleet:
+    """Listen for devices in this process, in a thread of its own.
+
+    Args:
+        host: the address to listen on; `0.0.0.0` for every network of this machine.
+        port: 0 for any free one.
+        credential: what devices must know; a random one unless given. It is part of `url`.
+        operator_credential: likewise for operators, in `operator_url`.
+        viewer_credential: what `dashboard_url` holds; who may use it says `door`.
+        planner: who chooses the tiles.
+        notify: called with a line when devices come and go, in the server's thread.
+        operator: serves operator sessions; refused when None.
+        witness: told of what happens to devices, in the server's thread.
+        pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
+        verify: which results to check before they are used (`cleave.verify`), as `cleave serve
+            --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
+            computed elsewhere, and a device that sends several, or one that is wrong as a whole,
+            is quarantined.
+        door: who decides which devices and operators may come in, where that is more than to know
+            the credentials; these are then only what the URLs hold.
+        security: TLS, and from which web pages browsers may connect. By default plain on
+            loopback, and with a certificate of its own elsewhere, whose fingerprint is in `url`.
+        allowed: how many may connect, and how long they may take.
+
+    Raises:
+        UsageError: when the address cannot be listened on, or TLS lacks something, or
+            `verify` is none of these.
+
+    Example:
+        >>> with serve() as fleet:
+        ...     fleet.url.startswith("ws://127.0.0.1:")
+        True
+    """
+    security, allowed = security or Security(), allowed or ConnectionLimits()
+    descriptors = listener.open_files_limit()
+    return ServedFleet(
+        host,
+        port,
+        credential=secrets.token_urlsafe(24) if credential is None else credential,
+        operator_credential=(
+            secrets.token_urlsafe(24) if operator_credential is None else operator_credential
+        ),
+        viewer_credential=viewer_credential,
+        planner=planner or TilePlanner(),
+        notify=notify,
+        operator=operator,
+        witness=witness,
+        pages=pages,
+        verify=verify,
+        door=door,
+        exposure=expose(host, security, datetime.now(UTC)),
+        allow_origins=tuple(parse_origin(origin) for origin in security.allow_origins),
+        allowed=allowed if descriptors is None else allowed.within(descriptors),
+    )

@@ -1,0 +1,1 @@
+"""What the server answers to plain HTTP: pages and metrics."""

@@ -1,0 +1,152 @@
+"""`/metrics` for Prometheus: the figures of an overview, read when it is asked for."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from cleave.errors import CleaveError
+from cleave.scheduler.admission import Clearance, Refusal
+from cleave.server.api.overview import Overview, Question
+from cleave.transport.addresses import LOOPBACK_NAMES
+from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
+
+PATH: Final = "/metrics"
+
+_TOTALS: Final = {
+    "blocks": ("cleave_blocks", "Results that were used."),
+    "flops": ("cleave_flops", "Floating-point operations of these results."),
+    "down_bytes": ("cleave_downlink_bytes", "Bytes sent to devices."),
+    "up_bytes": ("cleave_uplink_bytes", "Bytes received from devices."),
+    "reissued": ("cleave_reissued_units", "Units that were given to other devices."),
+    "wrong": ("cleave_wrong_results", "Results that were checked and wrong."),
+    "joined": ("cleave_devices_joined", "Sessions of devices that began."),
+    "left": ("cleave_devices_left", "Sessions of devices that ended."),
+}
+_STEP: Final = {
+    "step": ("cleave_job_step", "The last optimizer step that is done."),
+    "loss": ("cleave_job_loss", "Training loss of that step."),
+    "tokens": ("cleave_job_step_tokens", "Tokens of that step."),
+    "wall_s": ("cleave_job_step_seconds", "Time that it took."),
+    "fleet_s": ("cleave_job_step_fleet_seconds", "Time of it spent waiting for devices."),
+    "ps_s": ("cleave_job_step_server_seconds", "Time of it spent on the server."),
+}
+_ENERGY: Final = {
+    "devices_j": ("cleave_devices_energy_joules", "Energy that devices used, where it is known."),
+    "ps_j": ("cleave_server_energy_joules", "Energy that the server's machine used, if known."),
+    "gco2e": ("cleave_devices_carbon_grams", "Carbon of that energy, grams of CO2 equivalent."),
+}
+
+Admit = Callable[[str, str], Clearance | Refusal]
+"""See `Doorkeeper.admit_operator`."""
+
+
+class _OverviewCollector(Collector):
+    """Turns an overview into metrics; what is not known is left out."""
+
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, now."""
+        seen = self._overview.answer(Question())
+        server = seen["server"]
+        facts = {name: str(server[name]) for name in ("version", "name", "verify")}
+        yield InfoMetricFamily("cleave_server", "The server.", value=facts)
+        yield _gauge("cleave_start_time_seconds", "When it was started.", server["started_s"])
+        for key, (name, text) in _TOTALS.items():
+            yield CounterMetricFamily(name, text, value=seen["totals"][key])
+        yield _devices(seen["devices"])
+        for way in ("egress", "ingress"):
+            rate = seen["card"][f"{way}_bytes_per_s"]
+            if rate is not None:
+                yield _gauge(f"cleave_card_{way}_bytes_per_second", "Of its network card.", rate)
+        for key, (name, text) in _ENERGY.items():
+            if seen["energy"][key] is not None:
+                yield _gauge(name, text, seen["energy"][key])
+        if seen["job"] is not None:
+            yield from _job(seen["job"])
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _devices(table: dict[str, Any]) -> Metric:
+    family = GaugeMetricFamily("cleave_devices", "Connected devices.", labels=("kind", "state"))
+    for kind, state, count in table["by"]:
+        family.add_metric((kind or "unknown", state), count)
+    return family
+
+
+def _job(job: dict[str, Any]) -> Iterator[Metric]:
+    labels = ("job", "model")
+    values = (job["job"], job["model"])
+    steps = GaugeMetricFamily("cleave_job_steps", "Steps to be done in all.", labels=labels)
+    steps.add_metric(values, job["steps"])
+    yield steps
+    running = GaugeMetricFamily("cleave_job_running", "Whether it runs.", labels=labels)
+    running.add_metric(values, job["state"] == "running")
+    yield running
+    last = job["last_step"]
+    for key, (name, text) in _STEP.items() if last is not None else ():
+        family = GaugeMetricFamily(name, text, labels=labels)
+        family.add_metric(values, last[key])
+        yield family
+
+
+class Metrics:
+    """Answers `/metrics`: to this machine, and to others that show a viewer's token.
+
+    Args:
+        overview: what is read.
+        admit: who may look.
+    """
+
+    def __init__(self, overview: Overview, admit: Admit) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_OverviewCollector(overview))
+        self._admit = admit
+
+    def answer(self, request: HttpRequest) -> HttpAnswer:
+        """The metrics as text; 401 to who may not see them, 503 while the server starts."""
+        scheme, _, token = request.authorization.partition(" ")
+        shown = token.strip() if scheme.lower() == "bearer" else ""
+        if shown or not _is_local(request):
+            refused = "send the viewer's token: Authorization: Bearer TOKEN"
+            verdict = self._admit(shown, request.address) if shown else None
+            if isinstance(verdict, Refusal):
+                refused = verdict.reason
+            if not isinstance(verdict, Clearance):
+                answer = HttpAnswer.text(401, f"{refused}\n")
+                return answer.having(("WWW-Authenticate", "Bearer"))
+        headers = (("Content-Type", CONTENT_TYPE_LATEST), ("Cache-Control", "no-store"))
+        try:
+            text = generate_latest(self._registry)
+        except CleaveError as error:
+            return HttpAnswer.text(503, f"{error}\n")
+        return HttpAnswer(200, (*headers, NO_SNIFFING), text)
+
+
+def _is_local(request: HttpRequest) -> bool:
+    """Whether a program of this machine asks: no proxy that asks for another, and no web page whose
+    name was made to point here."""
+    if request.forwarded:
+        return False
+    try:
+        address = ipaddress.ip_address(request.address.partition("%")[0])
+    except ValueError:
+        return False
+    host = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
+    return address.is_loopback and (host or request.host).strip("[]") in LOOPBACK_NAMES

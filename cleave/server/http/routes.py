@@ -1,0 +1,24 @@
+"""Everything that a server answers to plain HTTP, besides `/healthz`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cleave.server.http import metrics
+from cleave.server.http.metrics import Metrics
+from cleave.server.http.pages import Pages
+from cleave.transport.http import HttpAnswer, HttpRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The pages and the metrics."""
+
+    pages: Pages
+    metrics: Metrics
+
+    def answer(self, request: HttpRequest) -> HttpAnswer | None:
+        """See `HttpHandler`."""
+        if request.path == metrics.PATH:
+            return self.metrics.answer(request)
+        return self.pages.answer(request)

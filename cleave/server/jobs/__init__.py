@@ -1,0 +1,1 @@
+"""Training jobs on the server, and the energy they use."""

@@ -1,0 +1,171 @@
+"""The energy that the devices of a running server used so far, and what is not known of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cleave.energy.account import Ps
+from cleave.energy.grid import Grid
+from cleave.energy.meter import Activity, Basis, Gap, used_by
+from cleave.energy.typical import KnownPower, Typical
+from cleave.scheduler.session import Session
+from profiles.device_profile import DeviceProfile
+from profiles.power_limits import believable_j
+
+Answer = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnergy:
+    """What a session used.
+
+    Attributes:
+        energy_j: None where it is unknown.
+        basis: measured by the device itself, modelled, or unknown.
+        gaps: what was assumed, or not believed.
+    """
+
+    energy_j: float | None
+    basis: Basis
+    gaps: tuple[Gap, ...] = ()
+
+
+def measured_j(session: Session, now_s: float) -> float | None:
+    """What a device says that it used, where such a device can have used it in that time."""
+    said = session.telemetry.get("energy_j")
+    if said is None or not believable_j(said, session.profile, now_s - session.opened_s):
+        return None
+    return said
+
+
+class EnergyMeter:
+    """Adds up sessions: those that ended, and those that are asked about.
+
+    A device that measures itself (`energy_j` in its telemetry) is believed as far as a device of
+    its profile can draw so much; the others are modelled by the profile that they state
+    (`cleave.energy.meter`), or by their class where that does not state its power, or where they
+    state no more than their kind (`cleave.energy.typical`).
+
+    Args:
+        profiles: that devices may state; another name is nobody's.
+        typical: what stands in where a profile is silent.
+        grid: of the electricity that devices use; None where nobody said.
+
+    Attributes:
+        watchers: told of every session that ends, and when.
+    """
+
+    def __init__(
+        self, profiles: Iterable[DeviceProfile], typical: Typical, grid: Grid | None
+    ) -> None:
+        self._typical = typical
+        self._powers = typical.powers_of(profiles)
+        self._grid = grid
+        self.watchers: list[Callable[[Session, float], None]] = []
+        self._past_j = 0.0
+        self._past_known: Counter[Basis] = Counter()
+        self._past_gaps: Counter[Gap] = Counter()
+
+    def used(self, session: Session, now_s: float) -> SessionEnergy:
+        """What a session used until now."""
+        own_j = measured_j(session, now_s)
+        if own_j is not None:
+            return SessionEnergy(own_j, Basis.MEASURED)
+        doubted = (Gap.DOUBTED,) if "energy_j" in session.telemetry else ()
+        known, rates = self._known(session), session.rates
+        used = None
+        if known is not None and rates is not None:
+            did = Activity(
+                now_s - session.opened_s,
+                session.compute_s,
+                session.downlink_bytes,
+                session.uplink_bytes,
+                rates.downlink_bytes_per_s,
+                rates.uplink_bytes_per_s,
+            )
+            used = used_by(known.power, did, known.assumed)
+        if used is None:
+            return SessionEnergy(None, Basis.UNKNOWN, doubted)
+        return SessionEnergy(used.energy_j, Basis.MODELLED, used.gaps + doubted)
+
+    def _known(self, session: Session) -> KnownPower | None:
+        known = self._powers.get(session.profile)
+        if known is None and session.kind is not None and session.rates is not None:
+            return self._typical.power_of_kind(session.kind, session.rates.flops_per_s)
+        return known
+
+    def ended(self, session: Session, now_s: float) -> None:
+        """A session is over."""
+        used = self.used(session, now_s)
+        self._past_known[used.basis] += 1
+        self._past_j += used.energy_j or 0.0
+        self._past_gaps.update(used.gaps)
+        for watcher in self.watchers:
+            watcher(session, now_s)
+
+    def answer(self, here: list[SessionEnergy], ps: Ps | None = None) -> Answer:
+        """What an overview says of energy.
+
+        Args:
+            here: what the connected sessions used.
+            ps: what the server itself did; unknown unless given.
+        """
+        ps = ps or Ps()
+        bases = Counter(used.basis for used in here)
+        known, unknown = len(here) - bases[Basis.UNKNOWN], bases[Basis.UNKNOWN]
+        ended, past_unknown = self._past_known.total(), self._past_known[Basis.UNKNOWN]
+        devices_j = None
+        if known or ended > past_unknown:
+            devices_j = self._past_j + sum(used.energy_j or 0.0 for used in here)
+        gco2e = None
+        if self._grid is not None and devices_j is not None:
+            gco2e = self._grid.gco2e(devices_j)
+        return {
+            "devices_j": devices_j,
+            "ps_j": ps.energy_j,
+            "ps_basis": ps.basis.value,
+            "gco2e": gco2e,
+            "devices_known": known,
+            "devices_unknown": unknown,
+            "devices_measured": bases[Basis.MEASURED],
+            "assumed": [*self._assumed(here, unknown), *_of_ps(ps), *self._of_grid()],
+        }
+
+    def _assumed(self, here: list[SessionEnergy], unknown: int) -> list[str]:
+        gaps = Counter(gap for used in here for gap in used.gaps)
+        assumed = [f"{gaps[gap]} of {len(here)} devices: {gap.value}" for gap in Gap if gaps[gap]]
+        ended, past_unknown = self._past_known.total(), self._past_known[Basis.UNKNOWN]
+        assumed += [
+            f"{self._past_gaps[gap]} of {ended} sessions that ended: {gap.value}"
+            for gap in Gap
+            if self._past_gaps[gap]
+        ]
+        if unknown:
+            assumed.append(f"{unknown} of {len(here)} devices: their power is unknown, not counted")
+        if past_unknown:
+            assumed.append(f"{past_unknown} of {ended} sessions that ended: unknown, not counted")
+        assumed.append("chargers and the network: not counted")
+        return assumed
+
+    def _of_grid(self) -> list[str]:
+        grid = self._grid
+        if grid is None:
+            return ["no country is stated (cleave serve --grid): carbon is unknown"]
+        return [
+            f"electricity of {grid.country}, {grid.year}: {grid.gco2e_per_kwh:.0f} gCO2e/kWh; "
+            f"of the devices alone"
+        ]
+
+
+def _of_ps(ps: Ps) -> list[str]:
+    match ps.basis:
+        case Basis.MEASURED:
+            return ["the server: what its machine measured since the server began, all it does"]
+        case Basis.MODELLED:
+            return ["the server: as stated by cleave serve --ps-watts"]
+        case Basis.UNKNOWN:
+            return [
+                "the server: its machine does not tell what it draws (cleave serve --ps-watts says)"
+            ]

@@ -1,0 +1,194 @@
+"""What the devices of a server did for a job, and what its machine drew: the run's energy record.
+
+Taken in the server's loop when the job begins and when it ends; what lies between is the job's, for
+a server runs one job at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from cleave.energy.account import Spell
+from cleave.energy.run_energy import RunEnergy
+from cleave.scheduler.session import DeviceState, Session
+from cleave.server.jobs.fleet_energy import EnergyMeter, measured_j
+from cleave.server.jobs.own_power import OwnPower
+from cleave.server.runtime import LiveShell
+from profiles.device_profile import DeviceKind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Did:
+    """What a session did until some time; `who` tells devices from sessions."""
+
+    who: str
+    profile: str
+    kind: DeviceKind | None
+    flops_per_s: float
+    here: bool
+    present_s: float = 0.0
+    compute_s: float = 0.0
+    radio_s: float = 0.0
+    down_bytes: float = 0.0
+    up_bytes: float = 0.0
+    measured_j: float | None = None
+
+    def since(self, before: _Did | None) -> _Did:
+        """What came after an earlier look."""
+        if before is None:
+            return self
+        own_j = None  # of a device that did not tell then, the part since is not known
+        if self.measured_j is not None and before.measured_j is not None:
+            own_j = max(0.0, self.measured_j - before.measured_j)
+        return replace(
+            self,
+            present_s=self.present_s - before.present_s,
+            compute_s=self.compute_s - before.compute_s,
+            radio_s=self.radio_s - before.radio_s,
+            down_bytes=self.down_bytes - before.down_bytes,
+            up_bytes=self.up_bytes - before.up_bytes,
+            measured_j=own_j,
+        )
+
+
+def _did(session: Session, now_s: float) -> _Did:
+    rates, radio_s = session.rates, 0.0
+    if rates is not None:
+        radio_s = session.downlink_bytes / rates.downlink_bytes_per_s
+        radio_s += session.uplink_bytes / rates.uplink_bytes_per_s
+    identity = f"device {session.identity}" if session.identity is not None else ""
+    return _Did(
+        identity or f"session {session.id}",
+        session.profile,
+        session.kind,
+        rates.flops_per_s if rates is not None else 0.0,
+        _of_this_machine(session.address),
+        now_s - session.opened_s,
+        session.compute_s,
+        radio_s,
+        session.downlink_bytes,
+        session.uplink_bytes,
+        measured_j(session, now_s),
+    )
+
+
+def _of_this_machine(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+class JobLog:
+    """What sessions did since a look; in the server's loop alone.
+
+    Args:
+        sessions: those that are there, by id.
+        now_s: on the fleet's clock.
+    """
+
+    def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
+        self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
+        self._past: list[_Did] = []
+
+    def ended(self, session: Session, now_s: float) -> None:
+        """A session is over."""
+        self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
+
+    def spells(
+        self, sessions: Mapping[int, Session], now_s: float
+    ) -> tuple[tuple[Spell, ...], int]:
+        """By profile and kind, who measures itself apart; and how many are on this machine."""
+        here = [
+            _did(s, now_s).since(self._before.get(s.id)) for s in sessions.values() if _works(s)
+        ]
+        alike: defaultdict[tuple[str, DeviceKind | None, bool], list[_Did]] = defaultdict(list)
+        for did in (*self._past, *here):
+            alike[did.profile, did.kind, did.measured_j is not None].append(did)
+        spells = tuple(
+            Spell(
+                profile,
+                len({did.who for did in group}),
+                sum(did.present_s for did in group),
+                sum(did.compute_s for did in group),
+                sum(did.radio_s for did in group),
+                sum(did.down_bytes for did in group),
+                sum(did.up_bytes for did in group),
+                measured_j=sum(did.measured_j or 0.0 for did in group) if measured else None,
+                kind=kind,
+                flops_per_s=max(did.flops_per_s for did in group),
+            )
+            for (profile, kind, measured), group in alike.items()
+        )
+        return spells, len({did.who for did in (*self._past, *here) if did.here})
+
+
+def _works(session: Session) -> bool:
+    return session.state is not DeviceState.JOINING
+
+
+class JobMeter:
+    """Measures a job from when it is made until it is closed.
+
+    Made and asked in any thread but the loop's, which runs.
+
+    Args:
+        live: the server's sessions.
+        energy: tells of sessions that end.
+        power: of the server's machine.
+        steady: the fleet's clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        live: LiveShell,
+        energy: EnergyMeter,
+        power: OwnPower,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._live, self._energy, self._power, self._steady = live, energy, power, steady
+        self._began_s, self._ps = steady(), power.used()
+        self._log = self._in_loop(self._open)
+
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of its energy, up to now."""
+        sessions = self._live.coordinator.sessions
+        spells, here = self._in_loop(lambda: self._log.spells(sessions, self._steady()))
+        duration_s, drew = self._steady() - self._began_s, self._power.used()
+        known = drew.energy_j is not None and self._ps.energy_j is not None
+        return RunEnergy(
+            duration_s,
+            duration_s,
+            spells,
+            (drew.energy_j or 0.0) - (self._ps.energy_j or 0.0) if known else None,
+            self._power.source if known else "",
+            virtual=False,
+            devices_here=here,
+            machine_basis=drew.basis,
+        ).to_record()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._in_loop(lambda: self._energy.watchers.remove(self._log.ended))
+
+    def _open(self) -> JobLog:
+        log = JobLog(self._live.coordinator.sessions, self._steady())
+        self._energy.watchers.append(log.ended)
+        return log
+
+    def _in_loop(self, ask: Callable[[], T]) -> T:
+        async def asked() -> T:
+            return ask()
+
+        loop = self._live.loop
+        if loop is None or not loop.is_running():  # the server ends, nobody else is there
+            return ask()
+        return asyncio.run_coroutine_threadsafe(asked(), loop).result()

@@ -1,0 +1,243 @@
+"""Jobs: training runs in a thread of their own, one at a time, whose records anyone may follow."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from typing import Any, Protocol
+
+from cleave.errors import CleaveError, UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.scheduler.fleet_events import EventKind
+from cleave.server.store.job_history import JobHistory
+
+Record = dict[str, Any]
+
+
+class JobState(Enum):
+    """Where a job is; the values are what users read."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
+
+
+@dataclass
+class Job:
+    """One training run on this server.
+
+    Attributes:
+        steps: that it is to have done at its end.
+        started_s: Unix time; None before.
+        waits: for what, as a sentence; empty while it goes on.
+    """
+
+    id: str
+    number: int
+    arguments: Mapping[str, Any]
+    steps: int
+    started_s: float | None = None
+    state: JobState = JobState.QUEUED
+    waits: str = ""
+    records: list[Record] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    followers: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def model(self) -> str:
+        """What it trains, as it was submitted."""
+        return _model(self.arguments)
+
+
+class RunJob(Protocol):
+    """Trains. Given to the server, so that it needs to know nothing of training."""
+
+    def check(self, arguments: Mapping[str, Any]) -> int:
+        """How many steps it is to have done at its end; refuse arguments that cannot be run.
+
+        Raises:
+            CleaveError: one sentence that says why.
+        """
+        ...
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        fleet: Fleet,
+        report: Callable[[Record], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        """Train until done or asked to stop, reporting records.
+
+        Raises:
+            CleaveError: when it fails for a reason the user can act on.
+        """
+        ...
+
+
+class Jobs:
+    """The jobs of a server, in the order in which they were submitted.
+
+    Args:
+        fleet: what they train on.
+        runner: how they train.
+        log: takes a line for the server's own output.
+        history: remembers them, also those of earlier days; None to forget them.
+        witness: told of jobs that begin and end, and of pauses; in any thread.
+        clock: Unix time, in seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        runner: RunJob,
+        log: Callable[[str], None],
+        history: JobHistory | None = None,
+        witness: Callable[[EventKind, str], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._fleet = fleet
+        self._runner = runner
+        self._log = log
+        self._jobs: dict[str, Job] = {}
+        self._history = history
+        self._witness = witness or (lambda kind, text: None)
+        self._clock = clock
+        self._numbers = count(history.next_number if history is not None else 1)
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
+        self._thread.start()
+
+    def submit(self, arguments: Mapping[str, Any]) -> Job:
+        """Queue a job.
+
+        Raises:
+            CleaveError: when its arguments cannot be run.
+        """
+        steps = self._runner.check(arguments)
+        with self._lock:
+            number = next(self._numbers)
+            job = Job(f"job-{number}", number, arguments, steps)
+            self._jobs[job.id] = job
+        if self._history is not None:
+            self._history.submitted(number, job.model)
+        self._witness(EventKind.JOB, f"{job.id} ({job.model}) queued")
+        self._queue.put(job)
+        return job
+
+    def find(self, id: str) -> Job:
+        """A job by its id.
+
+        Raises:
+            UsageError: when there is none.
+        """
+        with self._lock:
+            if id in self._jobs:
+                return self._jobs[id]
+            known = ", ".join(self._jobs) or "none yet"
+        for past in self._history.all() if self._history is not None else []:
+            if id == f"job-{past.number}":
+                where = f"; its records are in {past.run_folder}" if past.run_folder else ""
+                raise UsageError(f"{id} ended ({past.state}) before this server was started{where}")
+        raise UsageError(f"this server has no job {id!r}; it has {known}")
+
+    def all(self) -> list[Job]:
+        """Every job, oldest first."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    @property
+    def running(self) -> Job | None:
+        """The job that is under way."""
+        return next((job for job in self.all() if job.state is JobState.RUNNING), None)
+
+    def close(self, timeout_s: float) -> None:
+        """Ask running and queued jobs to stop, and wait for the running one's checkpoint."""
+        for job in self.all():
+            job.stop.set()
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if job.stop.is_set():
+                self._enter(job, JobState.STOPPED)
+                self._report(job, {"event": "stopped", "text": "stopped before it began"})
+                continue
+            self._enter(job, JobState.RUNNING)
+            self._log(f"{job.id} started: {_model(job.arguments)}")
+            self._train(job)
+            self._log(f"{job.id} {job.state.value}")
+
+    def _train(self, job: Job) -> None:
+        def report(record: Record) -> None:
+            self._report(job, record)
+
+        try:
+            self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
+            self._enter(job, JobState.STOPPED if job.stop.is_set() else JobState.DONE)
+            final: Record = {"event": "end", "state": job.state.value}
+        except CleaveError as error:
+            self._enter(job, JobState.FAILED, str(error))
+            final = {"event": "failed", "text": str(error), "exit_code": error.exit_code}
+        except Exception as error:  # noqa: BLE001 - a job's bug must not end the server
+            text = f"unexpected {type(error).__name__}: {error}"
+            self._enter(job, JobState.FAILED, text)
+            final = {"event": "failed", "text": text, "exit_code": 1}
+        self._report(job, final)
+
+    def _enter(self, job: Job, state: JobState, reason: str = "") -> None:
+        if state is JobState.RUNNING:
+            job.started_s = self._clock()
+        job.state = state
+        why = f": {reason}" if reason else ""
+        self._witness(EventKind.JOB, f"{job.id} ({job.model}) {state.value}{why}")
+        if self._history is not None:
+            self._history.changed(job.number, state.value, reason)
+
+    def _report(self, job: Job, record: Record) -> None:
+        if self._history is not None:
+            self._history.reported(job.number, record)
+        text = str(record.get("text", ""))
+        match record.get("event"):
+            case "fleet":
+                self._witness(EventKind.PAUSE, text)
+                job.waits = text if record.get("state") == "absent" else ""
+            case "disk":
+                self._witness(EventKind.PAUSE, text)
+                self._log(f"{job.id}: {text}")
+                job.waits = text if record.get("state") == "full" else ""
+            case "end" | "failed" | "stopped":
+                job.waits = ""
+        with self._lock:
+            job.records.append(record)
+            followers = list(job.followers)
+        for wake in followers:
+            wake()
+
+    def follow(self, job: Job, wake: Callable[[], None]) -> None:
+        """Call `wake`, from the training thread, whenever the job has a new record."""
+        with self._lock:
+            job.followers.append(wake)
+
+    def unfollow(self, job: Job, wake: Callable[[], None]) -> None:
+        """The inverse of `follow`."""
+        with self._lock:
+            job.followers.remove(wake)
+
+
+def _model(arguments: Mapping[str, Any]) -> str:
+    """What a job trains, as it was submitted."""
+    job = arguments.get("job")
+    return str(job.get("model", "")) if isinstance(job, Mapping) else ""

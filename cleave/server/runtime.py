@@ -1,0 +1,518 @@
+"""The live shell: real time, real connections, one asyncio loop that owns all sessions.
+
+The loop's thread alone touches the coordinator. The training thread meets it at `start`, where a
+GEMM is handed over, and at `wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Final
+
+import numpy as np
+
+from cleave.errors import FleetError, ProtocolError
+from cleave.fleet.block_checks import Checks
+from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
+from cleave.planner.plan import DeviceRates
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.features import may_send
+from cleave.protocol.messages import ByeCode, ErrorCode, Message
+from cleave.scheduler.admission import clean_text
+from cleave.scheduler.fleet_events import EventKind, Witness
+from cleave.scheduler.instructions import (
+    Aside,
+    Check,
+    Close,
+    Done,
+    Failure,
+    Joined,
+    Late,
+    Note,
+    Order,
+    Place,
+    Send,
+)
+from cleave.scheduler.reduction import Output
+from cleave.scheduler.session import Session
+from cleave.scheduler.session_manager import Coordinator
+from cleave.server.block_times import BlockTimes, Span
+from cleave.transport.connection import Accepted, ConnectionLostError, CutError
+from cleave.transport.frame_limits import Awaited
+from cleave.verify import Judgement
+
+CHECK_INLINE_FLOPS = 4e6
+"""Results of smaller computations are checked in the loop, sooner than a thread would wake."""
+
+TICK_S = 0.25
+"""How often the coordinator is told the time: for silent devices and overdue work."""
+
+_CLOSING: Final = "the server is closing"
+_PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
+_MAX_REASON: Final = 200  # characters of why a connection ended
+
+PACK_IN_THREAD_BYTES = 4 * 2**20
+"""Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    connection: Accepted
+    record: Session
+    times: BlockTimes = field(default_factory=BlockTimes)
+    outbox: deque[Message] = field(default_factory=deque)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: bool = False
+    name: str = ""  # once it has joined
+    refusal: messages.Error | None = None  # what it was told when it was ended from here
+    farewell: str = ""  # likewise, when it ended as it should
+
+
+class LiveShell:
+    """Runs sessions in an asyncio loop; see the module's text.
+
+    Args:
+        coordinator: the PS's core.
+        notify: called in the loop's thread with one line whenever devices come or go.
+        witness: told of what happens, likewise.
+    """
+
+    clock = "wall"
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        notify: Callable[[str], None] | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        self.coordinator = coordinator
+        self._witness = witness or _nobody
+        self._given_again = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._notify = notify or (lambda _: None)
+        self._peers: dict[int, _Peer] = {}
+        self._ids = count(1)
+        self._futures: dict[int, GemmFuture] = {}
+        self._outputs: dict[int, Output] = {}
+        self._checks = Checks(lambda: np.random.default_rng(secrets.randbits(128)))
+        self._checker = ThreadPoolExecutor(1, "cleave-verify")
+        self._checking = 0  # in the checker's thread
+        self._finished: dict[int, threading.Event] = {}
+        self._counters = FleetCounters()
+        self._closed = False
+        self._ending = False
+
+    # --- sessions, in the loop ---
+
+    async def session(
+        self,
+        connection: Accepted,
+        first: Message | None = None,
+        address: str = "",
+        answered: Callable[[messages.Error | None, str], None] | None = None,
+    ) -> None:
+        """Serve one device until it goes.
+
+        Args:
+            connection: to it.
+            first: its hello, where it was read already.
+            address: where it connects from.
+            answered: told what a refused hello is answered, or None for an accepted one; then why
+                it was ended, if it was before the device was there to work; and the device's name.
+        """
+        session = next(self._ids)
+        self.coordinator.opened(session, self._now(), address)
+        peer = _Peer(connection, self.coordinator.sessions[session])
+        self._peers[session] = peer
+        connection.await_results(lambda: Awaited(*self.coordinator.awaited_bytes(session)))
+        sender = asyncio.create_task(self._send_all(peer))
+        turned_away: messages.Error | None = None
+        reason = "the connection broke"
+        try:
+            if first is not None:
+                orders = self.coordinator.received(session, first, self._now())
+                turned_away = _refusal(orders, session)
+                if answered is not None:
+                    answered(turned_away, _name(peer.record))
+                self._obey(orders)
+            while not peer.closing:
+                data = await connection.receive()
+                self._counters.uplink_bytes += len(data)
+                peer.record.uplink_bytes += len(data)
+                message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self._now()
+                if isinstance(message, messages.Result) and peer.record.probe is None:
+                    peer.times.answered(message.id, message.compute_s, now_s)
+                elif isinstance(message, messages.TaskError):
+                    peer.times.given_up((message.id,))
+                self._obey(self.coordinator.received(session, message, now_s, len(data)))
+        except CutError as error:
+            reason = str(error)
+            self._obey(self.coordinator.exceeded(session, reason, self._now()))
+        except ConnectionLostError as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason = str(error)
+            self._obey(self.coordinator.refuse(session, ErrorCode.PROTOCOL, reason, self._now()))
+        finally:
+            known = self.coordinator.sessions.get(session)
+            if self._ending:
+                reason = _CLOSING
+            reason = clean_text(reason, _MAX_REASON)
+            self._obey(self.coordinator.closed(session, reason, self._now(), lost=not self._ending))
+            refusal = peer.refusal
+            why = reason if known is not None else peer.farewell
+            why = refusal.message if refusal is not None else why
+            outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
+            if refusal not in (None, turned_away) and not peer.name and answered is not None:
+                answered(
+                    refusal, _name(peer.record)
+                )  # nobody heard of it: it is told like those that never got in
+            if peer.name or outlawed:  # at once: farewells may take their time
+                kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
+                self._witness(kind, peer.record, why)
+            del self._peers[session]
+            if not peer.closing:
+                peer.closing = True
+                peer.wake.set()
+            await asyncio.wait([sender], timeout=1.0)
+            sender.cancel()
+            await connection.close()
+            if peer.name:
+                self._notify(f"{peer.name} left{f' ({why})' if why else ''}; {self._fleet_size()}")
+
+    async def _send_all(self, peer: _Peer) -> None:
+        try:
+            while True:
+                while peer.outbox:
+                    message = peer.outbox.popleft()
+                    if isinstance(message, messages.Put) and _wants_thread(message):
+                        parts = await asyncio.to_thread(encode, message)
+                    else:
+                        parts = encode(message)
+                    began_s = self._now()
+                    peer.times.sending(began_s)
+                    self.coordinator.sending(peer.record.id, began_s)
+                    sent_bytes = await peer.connection.send(parts)
+                    self._counters.downlink_bytes += sent_bytes
+                    peer.record.downlink_bytes += sent_bytes
+                    if isinstance(message, messages.Run) and peer.record.probe is None:
+                        peer.times.asked(message.id, self._now())
+                    elif isinstance(message, messages.Cancel):
+                        peer.times.given_up(message.ids)
+                if peer.closing:
+                    await peer.connection.close()
+                    return
+                peer.wake.clear()
+                await peer.wake.wait()
+        except ConnectionLostError:
+            return  # the receiving side learns it too, and says so
+
+    def _announce(self, session: int) -> None:
+        record = self.coordinator.sessions[session]
+        peer = self._peers[session]
+        peer.name = _name(record)
+        self._witness(EventKind.JOIN, record, record.profile)
+        rates = record.rates
+        if rates is not None:
+            self._notify(
+                f"{peer.name} joined as device {session} "
+                f"({_shown(rates.flops_per_s, 'FLOP/s')}, "
+                f"{_shown(rates.downlink_bytes_per_s, 'B/s')} down, "
+                f"{_shown(rates.uplink_bytes_per_s, 'B/s')} up); {self._fleet_size()}"
+            )
+
+    def _fleet_size(self) -> str:
+        ready = self.coordinator.ready_devices
+        if ready or self.coordinator.dispatcher.idle:
+            return f"{ready} device{'' if ready == 1 else 's'}"
+        return "no devices: training waits until one joins"
+
+    def _obey(self, orders: Sequence[Order]) -> None:
+        waiting = deque(orders)
+        self._tell_of_reissues()
+        while waiting:
+            order = waiting.popleft()
+            match order:
+                case Send(session, message):
+                    peer = self._peers.get(session)
+                    # One who did not name a feature would have to refuse a message of it.
+                    if peer is not None and may_send(message, peer.record.features):
+                        if isinstance(message, messages.Error):
+                            peer.refusal = message
+                            peer.outbox.clear()  # nothing else matters to it any more
+                            peer.connection.dismiss()
+                        elif isinstance(message, messages.Bye):
+                            peer.farewell = message.reason
+                        peer.outbox.append(message)
+                        peer.wake.set()
+                case Check():
+                    self._check(order)
+                case Place(unit, payload):
+                    output = self._outputs.get(unit.work)
+                    if output is not None:  # else its work has failed, and nobody waits for it
+                        output.place(unit.detail, payload)
+                    waiting.extend(self.coordinator.placed(unit, self._now()))
+                case Done(work):
+                    self._conclude(work, "")
+                case Failure(work, reason):
+                    self._conclude(work, reason)
+                case Joined(session):
+                    self._announce(session)
+                case Late(session, late):
+                    text = "it does not answer" if late else "it answers again"
+                    self._witness(EventKind.OVERDUE, self.coordinator.sessions.get(session), text)
+                case Aside(session, aside, reason):
+                    self._tell_aside(session, reason if aside else "")
+                case Note(text):
+                    self._notify(text)
+                case Close(session):
+                    peer = self._peers.get(session)
+                    if peer is not None:
+                        peer.closing = True
+                        peer.wake.set()
+
+    def _tell_aside(self, session: int, reason: str) -> None:
+        """A device is set aside, and why; without a reason it is back."""
+        record = self.coordinator.sessions.get(session)
+        if record is not None:
+            text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
+            self._witness(EventKind.ASIDE, record, text)
+            self._notify(f"{_name(record)}: {text}; {self._fleet_size()}")
+
+    def _tell_of_reissues(self) -> None:
+        done = self.coordinator.dispatcher.counters
+        given_again = done.reissued + done.hedged
+        more = given_again - self._given_again
+        if more:
+            self._given_again = given_again
+            units = "unit was" if more == 1 else "units were"
+            self._witness(EventKind.REISSUE, None, f"{more} {units} given to other devices")
+
+    def _check(self, order: Check) -> None:
+        """Check a result: a small one at once, a larger one in a thread, so the loop stays free.
+
+        One at a time, for what is known of a GEMM's vectors is shared by its blocks.
+        """
+        future = self._futures.get(order.unit.work)
+        if future is None or self.loop is None:  # nobody waits for it any more
+            self._checked(order, Judgement(), 0.0)
+        elif order.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
+            try:
+                found = self._judge(order, future)
+            except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+                self._check_broke(order, error)
+            else:
+                self._checked(order, *found)
+        else:
+            loop = self.loop
+            self._checking += 1
+
+            def finished(judgement: Judgement, took_s: float) -> None:
+                self._checking -= 1
+                self._checked(order, judgement, took_s)
+
+            def failed(error: Exception) -> None:
+                self._checking -= 1
+                self._check_broke(order, error)
+
+            def check() -> None:
+                try:
+                    found = self._judge(order, future)
+                except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+                    loop.call_soon_threadsafe(failed, error)
+                else:
+                    loop.call_soon_threadsafe(finished, *found)
+
+            self._checker.submit(check)
+
+    def _check_broke(self, order: Check, error: Exception) -> None:
+        """The work ends with the reason: its operands may go then, nobody is to go on with it."""
+        reason = f"unexpected {type(error).__name__} in checking: {error}"
+        self._conclude(order.unit.work, reason)
+        self._withdraw(order.unit.work)
+
+    def _judge(self, order: Check, future: GemmFuture) -> tuple[Judgement, float]:
+        """Check a result; returns what was found and the processor time that it took."""
+        began_s = time.thread_time()
+        judgement = self._checks.judge(future, order.unit, order.payload)
+        return judgement, time.thread_time() - began_s
+
+    def _checked(self, order: Check, judgement: Judgement, took_s: float) -> None:
+        self._counters.verify_s += took_s
+        if order.unit.work not in self._futures:  # it was done meanwhile
+            self._checks.forget(order.unit.work)
+        if (fault := judgement.fault) is not None:
+            record = self.coordinator.sessions.get(order.session)
+            name = record.name if record else f"device {order.session}"
+            self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
+            self._witness(EventKind.WRONG, record, fault.reason)
+        self._obey(self.coordinator.checked(order, judgement, self._now()))
+
+    def _conclude(self, work: int, error: str) -> None:
+        self._checks.forget(work)
+        future = self._futures.get(work)
+        if future is None or self._finished[work].is_set():  # it has ended already
+            return
+        future.error = error
+        if future.work.plan is not None:
+            self._counters.tiles += len(future.work.plan.tiles)
+        self._finished[work].set()
+
+    async def watch(self) -> None:
+        """Tell the coordinator the time, for silent devices; runs until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._obey(self.coordinator.tick(self._now()))
+
+    async def end_sessions(self) -> None:
+        """Say bye to every device and let the farewells leave."""
+        self._ending = True
+        for peer in self._peers.values():
+            peer.outbox.append(messages.Bye(_CLOSING, ByeCode.CLOSING))
+            peer.closing = True
+            peer.wake.set()
+        # Whoever still waits for a GEMM must not wait for ever.
+        for work in list(self._futures):
+            self._conclude(work, "the fleet was closed")
+
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """End the sessions of a device, and tell it why. Call it in the loop."""
+        self._obey(self.coordinator.refuse_identity(identity, code, reason, self._now()))
+
+    def credit(self) -> None:
+        """Have the doorkeeper told what devices did up to now. Call it in the loop."""
+        self.coordinator.credit(self._now())
+
+    def timeline(self, session: int) -> list[Span]:
+        """The last blocks of a device, on the clock `time.monotonic`. Call it in the loop."""
+        peer = self._peers.get(session)
+        return peer.times.spans() if peer is not None else []
+
+    @staticmethod
+    def _now() -> float:
+        return time.monotonic()
+
+    # --- the `Shell` of a fleet, in the training thread ---
+
+    def start(self, future: GemmFuture) -> None:
+        """See `Shell.start`."""
+        if self._closed or self.loop is None:
+            raise FleetError("the fleet is closed; make a new one to go on")
+        work = future.work
+        down, up = floor_bytes(future)
+        self._counters.floor_down_bytes += down
+        self._counters.floor_up_bytes += up
+        self._counters.gemms += 1
+        self._finished[work.id] = threading.Event()
+        self.loop.call_soon_threadsafe(self._start, future)
+
+    def _start(self, future: GemmFuture) -> None:
+        work = future.work
+        self._futures[work.id] = future
+        self._outputs[work.id] = Output(future.out)
+        a, b = future.a.operand.buffer, future.b.operand.buffer
+        try:
+            self._obey(self.coordinator.submit(work, a, b, self._now()))
+        except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+            self._conclude(work.id, f"unexpected {type(error).__name__}: {error}")
+
+    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
+        """See `Shell.wait`."""
+        began_s = time.perf_counter()
+        work = future.work.id
+        finished = self._finished[work].wait(timeout_s)
+        self._counters.fleet_s += time.perf_counter() - began_s
+        if not finished:
+            self._counters.waited_s += time.perf_counter() - began_s
+            return False
+        # Rounding the sums is arithmetic: done here, not in the loop.
+        self._outputs.pop(work).finish()
+        del self._futures[work], self._finished[work]
+        self._counters.waited_s += time.perf_counter() - began_s
+        future.done = True
+        return True
+
+    def withdraw(self, future: GemmFuture) -> None:
+        """See `Shell.withdraw`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._withdraw, future.work.id)
+            self.wait(future)
+        elif not self.wait(future, 0.0):  # there is no loop any more that could finish it
+            future.error, future.done = _CLOSING, True
+
+    def _withdraw(self, work: int) -> None:
+        self._obey(self.coordinator.withdraw(work, self._now()))
+
+    def elsewhere(self, flops: float) -> None:
+        """See `Shell.elsewhere`: time has passed by itself."""
+
+    def release(self, operand: int) -> None:
+        """See `Shell.release`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._release, operand)
+
+    def _release(self, operand: int) -> None:
+        self._obey(self.coordinator.release(operand, self._now()))
+
+    def counters(self) -> FleetCounters:
+        """See `Shell.counters`."""
+        done = self.coordinator.dispatcher.counters
+        return replace(
+            self._counters,
+            blocks=done.results,
+            reissued=done.reissued + done.hedged,
+            late=done.late,
+        )
+
+    def device_count(self) -> int:
+        """See `Shell.device_count`."""
+        return self.coordinator.ready_devices
+
+    def stuck(self, future: GemmFuture) -> str:
+        """See `Shell.stuck`."""
+        return self.coordinator.dispatcher.stuck(future.work.id)
+
+    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
+        """See `Shell.fleet_rates`."""
+        return self.coordinator.epoch, self.coordinator.dispatcher.rates
+
+    def close(self) -> None:
+        """See `Shell.close`. The owner of the loop stops it."""
+        self._closed = True
+        self._checker.shutdown(wait=False, cancel_futures=True)
+
+
+def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
+    """Nobody watches."""
+
+
+def _name(record: Session) -> str:
+    return record.name or f"device {record.id}"
+
+
+def _shown(per_s: float, unit: str) -> str:
+    """A rate for people, in the prefix that leaves it at least 1."""
+    prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
+    value = per_s / factor
+    return f"{value:.0f} {prefix}{unit}" if value >= 10 else f"{value:.1f} {prefix}{unit}"
+
+
+def _refusal(orders: Sequence[Order], session: int) -> messages.Error | None:
+    """What a peer is told that is turned away."""
+    sent = (order for order in orders if isinstance(order, Send))
+    said = (order.message for order in sent if order.session == session)
+    return next((message for message in said if isinstance(message, messages.Error)), None)
+
+
+def _wants_thread(message: messages.Put) -> bool:
+    payload = message.payload
+    return payload.nbytes > PACK_IN_THREAD_BYTES and not payload.array.flags.c_contiguous

@@ -1,0 +1,1 @@
+"""What the server knows for good, in its folder and its SQLite file."""

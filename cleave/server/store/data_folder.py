@@ -1,0 +1,153 @@
+"""The folder in which a server keeps what it knows. One server at a time uses it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from cleave.errors import CleaveError
+from cleave.server.auth.codes import CREDENTIAL_BYTES
+
+_STORE: Final = "cleave.db"
+_OPERATOR_TOKEN: Final = "operator.token"
+_VIEWER_TOKEN: Final = "viewer.token"
+_URL: Final = "operator.url"
+_LOCK: Final = "lock"
+
+
+class FolderInUseError(CleaveError):
+    """Another process uses the folder: a server, most likely."""
+
+
+class DataFolder:
+    """A server's folder, locked as long as the block lasts.
+
+    Args:
+        path: made if it is not there, for its owner alone.
+
+    Raises:
+        FolderInUseError: when another server uses it.
+        CleaveError: when it cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from filelock import FileLock, Timeout
+
+        self.path = path = path.absolute()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = FileLock(path / _LOCK, mode=0o600)
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise FolderInUseError(
+                f"another server uses the folder {path}; stop it, or give --data another folder"
+            ) from None
+        except OSError as error:
+            raise _unusable(path, error) from None
+
+    def __enter__(self) -> DataFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    @property
+    def store_path(self) -> Path:
+        """Of the database."""
+        return self.path / _STORE
+
+    @property
+    def url_path(self) -> Path:
+        """Of the file with the operator's URL, there while the server runs."""
+        return self.path / _URL
+
+    def operator_token(self) -> str:
+        """What operators must show: made once, readable to the folder's owner alone.
+
+        Raises:
+            CleaveError: when it cannot be read or others can read it.
+        """
+        return self._token(_OPERATOR_TOKEN, "operator's")
+
+    def viewer_token(self) -> str:
+        """What those who may only look must show: likewise.
+
+        Raises:
+            CleaveError: likewise.
+        """
+        return self._token(_VIEWER_TOKEN, "viewer's")
+
+    def _token(self, name: str, whose: str) -> str:
+        path = self.path / name
+        try:
+            if not path.exists():
+                _write_new(path, secrets.token_urlsafe(CREDENTIAL_BYTES))
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if sys.platform != "win32" and mode & 0o077:
+                raise CleaveError(
+                    f"others can read the {whose} token {path} (its mode is {mode:04o}); "
+                    f"delete it for a new one, or `chmod 600` it if nobody has read it"
+                )
+            token = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unusable(path, error) from None
+        if len(token) < CREDENTIAL_BYTES:
+            raise CleaveError(f"the {whose} token {path} is cut short; delete it for a new one")
+        return token
+
+    def write_url(self, url: str) -> None:
+        """Say where the server is and how operators reach it, for commands on this machine."""
+        fresh = self.path / f"{_URL}.{secrets.token_hex(4)}"
+        try:
+            _write_new(fresh, url)
+            fresh.replace(self.url_path)
+        except OSError as error:
+            with suppress(OSError):
+                fresh.unlink()
+            raise _unusable(self.url_path, error) from None
+
+    def remove_url(self) -> None:
+        """The server is there no more."""
+        self.url_path.unlink(missing_ok=True)
+
+
+def read_operator_url(folder: Path) -> str:
+    """The operator's URL of the server that uses a folder; empty if none does.
+
+    Raises:
+        CleaveError: when it is not ours to read.
+    """
+    path = folder / _URL
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def default_folder() -> Path:
+    """Where a server keeps what it knows unless told otherwise: the system's place for data."""
+    from platformdirs import user_data_path
+
+    return user_data_path("cleave", appauthor=False) / "server"
+
+
+def _write_new(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text + "\n")
+
+
+def _unusable(path: Path, error: Exception) -> CleaveError:
+    return CleaveError(f"{path} cannot be used ({error}); mend it, or give --data another folder")

@@ -1,0 +1,416 @@
+"""What the server knows for good: devices, credentials, join codes, faults, jobs; in SQLite.
+
+Writes are short transactions that are there after the process was killed (WAL; after a power
+failure the last ones may be missing, but the file is whole).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from cleave.errors import CleaveError
+from cleave.scheduler.admission import CONTRIBUTION_FIELDS, Contribution
+from cleave.scheduler.conduct import Conduct
+from cleave.server.store.schema import MIGRATIONS, Migration
+
+BUSY_S: Final = 5.0
+"""How long a write waits for another process's."""
+
+CODES_KEPT_S: Final = 30 * 86400.0
+"""How long an old join code is known, so that whoever tries it is told what became of it."""
+
+
+class Standing(Enum):
+    """What a device may do; the values are what users read."""
+
+    ADMITTED = "admitted"
+    QUARANTINED = "quarantined"
+    REVOKED = "revoked"
+
+
+class Absence(Enum):
+    """Why a device is not here; the values are what users read."""
+
+    AWAY = "away"
+    LOST = "lost"
+
+
+class StoreError(CleaveError):
+    """The store's file cannot be read or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """A device, whatever its sessions.
+
+    Attributes:
+        id: its identity.
+        name: for people; no other device has it.
+        standing, reason: what it may do, and why no more than that.
+        paired_s, seen_s: when it used its join code, and when it was last heard of (Unix time).
+        absence, absence_reason: how its last session ended.
+        sessions, losses: how often it came, and was lost.
+        faults: wrong results, ever.
+        code: the join code that it came by; None where that is not known.
+        done: what it contributed.
+        conduct: how it worked when it was here last.
+    """
+
+    id: int
+    name: str
+    standing: Standing
+    reason: str
+    paired_s: float
+    seen_s: float
+    absence: Absence
+    absence_reason: str
+    sessions: int
+    losses: int
+    faults: int
+    code: int | None
+    done: Contribution
+    conduct: Conduct = field(default_factory=Conduct)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRecord:
+    """A join code, without the code itself.
+
+    Attributes:
+        expires_s: Unix time.
+        uses: for how many devices it is.
+        used: by how many it was used.
+        made_s: Unix time; 0 where that is not known.
+        void: why nobody may use it any more; empty while devices may.
+    """
+
+    id: int
+    expires_s: float
+    uses: int
+    used: int
+    made_s: float = 0.0
+    void: str = ""
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether a device may use it."""
+        return not self.void and self.used < self.uses and self.expires_s > now_s
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job, as it is remembered.
+
+    Attributes:
+        state: as in `cleave.server.jobs.jobs.JobState`.
+        reason: why it failed.
+        submitted_s, started_s, ended_s: Unix time.
+        steps: done so far, of a resumed job also those before.
+        loss: of the last step.
+        run_folder: where its results are, if known.
+    """
+
+    number: int
+    model: str
+    state: str
+    reason: str
+    submitted_s: float
+    started_s: float | None
+    ended_s: float | None
+    steps: int
+    loss: float | None
+    run_folder: str
+
+
+class Store:
+    """The store. Any thread may call it; calls wait for one another.
+
+    Args:
+        path: of the database; None to keep everything in memory.
+        migrations: the steps to the present tables.
+        busy_s: see `BUSY_S`.
+
+    Raises:
+        StoreError: by every method, when the file cannot be used; at first also when it is of a
+            newer version of Cleave.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            if path is not None:  # made here, so that it is readable to its owner alone
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = self._connect(busy_s)
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # A kill loses nothing, a power failure perhaps the last moments: a device whose
+            # credential is among them asks for another code.
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._migrate(migrations)
+            # Reading never waits for a write that waits for the disk or for another process.
+            alone = path is None
+            self._reader = self._db if alone else self._connect(busy_s)
+            self._reading = self._lock if alone else threading.Lock()
+        except (OSError, sqlite3.Error) as error:
+            raise self._failed(error) from None
+
+    def _connect(self, busy_s: float) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path or ":memory:",
+            timeout=busy_s,
+            isolation_level=None,  # transactions are begun below, in the open
+            check_same_thread=False,  # the locks see to that
+        )
+
+    def _failed(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"the server's store {self._path or 'in memory'} cannot be used ({error}); "
+            f"mend it, or choose another folder with --data"
+        )
+
+    def close(self) -> None:
+        """Write everything to the file and close it."""
+        with self._reading:
+            self._reader.close()
+        with self._lock:
+            self._db.close()
+
+    def _migrate(self, migrations: Sequence[Migration]) -> None:
+        with self._writing() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > len(migrations):
+                raise StoreError(
+                    f"the server's store {self._path} has version {version}, and this Cleave knows "
+                    f"versions up to {len(migrations)}; install the newer Cleave that wrote it, or "
+                    f"choose another folder with --data"
+                )
+            for migration in migrations[version:]:
+                for statement in migration:
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {len(migrations)}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it, or nothing."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise self._failed(error) from None
+
+    def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._reading:
+            try:
+                return self._reader.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise self._failed(error) from None
+
+    # --- facts ---
+
+    def fact(self, name: str, otherwise: str) -> str:
+        """A value that is kept under a name; `otherwise` is kept if there is none yet."""
+        with self._writing() as db:
+            db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, otherwise))
+            (value,) = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return str(value)
+
+    # --- devices ---
+
+    def devices(self) -> list[DeviceRecord]:
+        """Every device, in the order of pairing."""
+        return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
+
+    def device(self, id: int) -> DeviceRecord | None:
+        """A device by its id."""
+        found = self._rows(f"{_DEVICE} WHERE id = ?", id)
+        return _device(found[0]) if found else None
+
+    def find_device(self, name: str) -> DeviceRecord | None:
+        """A device by its name, or by its id as text."""
+        found = self._rows(f"{_DEVICE} WHERE name = ?1 OR id = ?1 ORDER BY name != ?1", name)
+        return _device(found[0]) if found else None
+
+    def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
+        """The device whose credential has this hash."""
+        found = self._rows(
+            f"{_DEVICE} WHERE id = (SELECT device FROM credentials WHERE hash = ?)", credential_hash
+        )
+        return _device(found[0]) if found else None
+
+    def arrived(self, device: int, now_s: float) -> None:
+        """A device began a session."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?",
+                (now_s, device),
+            )
+
+    def departed(self, device: int, absence: Absence, reason: str, now_s: float) -> None:
+        """A device's session ended."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
+                "losses = losses + ? WHERE id = ?",
+                (absence.value, reason, now_s, absence is Absence.LOST, device),
+            )
+
+    def stand(self, device: int, standing: Standing, reason: str, now_s: float) -> None:
+        """Change what a device may do. What it did wrong before an admission counts no more."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
+                (standing.value, reason, now_s if standing is Standing.ADMITTED else 0.0, device),
+            )
+
+    def credit(self, done: Mapping[int, Contribution], now_s: float) -> None:
+        """Add what devices did, by their ids, in one transaction."""
+        sets = ", ".join(f"{name} = {name} + ?" for name in CONTRIBUTION_FIELDS)
+        with self._writing() as db:
+            db.executemany(
+                f"UPDATE devices SET {sets}, seen_s = MAX(seen_s, ?) WHERE id = ?",
+                [
+                    (*(getattr(part, name) for name in CONTRIBUTION_FIELDS), now_s, device)
+                    for device, part in done.items()
+                ],
+            )
+
+    def conducted(self, device: int, conduct: Conduct) -> None:
+        """Keep how a device works."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
+                "WHERE id = ?",
+                (conduct.setbacks, conduct.failure, conduct.slowness, conduct.late_s, device),
+            )
+
+    def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
+        """A device sent a wrong result, which costs it so many points."""
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
+                (device, now_s, fault, penalty),
+            )
+
+    def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
+        """When a device sent wrong results, since then and since it was released; their points."""
+        found = self._rows(
+            "SELECT at_s, penalty FROM faults JOIN devices ON devices.id = device "
+            "WHERE device = ? AND at_s >= ? AND at_s > released_s",
+            device, since_s,
+        )  # fmt: skip
+        return [(float(at_s), float(penalty)) for at_s, penalty in found]
+
+    # --- join codes ---
+
+    def add_code(self, hash: bytes, uses: int, expires_s: float, now_s: float) -> CodeRecord:
+        """Keep a new join code; those that expired long ago are forgotten."""
+        with self._writing() as db:
+            db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
+            added = db.execute(
+                "INSERT INTO codes (hash, expires_s, uses, made_s) VALUES (?, ?, ?, ?)",
+                (hash, expires_s, uses, now_s),
+            )
+            return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s)
+
+    def code(self, hash: bytes) -> CodeRecord | None:
+        """The join code with this hash."""
+        found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
+        return CodeRecord(*found[0]) if found else None
+
+    def codes(self) -> list[CodeRecord]:
+        """Every join code that is still known, oldest first."""
+        return [CodeRecord(*row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
+
+    def void(self, code: int, reason: str) -> None:
+        """Nobody may use a join code any more."""
+        with self._writing() as db:
+            db.execute("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
+
+    def redeem(
+        self, code: int, name: str, credential_hash: bytes, now_s: float
+    ) -> DeviceRecord | None:
+        """Use a join code: a new device with this credential. None if it is not open."""
+        with self._writing() as db:
+            taken = db.execute(
+                "UPDATE codes SET used = used + 1 "
+                "WHERE id = ? AND used < uses AND expires_s > ? AND void = ''",
+                (code, now_s),
+            )
+            if taken.rowcount == 0:
+                return None
+            added = db.execute(
+                "INSERT INTO devices (name, standing, paired_s, seen_s, code) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (_free_name(db, name), Standing.ADMITTED.value, now_s, now_s, code),
+            )
+            device = int(added.lastrowid or 0)
+            db.execute("INSERT INTO credentials VALUES (?, ?)", (credential_hash, device))
+        return self.device(device)
+
+    # --- jobs ---
+
+    def jobs(self) -> list[JobRecord]:
+        """Every job, oldest first."""
+        found = self._rows(f"SELECT {_JOB} FROM jobs ORDER BY number")
+        return [JobRecord(*row) for row in found]
+
+    def save_job(self, job: JobRecord) -> None:
+        """Keep a job as it is now."""
+        marks = ", ".join("?" * len(JobRecord.__slots__))
+        values = [getattr(job, name) for name in JobRecord.__slots__]
+        with self._writing() as db:
+            db.execute(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)
+
+
+_DEVICE: Final = (
+    "SELECT id, name, standing, reason, paired_s, seen_s, absence, absence_reason, sessions, "
+    "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), code, "
+    f"{', '.join(CONTRIBUTION_FIELDS)}, setbacks, failure, slowness, late_s FROM devices"
+)
+_BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 2
+_BEFORE_CONDUCT: Final = _BEFORE_DONE + len(CONTRIBUTION_FIELDS)
+_CODE: Final = ", ".join(CodeRecord.__slots__)
+_JOB: Final = ", ".join(JobRecord.__slots__)
+
+
+def _device(row: Sequence[Any]) -> DeviceRecord:
+    values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
+    values["standing"] = Standing(values["standing"])
+    values["absence"] = Absence(values["absence"])
+    done = Contribution(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
+    return DeviceRecord(**values, done=done, conduct=Conduct(*row[_BEFORE_CONDUCT:]))
+
+
+def _free_name(db: sqlite3.Connection, wanted: str) -> str:
+    """This name, or, where another device has it, this name with a number."""
+    # A name of digits alone would be taken for an id.
+    base = wanted if wanted and not wanted.isdigit() else f"device {wanted}".strip()
+    # Those with numbers are between `base` and `base.`; counting them saves trying each.
+    (number,) = db.execute(
+        "SELECT COUNT(*) FROM devices WHERE name >= ?1 AND name < ?1 || '.'", (base,)
+    ).fetchone()
+    name = base
+    while db.execute("SELECT 1 FROM devices WHERE name = ?", (name,)).fetchone():
+        number += 1
+        name = f"{base}-{number}"
+    return name

@@ -1,0 +1,185 @@
+"""Writes to the store in a thread of its own: no block waits, and nothing owed is dropped."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from cleave.scheduler.admission import Contribution
+from cleave.server.store.store import Store, StoreError
+
+WRITE_S: Final = 15.0
+"""How often contributions are written."""
+
+RETRY_S: Final = 2.0
+"""How often what could not be written is tried again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Owed:
+    what: str
+    write: Callable[[], None]
+    said: bool = False
+
+
+class Ledger:
+    """A thread that writes.
+
+    There are writes that are dropped when they fail (`soon`: when a device came and went) and such
+    that are tried again until they are done (`owe`). Contributions are added up until they are.
+
+    Args:
+        store: where to.
+        clock: Unix time, in seconds.
+        complain: told when the store cannot be written, and when it can again.
+        retry_s: see `RETRY_S`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        complain: Callable[[str], None],
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._complain = complain
+        self._retry_s = retry_s
+        self._done: dict[int, Contribution] = {}
+        self._owed: dict[Hashable, _Owed] = {}
+        self._error = ""
+        self._lock = threading.Lock()
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_on, name="cleave-ledger", daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why the store cannot be written, and what is not written yet; empty while all is well."""
+        with self._lock:
+            owed = [owed.what for owed in self._owed.values() if owed.what]
+            if not self._error:
+                return ""
+            return f"{self._error}{'; not written yet: ' if owed else ''}{'; '.join(owed)}"
+
+    def add(self, device: int, done: Contribution) -> None:
+        """A device did this; it is written with the next batch."""
+        with self._lock:
+            self._done[device] = self._done.get(device, Contribution()) + done
+
+    def soon(self, write: Callable[[], None]) -> None:
+        """Do this write next, in the ledger's thread, after those asked for before."""
+        self._orders.put(write)
+
+    def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
+        """Do this write next, and again until it is done.
+
+        Args:
+            key: an earlier write of the same key that is not done yet is not needed any more.
+            write: raises StoreError when it fails.
+            what: it says, for people, who are told when that is not written; empty for what does
+                not matter so much.
+        """
+        with self._lock:
+            self._owed.pop(key, None)
+            self._owed[key] = _Owed(what, write)
+        self._orders.put(self._write_owed)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything so far was tried, but no longer than this; whether it was."""
+        tried = threading.Event()
+        self._orders.put(self._write_batch)
+        self._orders.put(tried.set)
+        while not tried.wait(1.0 if timeout_s is None else timeout_s):
+            if timeout_s is not None or not self._thread.is_alive():
+                return False
+        return True
+
+    def close(self) -> None:
+        """Write what is left, and end the thread."""
+        self._orders.put(self._write_batch)
+        self._orders.put(self._write_owed)
+        self._orders.put(None)
+        self._thread.join()
+        for owed in self._owed.values():
+            if owed.what:
+                self._complain(f"this was never written, and is forgotten now: {owed.what}")
+
+    def _write_on(self) -> None:
+        written_s = time.monotonic()
+        while True:
+            # Orders may come all the time: what is due is not to wait for them to end.
+            every_s = self._retry_s if self._owed else WRITE_S
+            due_s = written_s + every_s - time.monotonic()
+            order: Callable[[], None] | None = self._write_all
+            if due_s > 0:
+                with suppress(queue.Empty):
+                    order = self._orders.get(timeout=due_s)
+            if order is None:
+                return
+            try:
+                order()
+            except StoreError as error:  # of what may be dropped
+                if not self._error:
+                    self._complain(str(error))
+            if order == self._write_all:  # its end counts: orders come between two of them
+                written_s = time.monotonic()
+
+    def _write_all(self) -> None:
+        self._write_owed()
+        self._write_batch()
+
+    def _write_owed(self) -> None:
+        with self._lock:  # what people are told of goes first
+            waiting = sorted(self._owed.items(), key=lambda item: not item[1].what)
+        failure: StoreError | None = None
+        for key, owed in waiting:
+            try:
+                owed.write()
+            except StoreError as error:
+                failure = error
+                if owed.what and not owed.said:
+                    owed.said = True
+                    self._complain(f"{owed.what}: this holds, and is written as soon as it can be")
+                continue
+            with self._lock:
+                if self._owed.get(key) is owed:
+                    del self._owed[key]
+        if failure is not None:
+            self._failed(failure)
+        elif waiting:
+            self._succeeded()
+
+    def _write_batch(self) -> None:
+        with self._lock:
+            done, self._done = self._done, {}
+        if not done:
+            return
+        try:
+            self._store.credit(done, self._clock())
+        except StoreError as error:
+            for device, part in done.items():  # for the next batch
+                self.add(device, part)
+            self._failed(error)
+        else:
+            self._succeeded()
+
+    def _failed(self, error: StoreError) -> None:
+        with self._lock:
+            first, self._error = not self._error, str(error)
+        if first:
+            self._complain(str(error))
+
+    def _succeeded(self) -> None:
+        with self._lock:
+            if self._owed:
+                return
+            again, self._error = bool(self._error), ""
+        if again:
+            self._complain("the server's store can be written again, and is up to date")

@@ -1,1 +1,0 @@
-"""Methods of training compared in closed form: conditions in, time, bytes and memory out."""

@@ -1,0 +1,44 @@
+"""Join URLs in files, which, unlike a command line, can be hidden from others on the machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cleave.errors import UsageError
+from cleave.transport.connect import plain_reason
+
+
+@contextmanager
+def url_file(url: str) -> Iterator[str]:
+    """A join URL in a file that only this account reads, as `@FILE`, for a process of one's own."""
+    written, path = tempfile.mkstemp(prefix="cleave-join-")  # its mode is 0600
+    try:
+        with os.fdopen(written, "w") as file:
+            file.write(url)
+        yield f"@{path}"
+    finally:
+        os.unlink(path)
+
+
+def read_url(text: str) -> str:
+    """A join URL, or what the file holds that is named after an `@`.
+
+    A file, unlike a command line, can be hidden from other users of the machine.
+
+    Raises:
+        UsageError: when the file cannot be read.
+    """
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:]).expanduser()
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the join URL cannot be read from {path} ({plain_reason(error)}); "
+            f"write it there, or give the URL itself"
+        ) from None

@@ -1,0 +1,284 @@
+"""`cleave footprint`: the energy and carbon of a run, or of one that is planned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cleave.errors import UsageError
+from cleave_cli.commands.footprint_study import study
+
+if TYPE_CHECKING:
+    from cleave.energy.account import CloudSpell, Ps
+    from cleave.energy.assumptions import Assumptions
+    from cleave.energy.comparison import Question
+    from cleave.energy.grid import Electricity
+    from cleave.energy.predict import Work
+    from cleave.energy.run_energy import RunEnergy
+    from profiles.device_profile import DeviceProfile
+    from profiles.fleet_device import FleetDevice
+
+_KWH_PER_GB = 3.6e6 / 1e9  # J/byte
+_AS_ASSUMED = -1.0  # of what may be 0
+
+
+class _RunOrStudy(TyperGroup):
+    """`cleave footprint RUN` beside `cleave footprint study`: what is not that word is a run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args[:1] == ["study"] else ["run", *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == "run" else name, command, rest  # nobody types it
+
+
+app = typer.Typer(name="footprint", cls=_RunOrStudy, rich_markup_mode=None)
+app.command("study")(study)
+
+
+@app.command("run", hidden=True)
+def footprint(
+    run: Annotated[
+        Path | None, typer.Argument(help="A run folder of cleave train.", show_default=False)
+    ] = None,
+    model: Annotated[str, typer.Option(help="Instead of a run: model name, as opt-1.3b.")] = "",
+    fleet: Annotated[
+        str, typer.Option(help="With --model: laptops-4, home-mix-N, ..., or a TOML file.")
+    ] = "laptops-4",
+    against: Annotated[
+        str, typer.Option(help="With --model: a GPU in a data centre, as a5000; a profile.")
+    ] = "",
+    steps: Annotated[int, typer.Option(help="With --model: optimizer steps.")] = 100,
+    batch: Annotated[int, typer.Option(help="With --model: sequences per step.")] = 16,
+    seq: Annotated[int, typer.Option(help="With --model: tokens per sequence.")] = 512,
+    dtype: Annotated[str, typer.Option(help="With --model: bf16, fp16 or fp32.")] = "bf16",
+    grid: Annotated[
+        str, typer.Option(help="Electricity: a country, as DEU, or a CSV of hours; for carbon.")
+    ] = "",
+    cloud_grid: Annotated[
+        str, typer.Option(help="The data centre's electricity, where it is another.")
+    ] = "",
+    start_hour: Annotated[
+        float, typer.Option(help="Hour of the day at which it begins, for a CSV of hours.")
+    ] = 0.0,
+    lifetime: Annotated[
+        float, typer.Option(help="Years that devices and GPU last; 0: as assumed by kind.")
+    ] = 0.0,
+    utilisation: Annotated[
+        float, typer.Option(help="Share of that in which they are in use; 0: as assumed.")
+    ] = 0.0,
+    charger: Annotated[
+        float, typer.Option(help="Energy at the socket over that used; 0: as assumed by kind.")
+    ] = 0.0,
+    network: Annotated[
+        float, typer.Option(help="kWh per GB between PS and devices; -1: as assumed.")
+    ] = _AS_ASSUMED,
+    ps_watts: Annotated[
+        float, typer.Option(help="What the PS draws at the socket; 0: unknown.")
+    ] = 0.0,
+    pue: Annotated[
+        float, typer.Option(help="Of the data centre, 1 and more; 0: as assumed.")
+    ] = 0.0,
+    host_share: Annotated[
+        float, typer.Option(help="What is around the GPU, over the GPU; -1: as assumed.")
+    ] = _AS_ASSUMED,
+    gpu_share: Annotated[
+        float, typer.Option(help="Of the GPU's multiplications/s that training reaches.")
+    ] = 0.5,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw what each assumption changes (PNG); needs --grid.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Say what a run cost in energy and carbon, or what one would, and against a data centre.
+
+    Examples:
+
+      cleave footprint runs/20261121-101500 --grid DEU
+
+      cleave footprint --model opt-1.3b --fleet laptops-4 --against a5000 --grid USA
+
+      cleave footprint --model opt-125m --fleet phones-5g-15 --charger 2.9 --json
+
+    `cleave footprint study` holds a paper's claims against its set-up (see its --help).
+    """
+    from cleave.energy.comparison import Question
+    from cleave.energy.sensitivity import Case
+    from cleave.energy.typical import load_typical
+    from cleave_cli.render.footprint import Shown, show
+    from profiles.library import load_profiles
+
+    if (run is None) == (not model):
+        raise UsageError(
+            "give either a run folder or --model, as in: cleave footprint --model opt-1.3b"
+        )
+    if run is not None and against:
+        raise UsageError("--against compares what is planned: give --model and --fleet with it")
+    if plot is not None and not grid:
+        raise UsageError("--plot draws what changes the carbon: give --grid, too, as --grid DEU")
+    made = _assumed(lifetime, utilisation, charger, network, pue, host_share)
+    profiles, typical = load_profiles(), load_typical()
+    cloud: CloudSpell | None = None
+    notes: list[str] = []
+    if run is not None:
+        question, duration_s, title = _of_run(run, profiles, ps_watts, notes)
+    else:
+        from cleave.energy.predict import cloud_spell, fleet_spells
+
+        work = _work(model, batch, seq, steps, dtype)
+        spells, duration_s = fleet_spells(work, _devices(fleet, dtype))
+        cloud = cloud_spell(work, _gpu(against), _share(gpu_share)) if against else None
+        question = Question(spells, profiles, typical, _ps(ps_watts, duration_s), cloud)
+        title = f"{model}, {steps} steps of {batch} x {seq} tokens, {dtype}, {fleet}"
+        notes += _on_work(work, cloud, gpu_share)
+    here = _electricity(grid, start_hour, duration_s)
+    there = _electricity(cloud_grid or grid, start_hour, cloud.time_s if cloud else 0.0)
+    case = Case(made, here.gco2e_per_kwh if here else None, there.gco2e_per_kwh if there else None)
+    notes += [f"electricity of {at.text}" for at in dict.fromkeys((here, there)) if at]
+    shown = Shown(title, duration_s, question, case, tuple(notes))
+    show(shown, plot, as_json=as_json)
+
+
+def _of_run(
+    path: Path, profiles: dict[str, DeviceProfile], ps_watts: float, notes: list[str]
+) -> tuple[Question, float, str]:
+    from cleave.energy.comparison import Question
+    from cleave.energy.run_energy import run_energy
+    from cleave.energy.typical import load_typical
+    from cleave.training.run_folder import RunFolder
+
+    folder = RunFolder(path)
+    folder.read_config()  # says when it is none
+    energy: RunEnergy = run_energy(folder.records())
+    ps = _ps(ps_watts, energy.duration_s) or energy.ps
+    notes += energy.notes()
+    question = Question(energy.spells, profiles, load_typical(), ps)
+    return question, energy.duration_s, f"run {path.name or path}"
+
+
+def _work(model: str, batch: int, seq: int, steps: int, dtype: str) -> Work:
+    from cleave.energy.predict import Work
+    from cleave.workload.registry import find_model
+
+    if dtype not in ("bf16", "fp16", "fp32"):
+        raise UsageError(f"--dtype is {dtype!r}; use bf16, fp16 or fp32")
+    if steps < 1:
+        raise UsageError(f"--steps is {steps}; give 1 or more")
+    return Work(find_model(model), batch, seq, steps, dtype)
+
+
+def _on_work(work: Work, cloud: CloudSpell | None, gpu_share: float) -> list[str]:
+    from cleave.energy.predict import TRAINING_BYTES_PER_PARAMETER, fits
+
+    notes = [
+        "predicted: the multiplications of Linear layers, on both sides; attention scores, the "
+        "optimizer and what else the PS does are on neither",
+        "phones multiply at the speed they settle at when hot",
+    ]
+    if cloud is not None:
+        notes.append(
+            f"{cloud.profile.title} reaches {gpu_share:.0%} of its throughput in multiplication"
+        )
+        gigabytes = TRAINING_BYTES_PER_PARAMETER * work.spec.parameters / 1e9
+        installed = (cloud.profile.memory.installed_bytes or cloud.profile.memory.bytes) / 1e9
+        verdict = "below" if fits(work, cloud.profile) else "which does not fit in"
+        notes.append(
+            f"memory: {TRAINING_BYTES_PER_PARAMETER} bytes a parameter are {gigabytes:.3g} GB, "
+            f"{verdict} its {installed:g} GB; activations come on top"
+        )
+    return notes
+
+
+def _devices(fleet: str, dtype: str) -> list[FleetDevice]:
+    from profiles.fleets import find_fleet
+
+    try:
+        return find_fleet(fleet, dtype=dtype)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _gpu(name: str) -> DeviceProfile:
+    from profiles.library import load_profile
+
+    try:
+        profile = load_profile(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if profile.power is None or profile.power.compute_w is None:
+        raise UsageError(
+            f"the power of {name} is not known, so neither is its energy; give a profile that "
+            f"states compute_w, as a5000 or a100-sxm-80gb"
+        )
+    return profile
+
+
+def _share(value: float) -> float:
+    if not 0 < value <= 1:
+        raise UsageError(f"--gpu-share is {value:g}; give a share above 0, up to 1")
+    return value
+
+
+def _ps(watts: float, seconds: float) -> Ps | None:
+    from cleave.energy.account import Ps
+    from cleave.energy.meter import Basis
+
+    _check("--ps-watts", watts, 0.0, "watts, or 0 where they are unknown")
+    return Ps(watts * seconds, Basis.MODELLED) if watts else None
+
+
+def _electricity(place: str, start_hour: float, duration_s: float) -> Electricity | None:
+    from cleave.energy.grid import electricity
+
+    if not 0 <= start_hour <= 24:
+        raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
+    return electricity(place, start_hour, duration_s) if place else None
+
+
+def _check(name: str, value: float, least: float, wanted: str) -> None:
+    if not least <= value < math.inf:  # nan, too
+        raise UsageError(f"{name} is {value:g}; give {wanted}")
+
+
+def _assumed(
+    lifetime: float,
+    utilisation: float,
+    charger: float,
+    network: float,
+    pue: float,
+    host_share: float,
+) -> Assumptions:
+    """What comes with Cleave, but for what the user knows better."""
+    from cleave.energy.assumptions import load_assumptions
+
+    made = load_assumptions()
+    _check("--lifetime", lifetime, 0.0, "years, or 0 for what is assumed")
+    if not 0 <= utilisation <= 1:
+        raise UsageError(f"--utilisation is {utilisation:g}; give a share up to 1, or 0")
+    for name, ratio in (("--charger", charger), ("--pue", pue)):
+        if ratio:
+            _check(name, ratio, 1.0, "1 or more, or 0 for what is assumed")
+    for name, figure_or_not in (("--network", network), ("--host-share", host_share)):
+        if figure_or_not != _AS_ASSUMED:
+            _check(name, figure_or_not, 0.0, "0 or more, or -1 for what is assumed")
+    if lifetime:
+        made = replace(made, one_lifetime_years=lifetime)
+    if utilisation:
+        made = replace(made, utilisation=replace(made.utilisation, value=utilisation))
+    if charger:
+        supply = {k: replace(f, value=charger) for k, f in made.supply_ratio.items()}
+        made = replace(made, supply_ratio=supply)
+    if network != _AS_ASSUMED:
+        figure = replace(made.network_j_per_byte, value=network * _KWH_PER_GB)
+        made = replace(made, network_j_per_byte=figure)
+    if pue:
+        made = replace(made, pue=replace(made.pue, value=pue))
+    if host_share != _AS_ASSUMED:
+        made = replace(made, host_share=replace(made.host_share, value=host_share))
+    return made

@@ -1,0 +1,99 @@
+"""`cleave footprint study`: the edge-sustainability paper's set-up, and where its claims hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cleave.errors import UsageError, not_installed
+
+
+def study(
+    out: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path(
+        "footprint-report"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only very small models, to try it out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Hold the claims of arXiv 2507.01803 against its simulated set-up, and write a report.
+
+    Laptops and phones that train OPT-125M and OPT-1.3B against an NVIDIA A5000, alone, by DT-FM and
+    by Cleave: energy, carbon in both views, and under which conditions which claim holds.
+
+    Examples:
+
+      cleave footprint study --out footprint-report
+
+      cleave footprint study --json > study.json
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from cleave.energy.assumptions import load_assumptions
+    from cleave.energy.typical import load_typical
+    from simulator.study.document import document
+    from simulator.study.inputs import inputs
+    from simulator.study.report import report
+    from simulator.study.setups import published
+    from simulator.study.setups import quick as small
+    from simulator.study.study import steps_of
+    from simulator.study.study import study as found_of
+
+    try:
+        from simulator.study.figures import save_all, tornado_files
+    except ImportError:
+        raise not_installed("a report with figures", "matplotlib", "train") from None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "report.md").touch()  # said before a minute's work, not after it
+    except OSError as error:
+        raise UsageError(f"cannot write into {out}: {error.strerror}") from None
+    scope = small() if quick else published()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=steps_of(scope))
+        found = found_of(
+            scope, seed, lambda text: progress.update(task, advance=1, description=text)
+        )
+        figures = inputs(scope, load_assumptions(), load_typical())
+        progress.update(task, description="drawing")
+        try:
+            save_all(out, found)
+            text = report(found, figures, (name for name, _, _ in tornado_files(found)))
+            (out / "report.md").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write into {out}: {error.strerror}") from None
+    if as_json:
+        typer.echo(json.dumps({**document(found, figures), "report": str(out / "report.md")}))
+        return
+    for each in found:
+        best = each.best
+        claims = ", ".join(
+            f"{name} {held.verdict.value} ({held.central:.2g})"
+            for name, held in (
+                ("energy", best.found.energy),
+                ("carbon attributed", best.found.attributed),
+                ("sunk cost", best.found.sunk_cost),
+            )
+        )
+        typer.echo(f"{each.setup.name}, {best.row.name}: {claims}")
+    typer.echo(str(out / "report.md"))

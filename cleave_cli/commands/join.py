@@ -1,0 +1,272 @@
+"""`cleave join`: make this machine a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from cleave.device.host.policy import parse_memory, parse_policy
+from cleave_cli.render.say import printable
+
+EXAMPLES = """
+Examples:
+
+  cleave join 'http://192.168.1.20:8765/join#c=...'
+
+  cleave join URL --threads 2 --memory 4GB
+
+  cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
+"""
+
+_MOST_THREADS = 1024
+
+Url = Annotated[
+    str, typer.Argument(help="The join URL that `cleave serve` prints, or @FILE that holds it.")
+]
+Name = Annotated[str, typer.Option(help="What to call this device.")]
+ExecutorName = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        help="What multiplies: auto, numpy, torch, torch:cpu, cuda, mps or xpu.",
+    ),
+]
+Memory = Annotated[str, typer.Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
+Threads = Annotated[
+    int, typer.Option(help="Threads to multiply with; 0 for one on each core it may use.")
+]
+Cores = Annotated[int, typer.Option(help="Keep to so many cores; 0 for all.")]
+When = Annotated[
+    str, typer.Option(help="Work only when: idle, charging, idle,charging; or always, but stay.")
+]
+Hours = Annotated[str, typer.Option(help="Work only in these hours, like 22-7, local time.")]
+MaxTemp = Annotated[float, typer.Option(help="Stop above so many degrees Celsius; 0 for any.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="Serve one session: do not come back when it is lost.")
+]
+Profile = Annotated[
+    str, typer.Option(help="Which device this is, of cleave profile list: to model its energy.")
+]
+IdleAfter = Annotated[float, typer.Option(help="Minutes without use after which it is idle.")]
+
+
+def join(
+    url: Url,
+    name: Name = "",
+    executor: ExecutorName = "auto",
+    memory: Memory = "1000",
+    threads: Threads = 0,
+    cores: Cores = 0,
+    when: When = "",
+    hours: Hours = "",
+    max_temp: MaxTemp = 0,
+    idle_after: IdleAfter = 5,
+    once: Once = False,
+    profile: Profile = "",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+) -> None:
+    """Make this machine a device: multiply for a parameter server until it ends or Ctrl-C.
+
+    A connection that is lost is made again, after a second at most and then ever less often, also
+    when the server was stopped, until it refuses the device for good; --once ends with the first
+    session.
+
+    With --when, --hours or --max-temp it stays and waits until it may work, leaves when it may not
+    any more, and comes again. See docs/idle.md.
+    """
+    from cleave.device.host import owner
+    from cleave.errors import UsageError
+
+    known_threads(threads)
+    policy = parse_policy(when, hours, max_temp, idle_after)
+    if once and policy is not None:
+        raise UsageError(
+            "--once leaves after one session and --when, --hours and --max-temp stay; "
+            "give one or the other"
+        )
+    memory_bytes = parse_memory(memory, owner.total_memory_bytes())
+    known_profile(profile)
+    known_length(name)
+    if cores:
+        owner.keep_to_cores(cores)
+    if threads or cores:  # read by the math libraries when they are imported, so before they are
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[variable] = str(threads or cores)
+
+    import asyncio
+    import signal
+
+    from cleave.device.agent import Guest, Notice, Session, State
+    from cleave.device.compute_thread import ExecutorComputer
+    from cleave.device.credentials import (
+        SavedCredential,
+        SavedCredentials,
+        state_folder,
+    )
+    from cleave.device.host.policy import Gate, Verdict, require_visible
+    from cleave.device.session import DeviceSession, device_hello
+    from cleave.errors import CleaveError
+    from cleave.machine.backends import Speed, choose, known_name
+    from cleave.machine.kind import kind_of, on_android
+    from cleave.machine.memory import hold_strips_well
+    from cleave.machine.sensors import PowerMeter, Sensors, SessionEnergy, this_machine
+    from cleave.protocol.messages import Welcome
+    from cleave.transport.connect import open_connection
+    from cleave.transport.join_url import parse_join_url
+    from cleave.transport.url_file import read_url
+
+    known_name(executor)
+    parse_join_url(read_url(url))
+    give_back = hold_strips_well()
+    called = name or socket.gethostname()
+    kind = kind_of(this_machine(), android=on_android())
+    saved = SavedCredentials(state_folder())
+    chosen: list[Speed] = []  # not before it may work: choosing loads and measures
+
+    def event(kind: str, human: str, **fields: object) -> None:
+        if as_json:
+            typer.echo(json.dumps({"event": kind, **fields}))
+        else:
+            typer.echo(printable(human), err=True)
+
+    def say(notice: Notice) -> None:
+        status, reason = notice.status, notice.reason
+        match notice.state:
+            case State.WAITING:
+                retry = f"; trying again in {notice.retry_s:.0f} s" if notice.retry_s else ""
+                event("waiting", f"waiting: {reason}{retry}", reason=reason, retry_s=notice.retry_s)
+            case State.READY:
+                speed = chosen[0]
+                event(
+                    "ready",
+                    f"joined as device {status.device} ({speed.executor.name}, "
+                    f"{speed.flops_per_s / 1e9:.0f} GFLOP/s); Ctrl-C to leave",
+                    device=status.device,
+                    executor=speed.executor.name,
+                    flops_per_s=speed.flops_per_s,
+                )
+            case State.DRAINING:
+                event(
+                    "draining",
+                    f"{reason}: finishing what this device was given; Ctrl-C to leave now",
+                    reason=reason,
+                )
+            case State.LEFT:
+                give_back()
+                event(
+                    "left",
+                    f"left ({reason}): {status.blocks} blocks, {status.flops / 1e9:.1f} GFLOP, "
+                    f"{status.received_bytes / 1e6:.1f} MB down, "
+                    f"{status.sent_bytes / 1e6:.1f} MB up",
+                    reason=reason,
+                    blocks=status.blocks,
+                    flops=status.flops,
+                    downlink_bytes=status.received_bytes,
+                    uplink_bytes=status.sent_bytes,
+                )
+
+    async def connect(ready: Callable[[int], None]) -> Session:
+        if not chosen:
+            chosen.append(choose(executor, notify=lambda text: event("note", text, text=text)))
+        # Read again each time: whoever restarts the server may have written a new one.
+        target = parse_join_url(read_url(url))
+        credential, code = saved.keys(target, called)
+
+        def welcomed(welcome: Welcome) -> None:
+            if welcome.credential and welcome.server:
+                kept = SavedCredential(welcome.server, called, target.address, welcome.credential)
+                try:
+                    saved.save(kept)
+                except CleaveError as error:  # it may work nevertheless
+                    event("note", str(error), text=str(error))
+
+        hello = device_hello(
+            credential=credential,
+            join_code=code,
+            name=called,
+            memory_bytes=memory_bytes,
+            flops_per_s=chosen[0].flops_per_s,
+            profile=profile,
+            kind=kind,
+        )
+        connection = await open_connection(target)
+        computer = ExecutorComputer(chosen[0].executor)
+        energy = SessionEnergy(PowerMeter(Sensors()))
+        return DeviceSession(
+            connection, computer, hello, ready, give_back, welcomed, energy.telemetry
+        )
+
+    look = None
+    if policy is not None:
+        sensors, gate, lent = owner.this_machine(), Gate(policy), policy
+        require_visible(policy, owner.observe(sensors, policy))
+        owner.step_aside()
+
+        async def look_at_machine() -> Verdict:
+            return gate.decide(await asyncio.to_thread(owner.observe, sensors, lent))
+
+        look = look_at_machine
+
+    async def run() -> None:
+        guest = Guest(connect, say, look=look, once=once)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if sys.platform == "win32":  # its loops handle no signals
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(guest.stop))
+            else:
+                loop.add_signal_handler(number, guest.stop)
+        await guest.run()
+
+    asyncio.run(run())
+
+
+def known_threads(threads: int) -> None:
+    """Refuse a number of threads that is none.
+
+    Raises:
+        UsageError: for less than 0, or far more than any machine has cores.
+    """
+    from cleave.errors import UsageError
+
+    if not 0 <= threads <= _MOST_THREADS:
+        raise UsageError(
+            f"--threads {threads} is no number of threads; give 0 for all cores, or a count up to "
+            f"{_MOST_THREADS}"
+        )
+
+
+def known_length(name: str) -> None:
+    """Refuse a name that no message may carry.
+
+    Raises:
+        UsageError: when it is too long.
+    """
+    from cleave.errors import UsageError
+    from cleave.protocol import limits
+
+    if len(name) > limits.MAX_TEXT:
+        raise UsageError(f"--name has {len(name):,} characters; give at most {limits.MAX_TEXT:,}")
+
+
+def known_profile(name: str) -> None:
+    """Refuse a profile that the library has not.
+
+    Raises:
+        UsageError: for an unknown name.
+    """
+    from cleave.errors import UsageError
+    from profiles.library import load_profiles
+
+    if name and name not in load_profiles():
+        raise UsageError(
+            f"--profile {name!r} is none of the library; give a name that cleave profile list shows"
+        )
+
+
+join.__doc__ = (join.__doc__ or "") + "\n" + EXAMPLES

@@ -1,0 +1,135 @@
+"""`cleave pair`: a new join code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cleave.errors import UsageError
+from cleave.transport.addresses import app_link
+from cleave_cli.operator_link import Data, Json, Server, ask, when
+from cleave_cli.reach import only_here
+from cleave_cli.render.qr import qr_code, write_qr_png
+from cleave_cli.render.say import printable, say
+
+_SIDELOADING: Final = """\
+The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours): the
+code has to be valid until then. For a phone that works at night, add --minutes 1440.
+
+The app is not there yet? Build it from a copy of Cleave (android_client/build_apk.sh), then either
+  adb install -r android_client/build/cleave.apk    (phone on a cable, USB debugging on)
+or copy that file to the phone and open it there; Android asks to allow this source of apps.
+If the phone's camera does not open the link: take "Open in the app" on the page that `cleave pair`
+leads to, or paste the link into the app."""
+
+
+def pair(
+    uses: Annotated[int, typer.Option(help="For how many devices.")] = 1,
+    minutes: Annotated[float, typer.Option(help="How long it is valid.")] = 10,
+    qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
+    png: Annotated[Path | None, typer.Option(help="Write the QR code to this PNG file.")] = None,
+    android: Annotated[bool, typer.Option("--android", help="For the Android app.")] = False,
+    list_codes: Annotated[
+        bool, typer.Option("--list", help="List the join codes: uses, expiry, who came by them.")
+    ] = False,
+    void: Annotated[
+        int | None, typer.Option(help="Make the code with this id void; its devices stay.")
+    ] = None,
+    server: Server = "",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Get a join code from a running server: a device that joins with it is known from then on.
+
+    A phone's camera opens the QR code's page, which makes the browser a device; `cleave join` takes
+    the same address.
+
+    Examples:
+
+      cleave pair
+
+      cleave pair --uses 1000 --minutes 60
+
+      cleave pair --png code.png
+
+      cleave pair --android
+
+      cleave pair --server @operator.url --json
+
+      cleave pair --list
+
+      cleave pair --void 7
+    """
+    if list_codes and void is not None:
+        raise UsageError(f"--list shows join codes and --void {void} ends one; give one of the two")
+    if list_codes:
+        _list(ask("codes", {}, server, data), as_json=as_json)
+        return
+    if void is not None:
+        _say_void(ask("void", {"code": void}, server, data), as_json=as_json)
+        return
+    answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes}, server, data)
+    answer["app_url"] = app_link(answer["page_url"])
+    url = answer["app_url" if android else "page_url"]
+    if png is not None:
+        write_qr_png(url, png)
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    many = f"{uses} devices can join" if uses > 1 else "one device can join"
+    until = when(answer["expires_s"])
+    if android:
+        typer.echo(
+            f"until {until}, {many}: open the link, or scan the code, on the phone\n", err=True
+        )
+        say(f"  {url}\n", err=False)
+    else:
+        typer.echo(
+            f"until {until}, {many}: open the address in its browser, or run there\n", err=True
+        )
+        say(f"  cleave join '{url}'\n", err=False)
+    if here := only_here(answer["page_url"]):
+        say(f"{here}\n")
+    if qr:
+        typer.echo(qr_code(url), err=True)
+    if android:
+        typer.echo(_SIDELOADING, err=True)
+
+
+def _list(answer: dict[str, Any], *, as_json: bool) -> None:
+    """Codes without the codes themselves: nobody knows those but who was given them."""
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    if not answer["codes"]:
+        typer.echo("no join codes yet; make one with: cleave pair", err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("id", "used", "state", "made", "expires", "devices"):
+        table.add_column(heading, justify="right" if heading in ("id", "used") else "left")
+    for code in answer["codes"]:
+        reason = f" ({code['reason']})" if code["reason"] else ""
+        table.add_row(
+            str(code["id"]), f"{code['used']} of {code['uses']}", printable(code["state"] + reason),
+            when(code["made_s"]), when(code["expires_s"]), printable(", ".join(code["devices"])),
+        )  # fmt: skip
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table, markup=False)
+
+
+def _say_void(answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    code = answer["code"]
+    stay = f"; who came by it stays: {', '.join(code['devices'])}" if code["devices"] else ""
+    say(f"join code {code['id']} is void: nobody joins with it any more{stay}")
+    if answer["unwritten"]:
+        say(f"this holds, but it is not on disk yet: {answer['unwritten']}")

@@ -1,0 +1,413 @@
+"""`cleave profile`: measure devices and links, and look at what is known of others."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cleave.errors import CleaveError, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from profiles.device_profile import DeviceProfile
+
+app = typer.Typer(
+    name="profile",
+    help="Measure devices and links; list, show, fit and compare profiles.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw the profile (PNG).")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
+_PROFILE = "A name of the library, or a file that ends in .toml."
+_LONGEST_S = 86400.0
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@app.command("device")
+def device(
+    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of several.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; NAME.toml unless given.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the profile; the host's unless given.")] = "",
+    title: Annotated[str, typer.Option(help="What people call it; the CPU unless given.")] = "",
+    kind: Annotated[
+        str, typer.Option(help="phone, tablet, laptop, desktop, sbc, server or cloud-gpu.")
+    ] = "",
+    executor: Annotated[str, typer.Option(help="What multiplies: auto, numpy or torch.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Threads to multiply with; 0 for all.")] = 0,
+    memory: Annotated[
+        int, typer.Option(help="Memory to offer for arrays, in MB; 0 for half of it.")
+    ] = 0,
+    sustained: Annotated[
+        float | None, typer.Option(help="Seconds under load; 0 for none. 180, or 5 with --quick.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds for all shapes. 240, or 40 with --quick.")
+    ] = None,
+    contention: Annotated[
+        bool, typer.Option(help="Measure several processes at once, too.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Of the shapes that are measured.")] = 0,
+    plot: Plot = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: multiplication, memory, minutes under load, energy.
+
+    Nothing else should run meanwhile.
+
+    Examples:
+
+      cleave profile device --quick
+
+      cleave profile device --name anna-laptop --threads 4 -o anna.toml --plot anna.png
+
+      cleave profile device --sustained 600
+    """
+    from cleave.device.host.owner import total_memory_bytes
+    from cleave.device.host.policy import parse_memory
+    from cleave.machine.sensors import this_machine, usable_cores
+
+    cores = len(usable_cores())
+    if not 0 <= threads <= cores:
+        raise UsageError(f"--threads is {threads}; give 0 for all cores, or 1 to {cores}")
+    if threads:  # read by the math libraries when they are imported, so before they are
+        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    if memory:
+        parse_memory(str(memory), total_memory_bytes())
+    if sustained is not None and not 0 <= sustained <= _LONGEST_S:
+        raise UsageError(f"--sustained is {sustained:g}; give 0 for none, or seconds up to a day")
+    if budget is not None and not 0 < budget <= _LONGEST_S:
+        raise UsageError(f"--budget is {budget:g}; give seconds, more than 0 and up to a day")
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; give 0 or more")
+    _need("scipy.optimize", "tomli_w")
+    from cleave.machine.backends import choose, known_name
+    from cleave.machine.memory import hold_strips_well
+    from cleave_cli.own_device import own_device
+    from cleave_cli.render.profile import check_plot
+    from profiles.measuring import device as profiling
+    from profiles.profile_file import write_profile
+
+    known_name(executor)
+    if plot is not None:
+        check_plot(plot)
+    if name and profiling.valid_name(name) != name:
+        raise UsageError(
+            f"--name {name!r} has letters that names of profiles have not; "
+            f"use {profiling.valid_name(name)!r}"
+        )
+    name = name or profiling.valid_name(socket.gethostname())
+    target = _writable(output or Path(f"{name}.toml"), force=force)
+    defaults = (40.0, 5.0, 0.5) if quick else (240.0, 180.0, 2.0)
+    settings = profiling.Settings(
+        name=name,
+        title=title or this_machine().cpu or name,
+        date=datetime.date.today().isoformat(),
+        quick=quick,
+        grid_s=defaults[0] if budget is None else budget,
+        sustained_s=defaults[1] if sustained is None else sustained,
+        contention_s=defaults[2] if contention else 0.0,
+        kind=_kind(kind) if kind else None,
+        memory_bytes=memory * 10**6,
+        threads=threads,
+        seed=seed,
+    )
+    hold_strips_well()  # as a device does
+    chosen = choose(executor).executor
+    with _progress() as bar:
+        task = bar.add_task("starting", total=settings.total_s)
+
+        def progress(what: str, seconds: float) -> None:
+            bar.update(task, description=what, completed=seconds)
+
+        try:
+            with own_device(chosen.name, threads) as timer:
+                measured = profiling.measure_device(settings, chosen, progress, timer=timer)
+        except (OSError, ValueError) as error:
+            raise CleaveError(f"this machine could not be measured: {error}") from None
+    with _as_usage_errors():
+        write_profile(measured, target)
+    _show(measured, plot, as_json=as_json, file=target)
+
+
+@app.command("link")
+def link(
+    server: Annotated[str, typer.Option(help="The join URL that `cleave serve` prints, or @FILE.")],
+    repeats: Annotated[int, typer.Option(help="How often to measure.")] = 7,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", "-o", help="A profile: its link becomes what was measured."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the link to a parameter server: downlink, uplink and round trip, each by itself.
+
+    The server sends a row and a column, of which one number goes back, then a column and a row, of
+    which a whole block does. It gives this machine no work.
+
+    Examples:
+
+      cleave profile link --server 'http://192.168.1.20:8765/join#c=...'
+
+      cleave profile link --server URL --repeats 20 --into anna.toml
+    """
+    import asyncio
+
+    import msgspec
+
+    from cleave.device.credentials import SavedCredentials, state_folder
+    from cleave.transport.url_file import read_url
+    from profiles.measuring.link import measure_link, summarise
+    from profiles.profile_file import read_profile, write_profile
+
+    profile = None
+    if into is not None:
+        _need("tomli_w")
+        with _as_usage_errors():
+            profile = read_profile(into)
+    saved = SavedCredentials(state_folder())  # where this machine is a device of the server already
+    with _progress() as bar:
+        task = bar.add_task("measuring the link", total=repeats)
+        found = asyncio.run(
+            measure_link(
+                read_url(server),
+                repeats,
+                lambda done, _: bar.update(task, completed=done),
+                lambda target: saved.keys(target, socket.gethostname()),
+            )
+        )
+    today = datetime.date.today().isoformat()
+    with _as_usage_errors():
+        measured = summarise(found, f"cleave profile link, {repeats} times, {today}")
+        if profile is not None and into is not None:
+            write_profile(msgspec.structs.replace(profile, link=measured), into)
+    if as_json:
+        each = [
+            {
+                "downlink_bytes_per_s": rates.downlink_bytes_per_s,
+                "uplink_bytes_per_s": rates.uplink_bytes_per_s,
+                "round_trip_s": 2 * rates.latency_s,
+            }
+            for rates in found
+        ]
+        typer.echo(json.dumps({"link": msgspec.to_builtins(measured), "measured": each}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from cleave_cli.render.profile import link_rows
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for label, figure, _ in link_rows(measured):
+        table.add_row(label, figure)
+    Console().print(table)
+    if into is not None:
+        typer.echo(f"written into {into}", err=True)
+
+
+@app.command("list")
+def list_profiles(
+    kind: Annotated[str, typer.Option(help="Only this kind, as phone or laptop.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the profiles of the library.
+
+    Examples:
+
+      cleave profile list
+
+      cleave profile list --kind phone --json
+    """
+    from profiles.library import load_profile, profile_names
+
+    wanted = _kind(kind) if kind else None
+    with _as_usage_errors():
+        profiles = [load_profile(name) for name in profile_names()]
+    profiles = [p for p in profiles if wanted is None or p.kind is wanted]
+    from cleave_cli.render.profile import list_entry, show_list
+
+    if as_json:
+        typer.echo(json.dumps({"profiles": [list_entry(profile) for profile in profiles]}))
+        return
+    from rich.console import Console
+
+    show_list(Console(), profiles)
+
+
+@app.command("show")
+def show(
+    profile: Annotated[str, typer.Argument(help=_PROFILE)],
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Show a profile, where its figures come from, and what had to be assumed.
+
+    Examples:
+
+      cleave profile show iphone-13-pro
+
+      cleave profile show anna.toml --plot anna.png
+    """
+    _show(_load(profile), plot, as_json=as_json)
+
+
+@app.command("fit")
+def fit(
+    file: Annotated[Path, typer.Argument(help="A profile with samples; a file.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; FILE itself unless given.")
+    ] = None,
+    plot: Plot = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Fit the models of a profile anew to the samples in it.
+
+    Examples:
+
+      cleave profile fit anna.toml
+
+      cleave profile fit anna.toml -o refitted.toml --plot fit.png
+    """
+    _need("scipy.optimize", "tomli_w")
+    from profiles.measuring.device import refit
+    from profiles.profile_file import read_profile, write_profile
+
+    target = file if output in (None, file) else _writable(output or file, force=force)
+    with _as_usage_errors():
+        fitted = refit(read_profile(file))
+        write_profile(fitted, target)
+    _show(fitted, plot, as_json=as_json, file=target)
+
+
+@app.command("compare")
+def compare(
+    a: Annotated[str, typer.Argument(help=_PROFILE)],
+    b: Annotated[str, typer.Argument(help=_PROFILE)],
+    as_json: Json = False,
+) -> None:
+    """Compare what two profiles both state.
+
+    Examples:
+
+      cleave profile compare iphone-13-pro anna.toml
+    """
+    from cleave_cli.render.profile import comparison, show_comparison
+
+    first, second = _load(a), _load(b)
+    if as_json:
+        figures = {
+            name: {"a": x, "b": y, "ratio": y / x if x else None}
+            for name, x, y in comparison(first, second)
+        }
+        typer.echo(json.dumps({"a": first.name, "b": second.name, "figures": figures}))
+        return
+    from rich.console import Console
+
+    show_comparison(Console(), first, second)
+
+
+# --- what the commands share ---
+
+
+def _load(name_or_path: str) -> DeviceProfile:
+    from profiles.library import load_profile
+
+    with _as_usage_errors():
+        return load_profile(name_or_path)
+
+
+def _show(
+    profile: DeviceProfile, plot: Path | None, *, as_json: bool, file: Path | None = None
+) -> None:
+    import msgspec
+
+    from cleave_cli.render import profile as profile_display
+
+    if plot is not None:
+        profile_display.plot(plot, profile)
+    if as_json:
+        document: dict[str, Any] = {"profile": msgspec.to_builtins(profile)}
+        typer.echo(json.dumps(document if file is None else {"file": str(file), **document}))
+        return
+    from rich.console import Console
+
+    profile_display.show_profile(Console(), profile)
+    for path, what in ((file, "profile"), (plot, "plot")):
+        if path is not None:
+            typer.echo(f"{what} written to {path}", err=True)
+
+
+def _kind(text: str) -> Any:
+    from profiles.device_profile import DeviceKind
+
+    try:
+        return DeviceKind(text)
+    except ValueError:
+        kinds = ", ".join(kind.value for kind in DeviceKind)
+        raise UsageError(f"--kind is {text!r}; use one of {kinds}") from None
+
+
+def _writable(path: Path, *, force: bool) -> Path:
+    """The path, checked before minutes of measuring are spent."""
+    if path.suffix != ".toml":
+        raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give another -o")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already; add --force to overwrite it, or give another -o")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: no files may be made in {path.parent}")
+    return path
+
+
+def _need(*modules: str) -> None:
+    missing = []
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            missing.append(module.partition(".")[0].replace("_", "-"))
+    if missing:
+        raise UsageError(
+            f"cleave profile needs {' and '.join(missing)} here, which is not installed; "
+            f"install it with: pip install 'cleave[profile]'"
+        )
+
+
+@contextmanager
+def _as_usage_errors() -> Iterator[None]:
+    """Profiles know nothing of Cleave's errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    hidden = not console.is_terminal  # else an empty line would come before what is said
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        yield bar

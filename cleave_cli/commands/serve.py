@@ -1,0 +1,292 @@
+"""`cleave serve`: the parameter server."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cleave.errors import UsageError
+from cleave.protocol import limits
+from cleave_cli.options import need_train_extra
+from cleave_cli.reach import only_here
+from cleave_cli.render.qr import qr_code
+from cleave_cli.render.say import say
+
+if TYPE_CHECKING:
+    from cleave.server.auth.access import Access, JoinCode
+    from cleave.server.fleet_server import ServedFleet
+    from cleave.server.jobs.jobs import Job
+    from cleave.server.store.store import CodeRecord, DeviceRecord
+
+STOP_S = 600.0  # how long a running job may take to come to its end and write a checkpoint
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.")] = 8765,
+    runs: Annotated[Path, typer.Option(help="Folder for the run folders of jobs.")] = Path("runs"),
+    data: Annotated[
+        str,
+        typer.Option(
+            envvar="CLEAVE_DATA",
+            help="Folder for what it knows of devices and jobs; none to keep nothing. "
+            "The system's place for data unless given.",
+        ),
+    ] = "",
+    credential: Annotated[
+        str,
+        typer.Option(
+            envvar="CLEAVE_CREDENTIAL",
+            help="Lets in any number of devices, of which nothing is kept; no join code is shown.",
+        ),
+    ] = "",
+    operator_credential: Annotated[
+        str,
+        typer.Option(
+            envvar="CLEAVE_OPERATOR_CREDENTIAL",
+            help="What operators must know; the token in the data folder unless given.",
+        ),
+    ] = "",
+    verify: Annotated[
+        str,
+        typer.Option(
+            help="Which results to check before use: auto (what crossed a process boundary), all, "
+            "off, or sample:P: that share of what devices send that were never wrong."
+        ),
+    ] = "auto",
+    tls: Annotated[
+        str,
+        typer.Option(
+            help="auto: a certificate of its own, which the join URL names; off: none. "
+            "Default: off on loopback, auto elsewhere."
+        ),
+    ] = "",
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of a certificate, its chain included.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    insecure_lan: Annotated[
+        bool, typer.Option("--insecure-lan", help="Allow other machines to join without TLS.")
+    ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web page whose browsers may join, like https://example.org; repeat it."),
+    ] = None,
+    ps_gbit: Annotated[
+        float, typer.Option(help="This machine's network card, Gbit/s each way; 0: unlimited.")
+    ] = 0,
+    grid: Annotated[
+        str, typer.Option(help="Country of the devices' electricity, like DEU, to count carbon.")
+    ] = "",
+    ps_watts: Annotated[
+        float, typer.Option(help="What this machine draws at the socket; 0: as it tells itself.")
+    ] = 0,
+    max_devices: Annotated[int, typer.Option(help="Most devices at once.")] = limits.MAX_DEVICES,
+    max_waiting: Annotated[
+        int, typer.Option(help="Most connections from one address that are not admitted yet.")
+    ] = limits.MAX_WAITING_PER_ADDRESS,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+) -> None:
+    """Run the parameter server: devices join it, `cleave train --server` sends it jobs.
+
+    It prints a join code for one device, and the next one when that is used; `cleave pair` gives
+    more. Devices are known from then on, also when the server is started again.
+
+    Examples:
+
+      cleave serve
+
+      cleave serve --host 0.0.0.0 --port 9000
+
+      cleave serve --host 0.0.0.0 --tls-cert fullchain.pem --tls-key privkey.pem
+    """
+    # Threads that spin while they wait make small operations twenty times slower when anything else
+    # wants the core, and the server's own loop always does. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from cleave.scheduler.check_policy import Verification
+
+    verification = Verification.of(verify)
+    if tls not in ("", "auto", "off"):
+        raise UsageError(f"--tls is {tls!r}; use auto or off")
+    for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
+        if value < 1:
+            raise UsageError(f"{option} is {value}; give 1 or more")
+    if not 0 <= ps_gbit < math.inf:
+        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
+    if not 0 <= ps_watts < math.inf:
+        raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 for what it tells itself")
+    need_train_extra("cleave serve", "prometheus_client")
+    import cleave
+    from cleave.energy.grid import load_grid
+    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.plan import PsRates
+    from cleave.planner.planner import TilePlanner
+    from cleave.server.api.overview import ServerFacts
+    from cleave.server.app import open_office
+    from cleave.server.fleet_server import serve as listen
+    from cleave.server.jobs.jobs import Jobs
+    from cleave.server.jobs.own_power import SAMPLE_S
+    from cleave.training.run_job import JobRunner
+    from cleave.transport.connection_limits import ConnectionLimits
+    from cleave.transport.listener import allow_many_connections
+    from cleave.transport.tls import Security, TlsMode
+
+    def log(text: str) -> None:
+        if as_json:
+            typer.echo(json.dumps({"event": "note", "text": text}))
+        else:
+            say(text)
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    allow_many_connections()
+    card = ps_gbit * 1e9 / 8 or None
+    facts = ServerFacts(cleave.__version__, socket.gethostname(), verify, card, card)
+    planner = TilePlanner()
+    if card is not None:
+        planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
+    electricity = load_grid(grid) if grid else None
+    with open_office(
+        data, operator_credential, credential, log, facts, electricity, ps_watts or None
+    ) as office:
+        sessions = office.operators
+        fleet = listen(
+            host,
+            port,
+            credential=credential,
+            operator_credential=office.operator_token,
+            viewer_credential=office.viewer_token,
+            planner=planner,
+            notify=log,
+            witness=office.overview.happened,
+            operator=sessions.serve,
+            pages=office.site.answer,
+            verify=verification,
+            door=office.access,
+            security=Security(
+                tls=TlsMode(tls) if tls else None,
+                certificate=tls_cert,
+                key=tls_key,
+                folder=office.folder.path if office.folder is not None else None,
+                insecure_lan=insecure_lan,
+                allow_origins=tuple(allow_origin or ()),
+            ),
+            allowed=ConnectionLimits(
+                waiting_per_address=max_waiting,
+                waiting=max(limits.MAX_WAITING, max_waiting),
+                devices=max_devices,
+            ),
+        )
+        with fleet:
+            runner = JobRunner(runs.absolute(), lambda: office.meter(fleet))
+            jobs = Jobs(fleet, runner, log, office.history, office.overview.job_happened)
+            sessions.jobs, sessions.fleet, office.overview.jobs = jobs, fleet, jobs
+            office.open(fleet)
+            for job in office.history.interrupted:
+                log(f"job-{job.number} ({job.model}) was interrupted: {job.reason}")
+            code = None if credential else office.access.pair()
+            _welcome(fleet, credential, code, office.url_file, as_json=as_json)
+            if code is not None:
+                office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
+            while not stop.wait(SAMPLE_S):
+                office.power.used()  # before the counters are full
+            log(stopping(jobs.running))
+            for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
+                signal.signal(number, signal.SIG_DFL)
+            jobs.close(STOP_S)
+
+
+def stopping(job: Job | None) -> str:
+    """What is said when the server was asked to stop, while this job runs."""
+    if job is None:
+        return "stopping"
+    return f"stopping: {job.id} writes a checkpoint of its last whole step"
+
+
+def _welcome(
+    fleet: ServedFleet,
+    credential: str,
+    code: JoinCode | None,
+    url_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Say how devices join and operators train."""
+    secret = credential if code is None else code.text
+    page_url = fleet.join_page_url(secret)
+    if as_json:
+        values: dict[str, object] = {
+            "url": fleet.join_url(secret),
+            "page_url": page_url,
+            "operator_url": fleet.operator_url,
+            "dashboard_url": fleet.dashboard_url,
+            "fingerprint": fleet.fingerprint,
+        }
+        if url_file is not None:
+            values["operator_url_file"] = str(url_file)
+        typer.echo(json.dumps({"event": "listening", **values}))
+        return
+    # Tokens are not printed where they are kept: what is printed gets into logs.
+    operator = f"'{fleet.operator_url}'" if url_file is None else f"'@{url_file}'"
+    watch = fleet.dashboard_url
+    if url_file is not None:
+        watch = f"cleave dashboard --data '{url_file.parent}'      # prints the page's address"
+    typer.echo("listening; Ctrl-C to stop\n", err=True)
+    if fleet.fingerprint:
+        typer.echo(f"certificate {fleet.fingerprint}\n", err=True)
+    if code is None:
+        typer.echo(f"a device joins: {_how(page_url)}\n", err=True)
+    else:
+        _show(page_url)
+    if here := only_here(page_url):
+        typer.echo(f"{here}\n", err=True)
+    typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
+    typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
+
+
+def _show(page_url: str) -> None:
+    """A join URL for one device, for eyes, hands and cameras."""
+    typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
+    if sys.stderr.isatty():
+        typer.echo(qr_code(page_url), err=True)
+    typer.echo("for more devices, or later: cleave pair\n", err=True)
+
+
+def _how(page_url: str) -> str:
+    return f"open the address in its browser, or run there\n\n  cleave join '{page_url}'"
+
+
+class _Codes:
+    """Shows the next join code when the one before was used."""
+
+    def __init__(
+        self, fleet: ServedFleet, shown: JoinCode, log: Callable[[str], None], *, as_json: bool
+    ) -> None:
+        self._fleet = fleet
+        self._shown = shown
+        self._log = log
+        self._as_json = as_json
+
+    def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
+        """A device used a code."""
+        self._log(f"{device.name} used a join code; it is device {device.id} from now on")
+        if code.id != self._shown.record.id:
+            return
+        self._shown = access.pair()
+        url = self._fleet.join_url(self._shown.text)
+        page_url = self._fleet.join_page_url(self._shown.text)
+        if self._as_json:
+            typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
+        else:
+            _show(page_url)

@@ -1,0 +1,175 @@
+"""`cleave service`: start `cleave join` with the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cleave.device.host import owner
+from cleave.device.host.policy import parse_memory, parse_policy, require_visible
+from cleave.device.service import manager as service_manager
+from cleave.device.service import units as service_units
+from cleave.device.service.units import Service, ServiceManager
+from cleave.errors import UsageError
+from cleave_cli.commands import join
+
+app = typer.Typer(
+    name="service",
+    help="Start `cleave join` with the machine, by systemd or launchd.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+RUNTIME_BYTES = 2 * 10**9  # Python, torch and messages under way, besides the arrays on offer
+
+System = Annotated[
+    bool, typer.Option("--system/--user", help="For the machine (needs root), or for you.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.command("install")
+def install(
+    url: join.Url,
+    name: join.Name = "",
+    executor: join.ExecutorName = "auto",
+    memory: join.Memory = "1000",
+    threads: join.Threads = 0,
+    cores: join.Cores = 0,
+    when: join.When = "idle,charging",
+    hours: join.Hours = "",
+    max_temp: join.MaxTemp = 0,
+    idle_after: join.IdleAfter = 5,
+    profile: join.Profile = "",
+    system: System = False,
+    account: Annotated[
+        str,
+        typer.Option(
+            envvar="SUDO_USER", help="With --system: whose account it runs in; you, under sudo."
+        ),
+    ] = "",
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Only print the unit, and touch nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Install and start the service; it works when this machine is idle and charging.
+
+    The join URL is kept in a file that only its account can read.
+
+    Examples:
+
+      cleave service install 'http://192.168.1.20:8765/join#c=...' --hours 22-7
+
+      cleave service install @join.url --when always --print
+    """
+    from cleave.machine.backends import known_name
+    from cleave.transport.join_url import parse_join_url
+    from cleave.transport.url_file import read_url
+
+    secret = read_url(url)
+    parse_join_url(secret)
+    known_name(executor)
+    join.known_threads(threads)
+    if cores:
+        owner.cores_to_lend(cores)
+    join.known_profile(profile)
+    join.known_length(name)
+    policy = parse_policy(when or "always", hours, max_temp, idle_after)
+    memory_bytes = parse_memory(memory, owner.total_memory_bytes())
+    if system and not account:
+        raise UsageError("--system needs an account to run in; use sudo, or give --account NAME")
+    installer = _installer(system=system)
+    given: dict[str, object] = {
+        "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
+        "--idle-after": f"{idle_after:g}", "--memory": memory, "--cores": cores,
+        "--threads": threads, "--executor": executor, "--name": name,
+        "--profile": profile,
+    }  # fmt: skip
+    options = [f"{option}={value}" for option, value in given.items() if value]
+    source = f"@{installer.places.url}"
+    service = Service(
+        (sys.executable, "-m", "cleave_cli", "join", source, *options),
+        memory_bytes + RUNTIME_BYTES,
+        account if system else None,
+    )
+    if installer.manager is ServiceManager.SYSTEMD:
+        unit = service_units.systemd_unit(service).encode()
+    else:
+        unit = service_units.launchd_plist(service, installer.places.log)
+    if print_only:
+        typer.echo(unit.decode(), nl=False)
+        return
+    installer.require_manager()
+    if policy is not None:
+        require_visible(policy, owner.observe(owner.this_machine(), policy))
+    installer.install(unit, secret, service.account)
+    if as_json:
+        typer.echo(json.dumps(_files(installer)))
+        return
+    typer.echo(f"installed and started; see what it does with: {installer.log_command}", err=True)
+    if installer.manager is ServiceManager.SYSTEMD and not system:
+        typer.echo(
+            "it runs while you are logged in; to start it with the machine: loginctl enable-linger",
+            err=True,
+        )
+
+
+@app.command("uninstall")
+def uninstall(system: System = False, as_json: Json = False) -> None:
+    """Stop the service and remove its files.
+
+    Examples:
+
+      cleave service uninstall
+    """
+    installer = _installer(system=system)
+    installer.uninstall()
+    if as_json:
+        typer.echo(json.dumps(_files(installer)))
+    else:
+        typer.echo("removed", err=True)
+
+
+@app.command("status")
+def status(system: System = False, as_json: Json = False) -> None:
+    """Say whether the service is installed and running.
+
+    Examples:
+
+      cleave service status --json
+    """
+    installer = _installer(system=system)
+    state = installer.status()
+    if as_json:
+        typer.echo(json.dumps({"state": state, **_files(installer)}))
+    else:
+        typer.echo(f"{state}; its log: {installer.log_command}", err=True)
+
+
+def _files(installer: service_manager.Installer) -> dict[str, str]:
+    return {
+        "manager": installer.manager.value,
+        "unit": str(installer.places.unit),
+        "url_file": str(installer.places.url),
+    }
+
+
+def _installer(*, system: bool) -> service_manager.Installer:
+    if sys.platform == "win32":
+        raise UsageError(
+            "Windows has neither systemd nor launchd; have its Task Scheduler start `cleave join`"
+        )
+    manager = ServiceManager.LAUNCHD if sys.platform == "darwin" else ServiceManager.SYSTEMD
+    home = Path.home()
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    root = Path("/")
+    where = service_units.places(manager, system=system, config=config, home=home, root=root)
+    return service_manager.Installer(
+        manager, where, system, service_manager.run_command, os.getuid(), root
+    )

@@ -1,0 +1,372 @@
+"""`cleave simulate`: would it work, and against what? Methods of training, side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cleave.errors import UsageError, not_installed
+from cleave_cli.options import human_bytes
+
+if TYPE_CHECKING:
+    from simulator.method import Outcome
+    from simulator.sweep import Row
+
+_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+app = typer.Typer(
+    name="simulate",
+    help="Would it work, and against what? Methods of training, side by side.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def simulate(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="Model name, as opt-13b.")] = "opt-13b",
+    devices: Annotated[
+        str, typer.Option(help="How many: 256, a list 32,256, or 32..8192 (doubling).")
+    ] = "32..8192",
+    methods: Annotated[
+        str, typer.Option(help="Names with commas; cloud is all clouds; all is everything.")
+    ] = "all",
+    fleet: Annotated[
+        str, typer.Option(help="A built-in fleet without its size, or a TOML file.")
+    ] = "paper",
+    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 128,
+    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 1024,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    stragglers: Annotated[
+        float, typer.Option(help="Share of devices whose rates are divided by ten.")
+    ] = 0.0,
+    ps_gbps: Annotated[
+        float, typer.Option(help="The PS's card, Gbit/s each way; 0: unlimited.")
+    ] = 0.0,
+    losses_per_hour: Annotated[
+        float, typer.Option(help="How often each device is lost, for the time with losses.")
+    ] = 0.1,
+    detection_s: Annotated[
+        float, typer.Option("--detection-s", help="Seconds until a loss is noticed.")
+    ] = 5.0,
+    utilisation: Annotated[
+        float, typer.Option(help="Share of its peak that a cloud GPU reaches.")
+    ] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw what a step takes against devices (PNG, SVG, PDF)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Rows as CSV on stdout.")] = False,
+) -> None:
+    """Compare what a training step takes by several methods, without running any.
+
+    Examples:
+
+      cleave simulate --model opt-13b --devices 32..8192
+
+      cleave simulate --model llama2-7b --devices 256 --methods cleave,cleave-2d,cloud --json
+
+      cleave simulate --model opt-13b --devices 1024 --ps-gbps 10 --csv
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from cleave.planner.plan import ElementBytes, PsRates
+    from cleave.workload.registry import find_model
+    from simulator.catalogue import chosen
+    from simulator.catalogue import methods as known_methods
+    from simulator.sweep import sweep
+
+    if dtype not in _ELEMENT_BYTES:
+        raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
+    if as_json and as_csv:
+        raise UsageError("--json and --csv are two forms of the same; give one of them")
+    if not ps_gbps >= 0:
+        raise UsageError(f"--ps-gbps is {ps_gbps}; give 0 (unlimited) or more")
+    for option, amount in (("--losses-per-hour", losses_per_hour), ("--detection-s", detection_s)):
+        if not 0 <= amount < math.inf:
+            raise UsageError(f"{option} is {amount}; give 0 or more")
+    if not 0 < utilisation <= 1:
+        raise UsageError(f"--utilisation is {utilisation}; give a share above 0, up to 1")
+    for option, value in (("--batch", batch), ("--seq", seq)):
+        if value < 1:
+            raise UsageError(f"{option} is {value}; give 1 or more")
+    card = ps_gbps * 1e9 / 8 or math.inf
+    known = known_methods(utilisation, thorough=thorough)
+    rows = sweep(
+        find_model(model),
+        batch,
+        seq,
+        fleet,
+        counts(devices),
+        list(known.values()) if methods == "all" else chosen(methods, known),
+        element=ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype]),
+        ps=PsRates(card, card),
+        dtype=dtype,
+        stragglers=stragglers,
+        seed=seed,
+    )
+    churn = _Churn(losses_per_hour / 3600, detection_s)
+    conditions = [
+        f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet{_memory(fleet)}",
+        f"PS card {f'{ps_gbps:g} Gbit/s' if ps_gbps else 'unlimited'}",
+    ]
+    if stragglers:
+        conditions.append(f"{stragglers:.0%} stragglers")
+    if any(row.devices is None for row in rows):
+        conditions.append(f"clouds at {utilisation:.0%} of peak")
+    title = ", ".join(conditions)
+    if as_json:
+        document = {
+            "model": model,
+            "batch": batch,
+            "seq": seq,
+            "dtype": dtype,
+            "fleet": fleet,
+            "stragglers": stragglers,
+            "ps_bytes_per_s": None if math.isinf(card) else card,
+            "seed": seed,
+            "thorough": thorough,
+            "losses_per_s": churn.losses_per_s,
+            "detection_s": detection_s,
+            "rows": [_record(row, churn) for row in rows],
+        }
+        typer.echo(json.dumps(document))
+    elif as_csv:
+        _write_csv(rows, churn)
+    else:
+        _show(rows, churn, title)
+    if plot is not None:
+        _draw(plot, rows, title)
+
+
+@app.command("paper")
+def paper(
+    out: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path(
+        "paper-report"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only small models and few devices, to try it out.")
+    ] = False,
+) -> None:
+    """Hold every published claim against what is simulated, and write a report.
+
+    Example:
+
+      cleave simulate paper --out paper-report
+    """
+    from rich.console import Console
+
+    from simulator.paper import FULL, QUICK
+    from simulator.paper import write as write_report
+
+    try:
+        from simulator.plots import save_recovery, save_sweep
+    except ImportError:
+        raise not_installed("a report with figures", "matplotlib", "train") from None
+    console = Console(stderr=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with console.status("simulating"):
+            claims = write_report(
+                out,
+                QUICK if quick else FULL,
+                seed,
+                save_sweep,
+                save_recovery,
+                console.print,
+                thorough=thorough,
+            )
+    except OSError as error:
+        raise UsageError(f"cannot write into {out}: {error.strerror}") from None
+    for claim in claims:
+        typer.echo(f"{claim.verdict.value}: {claim.title}")
+    typer.echo(str(out / "report.md"))
+
+
+def counts(text: str) -> list[int]:
+    """The numbers of devices that `--devices` means.
+
+    Raises:
+        UsageError: when it means none.
+    """
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dots, last = part.partition("..")
+            count = int(first)
+            if dots and int(last) < count:
+                raise ValueError
+            found.append(count)
+            while dots and count < int(last):
+                count = min(2 * count, int(last))
+                found.append(count)
+        if min(found) < 1:
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"--devices is {text!r}; give a number, a list as 32,256, or a range as 32..8192"
+        ) from None
+    return sorted(set(found))
+
+
+def _memory(fleet: str) -> str:
+    return ", 1-3 GB each" if fleet == "paper" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Churn:
+    losses_per_s: float
+    detection_s: float
+
+    def step_s(self, outcome: Outcome) -> float | None:
+        """With losses; None where not modelled or never done."""
+        from simulator.churn import with_losses_s
+
+        found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
+        return None if found is None else _number(found)
+
+
+def _record(row: Row, churn: _Churn) -> dict[str, Any]:
+    outcome = row.outcome
+    return {
+        "devices": row.devices,
+        "method": outcome.method,
+        "setting": outcome.setting,
+        "devices_used": outcome.devices_used,
+        "step_s": _number(outcome.step_s),
+        "parts_s": {part.name: _number(part.seconds) for part in outcome.parts},
+        "download_bytes": outcome.download_bytes,
+        "upload_bytes": outcome.upload_bytes,
+        "fits": outcome.fits,
+        "misfit": outcome.misfit,
+        "memory_offered_bytes": outcome.memory_offered_bytes,
+        "memory_needed_bytes": outcome.memory_needed_bytes,
+        "recovery_s": outcome.recovery_s,
+        "recovery_parts_s": {part.name: part.seconds for part in outcome.recovery},
+        "step_with_losses_s": churn.step_s(outcome),
+        "ps_egress_bytes_per_s": outcome.ps_egress_bytes_per_s,
+        "ps_ingress_bytes_per_s": outcome.ps_ingress_bytes_per_s,
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _write_csv(rows: Sequence[Row], churn: _Churn) -> None:
+    records = [_record(row, churn) for row in rows]
+    for record in records:
+        for key in ("parts_s", "recovery_parts_s"):
+            parts = record[key].items()
+            record[key] = "; ".join(f"{name} {seconds}" for name, seconds in parts)
+    writer = csv.DictWriter(sys.stdout, records[0])
+    writer.writeheader()
+    writer.writerows(records)
+
+
+def _show(rows: Sequence[Row], churn: _Churn, title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    left = {"method", "fits", "setting", "most of the time"}
+    for column in (
+        *("devices", "method", "time s", "fits", "has", "needs", "used"),
+        *(
+            "down",
+            "up",
+            "PS out Gbit/s",
+            "PS in",
+            "recovery s",
+            "with losses",
+            "most of the time",
+            "setting",
+        ),
+    ):
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
+    for row in rows:
+        o = row.outcome
+        table.add_row(
+            "-" if row.devices is None else str(row.devices),
+            o.method,
+            f"{o.step_s:.4g}" if math.isfinite(o.step_s) else "-",
+            "yes" if o.fits else "NO",
+            human_bytes(o.memory_offered_bytes),
+            human_bytes(o.memory_needed_bytes),
+            str(o.devices_used),
+            human_bytes(o.download_bytes),
+            human_bytes(o.upload_bytes),
+            f"{o.ps_egress_bytes_per_s * 8e-9:.3g}" if o.ps_egress_bytes_per_s else "-",
+            f"{o.ps_ingress_bytes_per_s * 8e-9:.3g}" if o.ps_ingress_bytes_per_s else "-",
+            "-" if o.recovery_s is None else f"{o.recovery_s:.3g}",
+            _with_losses(o, churn),
+            _most(o),
+            o.setting,
+        )
+    console = Console()
+    whole = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.width = max(console.width, whole)  # rather wrapped than cut
+    console.print(table)
+    console.print(
+        "time: of one step if memory were no matter; fits: whether the device with least memory "
+        "for its part (has) holds what it must (needs).\n"
+        "down, up: bytes of a device in a step, on average over those used; recovery: what losing "
+        "one device adds, once noticed;\n"
+        f"with losses: a step when each device is lost {churn.losses_per_s * 3600:g} times an "
+        f"hour, noticed after {churn.detection_s:g} s.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    reasons = dict.fromkeys(
+        f"{row.outcome.method}, {row.devices or 'no'} devices: {row.outcome.misfit}"
+        for row in rows
+        if row.outcome.misfit
+    )
+    if reasons:
+        console.print("Does not fit:", *reasons, sep="\n  ", soft_wrap=True, highlight=False)
+
+
+def _with_losses(outcome: Outcome, churn: _Churn) -> str:
+    if outcome.recovery_s is None:
+        return "-"
+    step_s = churn.step_s(outcome)
+    return "never" if step_s is None else f"{step_s:.4g}"
+
+
+def _most(outcome: Outcome) -> str:
+    if not math.isfinite(outcome.step_s):
+        return "-"
+    part = max(outcome.parts, key=lambda p: p.seconds)
+    return f"{part.name} {part.seconds / outcome.step_s:.0%}"
+
+
+def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
+    try:
+        from simulator.plots import save_sweep
+    except ImportError:
+        raise not_installed("--plot", "matplotlib", "train") from None
+    try:
+        save_sweep(path, rows, title)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {path}: {reason}") from None

@@ -1,0 +1,103 @@
+"""`cleave status`: what a server is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from cleave.errors import UsageError
+from cleave_cli.operator_link import Data, Server, running_server
+from cleave_cli.render.status import Seen, shown
+
+if TYPE_CHECKING:
+    from cleave_cli.operator_client import OperatorClient
+
+LEAST_EVERY_S = 0.2
+
+
+def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing it, until Ctrl-C.")
+    ] = False,
+    every: Annotated[float, typer.Option(help="Seconds between looks of --watch.")] = 2,
+    server: Server = "",
+    data: Data = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="What the server says, as JSON; a line a look.")
+    ] = False,
+) -> None:
+    """Show a server's job, devices, traffic, energy and events: the dashboard's twin.
+
+    Examples:
+
+      cleave status
+
+      cleave status --watch
+
+      cleave status --server @operator.url --json
+    """
+    if not LEAST_EVERY_S <= every < math.inf:
+        raise UsageError(f"--every is {every:g}; give {LEAST_EVERY_S:g} seconds or more")
+    pause_s = every if watch else None
+    try:
+        asyncio.run(_show(running_server(server, data), pause_s, as_json=as_json))
+    except KeyboardInterrupt:  # how one stops watching
+        return
+
+
+async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
+    """Look once, or every so many seconds until cancelled."""
+    from cleave_cli.operator_client import OperatorClient
+
+    client = await OperatorClient.connect(url)
+    try:
+        if as_json:
+            await _print(client, pause_s)
+        elif pause_s is None:
+            seen = Seen()
+            await _learn(client, seen)
+            Console(highlight=False).print(shown(seen))
+        else:
+            await _draw(client, pause_s)
+    finally:
+        await client.close()
+
+
+async def _print(client: OperatorClient, pause_s: float | None) -> None:
+    """A line of JSON a look, with what is new since the one before."""
+    seen = Seen()
+    while True:
+        typer.echo(json.dumps(await _look(client, seen)))
+        if pause_s is None:
+            return
+        await asyncio.sleep(pause_s)
+
+
+async def _draw(client: OperatorClient, pause_s: float) -> None:
+    seen = Seen()
+    with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+        while True:
+            await _learn(client, seen)
+            live.update(shown(seen), refresh=True)
+            await asyncio.sleep(pause_s)
+
+
+async def _learn(client: OperatorClient, seen: Seen) -> None:
+    """All that is new; a long job's records come in several replies."""
+    complete = False
+    while not complete:
+        await _look(client, seen)
+        complete = seen.complete
+
+
+async def _look(client: OperatorClient, seen: Seen) -> dict[str, Any]:
+    asked = {"after_event": seen.last_event, "after_record": seen.next_record}
+    overview = await client.request("overview", asked)
+    seen.take(overview)
+    return overview

@@ -1,0 +1,252 @@
+"""`cleave train`: train a model, embedded or on a running server."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cleave.errors import UsageError
+from cleave_cli.commands.emulate import choose_fleet
+from cleave_cli.options import need_train_extra, was_given
+from cleave_cli.render.training import Display, make_display
+
+if TYPE_CHECKING:
+    from profiles.fleet_device import FleetDevice
+
+_NOT_OF_THE_JOB = (
+    "devices",
+    "fleet",
+    "churn",
+    "server",
+    "runs",
+    "name",
+    "resume",
+    "restart",
+    "attach",
+    "grid",
+    "as_json",
+)
+
+
+def train(
+    model: Annotated[
+        str, typer.Option(help="Model name, as opt-125m, or a Hugging Face folder.")
+    ] = "",
+    devices: Annotated[
+        int, typer.Option(help="Emulated devices in this process; 0 for plain PyTorch.")
+    ] = 8,
+    fleet: Annotated[
+        str, typer.Option(help="What they are: paper, home-mix, ..., or a TOML file.")
+    ] = "paper",
+    churn: Annotated[
+        str, typer.Option(help="They come and go: mean virtual seconds on:off, or a name.")
+    ] = "",
+    server: Annotated[
+        str, typer.Option(help="URL of a running server, to train there; or @FILE.")
+    ] = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Text, folder, JSONL, Parquet or `datasets` name [default: Python's library]"
+        ),
+    ] = "",
+    steps: Annotated[int, typer.Option(help="Optimizer steps in total.")] = 100,
+    batch: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 4,
+    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
+    accumulate: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", "--lr", help="Peak rate; 0 for the published one.")
+    ] = 0.0,
+    warmup_steps: Annotated[int, typer.Option(help="Warm-up; -1 for a tenth of the run.")] = -1,
+    weight_decay: Annotated[float, typer.Option(help="On matrices.")] = 0.1,
+    clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    eval_every: Annotated[int, typer.Option(help="Steps between held-out losses; 0: never.")] = 0,
+    eval_batches: Annotated[int, typer.Option(help="Batches per held-out loss.")] = 8,
+    checkpoint_every: Annotated[
+        str, typer.Option(help="Between checkpoints: steps, as 500, or a time, as 10min; 0: none.")
+    ] = "10min",
+    memory: Annotated[
+        str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
+    ] = "auto",
+    offload: Annotated[
+        str, typer.Option(help="all, or auto: keep on the PS what it does sooner alone.")
+    ] = "all",
+    journal: Annotated[
+        bool, typer.Option("--journal/--no-journal", help="Resume inside a step after a crash.")
+    ] = False,
+    fallback: Annotated[
+        str, typer.Option(help="Without devices: wait, or local: multiply on the PS.")
+    ] = "wait",
+    fallback_after_s: Annotated[
+        float, typer.Option("--fallback-after", help="Seconds without devices before local.")
+    ] = 30.0,
+    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
+    name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
+    resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="With --resume: from step 1 if none is whole."),
+    ] = False,
+    attach: Annotated[str, typer.Option(help="Follow this job of --server again.")] = "",
+    grid: Annotated[
+        str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    context: typer.Context = None,  # type: ignore[assignment]
+) -> None:
+    """Train a transformer on a fleet of devices; the losses are those of one machine.
+
+    Examples:
+
+      cleave train --model opt-125m --devices 8
+
+      cleave train --model opt-125m --server 'ws://127.0.0.1:8765/ws#c=...'
+
+      cleave train --resume runs/20261121-101500
+    """
+    given = {
+        key: value
+        for key, value in context.params.items()
+        if was_given(context, key) or key == "model"
+    }
+    # Options that are settings of the job have its very names.
+    settings: dict[str, Any] = {
+        key: value for key, value in context.params.items() if key not in _NOT_OF_THE_JOB
+    }
+    if devices < 0:
+        raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
+    if attach and not server:
+        raise UsageError(f"--attach {attach} needs --server URL: where does the job run?")
+    if not (model or resume or attach):
+        raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
+    for option in ("devices", "fleet", "churn"):
+        if server and option in given:
+            raise UsageError(
+                f"--{option} emulates devices in this process and --server trains on that "
+                f"server's; give one of the two"
+            )
+    if resume:  # only what was asked for changes; the rest comes from the run folder
+        settings = {key: value for key, value in settings.items() if key in given and value != ""}
+    request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
+    if restart:
+        request["restart"] = True
+    display = make_display(as_json=as_json)
+    if server:
+        _on_server(server, request, attach, grid, display)
+    else:
+        members: list[FleetDevice] = []
+        if devices:
+            size = devices if "devices" in given else None
+            members = choose_fleet(
+                fleet, size, default=devices, dtype=dtype, churn=churn, seed=seed
+            )
+        _here(request, members, seed, runs, grid, display)
+
+
+def _here(
+    request: dict[str, Any],
+    members: list[FleetDevice],
+    seed: int,
+    runs: Path,
+    grid: str,
+    display: Display,
+) -> None:
+    need_train_extra("cleave train")
+    from cleave.energy.grid import electricity
+    from cleave.machine.sensors import PowerMeter, Sensors
+    from cleave.training.records import DoneRecord, Record
+    from cleave.training.run_folder import RunFolder
+    from cleave.training.run_job import JobRequest, JobRunner
+    from cleave.training.trainer import Setting
+    from cleave_cli.render.footprint import summary
+    from emulator.run_meter import RunMeter
+
+    if grid:
+        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
+    asked = JobRequest.from_dict(request)
+    spec = asked.spec()  # refuse before anything is started
+    display.start(spec.steps)
+    stopping = False
+
+    def interrupted(*_: object) -> None:
+        nonlocal stopping
+        if stopping:
+            raise KeyboardInterrupt
+        stopping = True
+        display.note("stopping after this step, with a checkpoint; once more to stop now")
+
+    fleet = None
+    if members:
+        from emulator.virtual import emulated
+
+        fleet = emulated(members, seed=seed)
+    shell: Any = fleet.shell if fleet is not None else None
+    meter = RunMeter(PowerMeter(Sensors()), shell, members)
+
+    def record(record: Record) -> None:
+        meter.sample()
+        if isinstance(record, DoneRecord):  # stays the last line
+            energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
+            patience = setting.patience(lambda: record.steps)
+            patience.insist(lambda: folder.append(energy.to_record()))
+            display.plain(energy.to_record() | summary(energy, grid))
+        display.record(record)
+
+    setting = Setting(fleet, record, lambda: stopping)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, interrupted) for number in numbers]
+    try:
+        with display:
+            JobRunner(runs).train(asked, setting)
+    finally:
+        for number, before in zip(numbers, previous, strict=True):
+            signal.signal(number, before)
+        if fleet is not None:
+            fleet.close()
+
+
+def _on_server(
+    server: str, request: dict[str, Any], attach: str, grid: str, display: Display
+) -> None:
+    import asyncio
+
+    from cleave.energy.grid import electricity
+    from cleave.energy.run_energy import EVENT, run_energy
+    from cleave.errors import CleaveError
+    from cleave_cli.operator_client import OperatorClient
+    from cleave_cli.render.footprint import summary
+
+    if grid:
+        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
+
+    async def follow() -> None:
+        client = await OperatorClient.connect(server)
+        job = attach
+        try:
+            if attach:
+                await client.request("attach", {"job": attach})
+            else:
+                job = (await client.request("submit", request))["job"]
+                display.note(f"{job} submitted; paths are read, and results written, on the server")
+                display.start(int(request["job"].get("steps", 0)))
+            with display:
+                async for record in client.records():
+                    if record.get("event") == "failed":
+                        raise CleaveError(f"{job} failed: {record.get('text')}")
+                    if record.get("event") == EVENT:
+                        record = record | summary(run_energy([record]), grid)
+                    display.plain(record)
+        except asyncio.CancelledError:
+            display.note(
+                f"detached; {job} goes on, follow it again with: "
+                f"cleave train --server URL --attach {job}"
+            )
+        finally:
+            await client.close()
+
+    asyncio.run(follow())

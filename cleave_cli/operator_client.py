@@ -1,0 +1,92 @@
+"""The operator's side: what `cleave train --server` and `cleave jobs` say to a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+from cleave.errors import CleaveError, UsageError
+from cleave.protocol import features, limits, messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import Message, Role
+from cleave.transport.connect import open_connection
+from cleave.transport.connection import ConnectionLostError, WebSocketConnection
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.url_file import read_url
+
+
+class OperatorClient:
+    """An operator's session. Make it with `connect`."""
+
+    def __init__(self, connection: WebSocketConnection) -> None:
+        self._connection = connection
+        self._ids = count(1)
+
+    @classmethod
+    async def connect(cls, url: str) -> OperatorClient:
+        """Open an operator session with the URL that the server printed, or @FILE that holds it.
+
+        Raises:
+            CleaveError: when there is no server or it refuses.
+        """
+        target = parse_join_url(read_url(url))
+        client = cls(await open_connection(target))
+        hello = messages.Hello(
+            role=Role.OPERATOR,
+            credential=target.credential,
+            versions=(limits.VERSION,),
+            features=features.ALL,
+        )
+        await client._send(hello)
+        await client._receive()
+        return client
+
+    async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Ask for something and return the answer.
+
+        Raises:
+            CleaveError: what the server said, if it refused.
+        """
+        number = next(self._ids)
+        await self._send(messages.Request(number, action, arguments))
+        while True:
+            reply = await self._receive()
+            if isinstance(reply, messages.Reply) and reply.id == number:
+                break
+        if not reply.ok:
+            kind = UsageError if reply.data.get("exit_code") == 2 else CleaveError
+            raise kind(str(reply.data.get("text", "the server refused")))
+        return reply.data
+
+    async def records(self) -> AsyncIterator[dict[str, Any]]:
+        """The records of the job that was submitted or attached to, to the last."""
+        while True:
+            message = await self._receive()
+            if isinstance(message, messages.JobRecord):
+                yield message.record
+                if message.record.get("event") in ("end", "failed", "stopped"):
+                    return
+
+    async def close(self) -> None:
+        """Leave; jobs go on."""
+        await self._connection.close()
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await self._connection.send(encode(message))
+        except ConnectionLostError as error:
+            raise CleaveError(
+                f"the server has gone ({error}); is `cleave serve` running?"
+            ) from None
+
+    async def _receive(self) -> Message:
+        try:
+            message = decode(await self._connection.receive())
+        except ConnectionLostError as error:
+            raise CleaveError(
+                f"the server has gone ({error}); is `cleave serve` running?"
+            ) from None
+        if isinstance(message, messages.Error):
+            raise CleaveError(f"the server refused: {message.message}")
+        return message

@@ -1,0 +1,264 @@
+"""How `cleave footprint` shows what it found: tables for people, one document for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cleave.energy.account import Footprint, cloud_footprint
+from cleave.energy.assumptions import load_assumptions
+from cleave.energy.comparison import Question, Ratios, ratios
+from cleave.energy.grid import Electricity, electricity, load_grids
+from cleave.energy.meter import Basis
+from cleave.energy.run_energy import RunEnergy
+from cleave.energy.sensitivity import Bar, Case, tornado
+from cleave.energy.typical import load_typical
+from profiles.library import load_profiles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BARS = 5  # in a table; the plot has all
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is to be shown.
+
+    Attributes:
+        title: of what is accounted for.
+        duration_s: of the fleet's run.
+        notes: what was assumed besides what the footprints say.
+    """
+
+    title: str
+    duration_s: float
+    question: Question
+    case: Case
+    notes: tuple[str, ...]
+
+
+def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
+    """Print it, and draw where that was asked for.
+
+    Raises:
+        UsageError: when it cannot be drawn.
+    """
+    question, case = shown.question, shown.case
+    fleet, cloud, found, nearer = question.fleet(case), None, None, None
+    if question.cloud is not None:
+        cloud = cloud_footprint(question.cloud, case.assumptions, case.cloud_gco2e_per_kwh)
+        found = ratios(fleet, cloud)
+        made = replace(case, assumptions=case.assumptions.without_network())
+        nearer = question.ratios(made)
+    middle = question.figure(case)
+    bars: list[Bar] = []
+    if middle is not None:
+        intensities = [grid.gco2e_per_kwh for grid in load_grids()]
+        bars = tornado(
+            question.figure, case, intensities, cloud=cloud is not None, kinds=question.kinds
+        )
+    if plot is not None:
+        _draw(plot, bars, middle, shown)
+    if as_json:
+        typer.echo(json.dumps(_document(shown, fleet, cloud, found, nearer, bars)))
+        return
+    console = Console(highlight=False)
+    console.print(_table("fleet", shown.title, shown.duration_s, fleet))
+    if cloud is not None and question.cloud is not None:
+        console.print(_table("GPU", question.cloud.profile.title, question.cloud.time_s, cloud))
+    for line in _readings(fleet, found, nearer):
+        console.print(line, soft_wrap=True)
+    if bars:
+        console.print(_bars_table(bars, ratio=found is not None))
+    console.print("Assumed:")
+    for text in (*shown.notes, *fleet.assumed, *(cloud.assumed if cloud else ())):
+        console.print(f"- {text}", soft_wrap=True, markup=False)
+
+
+def _draw(path: Path, bars: Sequence[Bar], middle: float | None, shown: Shown) -> None:
+    from cleave.energy.tornado_plot import draw_tornado
+    from cleave.errors import UsageError
+
+    if middle is None or not bars:
+        raise UsageError(
+            "--plot has nothing to draw: some devices' energy or making is unknown, see the table "
+            "without --plot"
+        )
+    ratio = shown.question.cloud is not None
+    unit = (
+        "gCO2e of the data centre over that of the fleet (right of 1: the fleet emits less)"
+        if ratio
+        else "gCO2e, electricity and the share of making devices"
+    )
+    draw_tornado(path, bars, middle, shown.title, unit, ratio=ratio)
+
+
+# --- for people ---
+
+
+def _table(what: str, title: str, duration_s: float, found: Footprint) -> Table:
+    table = Table(title=f"{what}: {title}", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    table.add_column("Wh", justify="right")
+    table.add_column("known by")
+    for part in found.parts:
+        wh = "" if part.energy_j is None else f"{part.energy_j / 3600:,.3f}"
+        table.add_row(part.name, wh, part.basis.value)
+    table.add_row("energy", f"{found.energy_j / 3600:,.3f}", "" if found.complete else "at least")
+    table.add_section()
+    table.add_row("time", "", human_time(duration_s))
+    grams = found.operational_gco2e
+    carbon = "unknown: give --grid" if grams is None else f"{grams:,.2f} gCO2e"
+    table.add_row("carbon of electricity", "", carbon)
+    least = "at least " if found.embodied_unknown else ""
+    table.add_row("carbon of making, its share", "", f"{least}{found.embodied_gco2e:,.2f} gCO2e")
+    return table
+
+
+def _readings(fleet: Footprint, found: Ratios | None, nearer: Ratios | None) -> list[str]:
+    if found is None or nearer is None:
+        return []
+    if found.energy is None:
+        return [
+            f"No comparison: the power of {fleet.devices_unknown} of {fleet.devices} devices is "
+            f"unknown."
+        ]
+    lines = [_reading("energy", found.energy)]
+    if nearer.energy is not None and nearer.energy != found.energy:
+        lines.append(_reading("energy without the network", nearer.energy))
+    if found.operational is None:
+        return [*lines, "Carbon is unknown: give --grid, as --grid DEU."]
+    lines.append(_reading("carbon of electricity alone", found.operational))
+    if found.attributed is not None:
+        lines.append(_reading("carbon, making shared out to both (attributed)", found.attributed))
+    if found.sunk_cost is not None:
+        lines.append(
+            _reading("carbon, devices made already, GPU for the job (sunk cost)", found.sunk_cost)
+        )
+    return lines
+
+
+def _reading(what: str, ratio: float) -> str:
+    first, second = ("GPU", "fleet") if ratio >= 1 else ("fleet", "GPU")
+    times = max(ratio, 1 / ratio)
+    shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
+    return f"{what}: the {first} takes {shown} times what the {second} takes"
+
+
+def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:
+    of = "attributed carbon, GPU over fleet" if ratio else "attributed carbon, gCO2e"
+    table = Table(title=f"What it depends on: {of}", box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("assumed", "low", "", "high", ""):
+        table.add_column(name, justify="left" if name == "assumed" else "right")
+    for bar in bars[:_BARS]:
+        table.add_row(
+            bar.name, bar.low_setting, f"{bar.low:.3g}", bar.high_setting, f"{bar.high:.3g}"
+        )
+    return table
+
+
+def human_time(seconds: float) -> str:
+    """Seconds, as people read them."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
+    """What `cleave train` says of a run's energy in the end, with texts for people.
+
+    Args:
+        grid: see `cleave.energy.grid.electricity`; empty where nobody said.
+    """
+    at = electricity(grid, 0.0, energy.duration_s) if grid else None
+    case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)
+    profiles = load_profiles()
+    found = Question(energy.spells, profiles, load_typical(), energy.ps).fleet(case)
+    known = found.devices > found.devices_unknown or energy.ps.energy_j is not None
+    return {
+        "energy_j": found.energy_j if known else None,
+        "operational_gco2e": found.operational_gco2e if known else None,
+        "embodied_gco2e": found.embodied_gco2e if known and not found.embodied_unknown else None,
+        "devices_unknown": found.devices_unknown,
+        "energy_text": _energy_text(found, energy, known=known),
+        "carbon_text": _carbon_text(found, at, known=known),
+    }
+
+
+def _energy_text(found: Footprint, energy: RunEnergy, *, known: bool) -> str:
+    if not known and energy.spells:
+        return "unknown: these devices state no profile whose power is known"
+    if not known:
+        return "unknown: this machine does not tell what it draws"
+    text = f"{found.energy_j / 3600:,.3g} Wh"
+    if not energy.spells:
+        return f"{text}, measured here ({energy.machine_source})"
+    if found.devices_unknown:
+        text += f" without {found.devices_unknown} of {found.devices} devices, whose is unknown"
+    bases = {part.basis for part in found.parts if part.energy_j}
+    how = " and ".join(basis.value for basis in Basis if basis in bases)
+    return f"{text}, {how}; cleave footprint RUN says of what"
+
+
+def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> str:
+    if not known:
+        return ""
+    if found.operational_gco2e is None:
+        return "unknown: say where the electricity is from, as --grid DEU"
+    text = f"{found.operational_gco2e:,.3g} gCO2e of electricity"
+    if found.devices:
+        least = "at least " if found.embodied_unknown else ""
+        text += f", {least}{found.embodied_gco2e:,.3g} gCO2e of making the devices"
+    return text
+
+
+# --- JSON ---
+
+
+def _document(
+    shown: Shown,
+    fleet: Footprint,
+    cloud: Footprint | None,
+    found: Ratios | None,
+    nearer: Ratios | None,
+    bars: Sequence[Bar],
+) -> dict[str, Any]:
+    question = shown.question
+    document: dict[str, Any] = {
+        "title": shown.title,
+        "fleet": _footprint_json(fleet, shown.duration_s),
+        "gpu": None,
+        "ratios": None if found is None else asdict(found),
+        "ratios_without_network": None if nearer is None else asdict(nearer),
+        "sensitivity": [asdict(bar) for bar in bars],
+        "assumed": list(shown.notes),
+    }
+    if cloud is not None and question.cloud is not None:
+        document["gpu"] = _footprint_json(cloud, question.cloud.time_s)
+    return document
+
+
+def _footprint_json(found: Footprint, duration_s: float) -> dict[str, Any]:
+    return {
+        "duration_s": duration_s,
+        "energy_j": found.energy_j,
+        "parts": [
+            {"name": part.name, "energy_j": part.energy_j, "basis": part.basis.value}
+            for part in found.parts
+        ],
+        "operational_gco2e": found.operational_gco2e,
+        "embodied_gco2e": found.embodied_gco2e,
+        "attributed_gco2e": found.attributed_gco2e,
+        "devices": found.devices,
+        "devices_unknown": found.devices_unknown,
+        "embodied_unknown": found.embodied_unknown,
+        "assumed": list(found.assumed),
+    }

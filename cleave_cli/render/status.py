@@ -1,0 +1,220 @@
+"""An overview on a terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cleave_cli.options import human_bytes
+from cleave_cli.render.say import printable
+
+EVENTS_SHOWN: Final = 8
+TROUBLED_SHOWN: Final = 5
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH: Final = 60
+_RECENT_STEPS: Final = 10  # that pace and time left are reckoned from, as on the dashboard
+
+
+@dataclass
+class Seen:
+    """What was learnt from overviews so far: each tells only what is new.
+
+    Attributes:
+        latest: the last overview.
+        job: whose records these are.
+        steps: its records of steps.
+        next_record, last_event: what to ask for next.
+        events: the latest ones, oldest first.
+        complete: whether the last overview had no more records.
+    """
+
+    latest: dict[str, Any] = field(default_factory=dict)
+    job: str = ""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    next_record: int = 0
+    last_event: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+
+    def take(self, overview: dict[str, Any]) -> None:
+        """Add an overview."""
+        self.latest = overview
+        table = overview["events"]
+        rows = [dict(zip(table["columns"], row, strict=False)) for row in table["rows"]]
+        self.events = (self.events + rows)[-EVENTS_SHOWN:]
+        self.last_event = table["last"]
+        job = overview["job"]
+        if job is None:
+            self.complete = True
+            return
+        if job["job"] != self.job:  # another one runs now: from its first record
+            self.job, self.steps, self.next_record = job["job"], [], 0
+            if job["first_record"] > 0:
+                self.complete = False
+                return
+        self.steps += [record for record in job["records"] if record.get("event") == "step"]
+        self.next_record = job["next_record"]
+        self.complete = not job["records"]
+
+
+def shown(seen: Seen) -> RenderableType:
+    """Job, fleet, traffic, energy and events."""
+    overview = seen.latest
+    parts: list[RenderableType] = [_server(overview["server"])]
+    if trouble := overview["server"].get("store"):
+        parts.append(Text(f"store  {trouble}", style="bold"))
+    parts.append("")
+    parts += [*_job(overview["job"], seen.steps), ""]
+    parts += [_fleet(overview["devices"]), *_troubled(overview["devices"]), ""]
+    parts += [*_traffic(overview), ""]
+    parts += _events(seen.events)
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A curve as one line: each character the mean of its share; blank where there is no number."""
+    count = min(width, len(values))
+    means = []
+    for i in range(count):
+        part = values[i * len(values) // count : (i + 1) * len(values) // count]
+        finite = [value for value in part if math.isfinite(value)]
+        means.append(sum(finite) / len(finite) if finite else math.nan)
+    known = [mean for mean in means if math.isfinite(mean)]
+    least, most = (min(known), max(known)) if known else (0.0, 0.0)
+    steps = (len(_BARS) - 1) / (most - least) if most > least else 0.0
+    return "".join(
+        _BARS[round((mean - least) * steps)] if math.isfinite(mean) else " " for mean in means
+    )
+
+
+def _server(server: dict[str, Any]) -> RenderableType:
+    up_s = server["now_s"] - server["started_s"]
+    return _text(
+        f"{server['name']}, cleave {server['version']}, up {span(up_s)}; checks: {server['verify']}"
+    )
+
+
+def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[RenderableType]:
+    if job is None:
+        return [_text("no job; submit one with: cleave train --server")]
+    title = f"{job['job']} ({job['model']}) {job['state']}"
+    waits = [_text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
+    if not steps:
+        return [_text(f"{title}, no step yet of {job['steps']:,}", style="bold"), *waits]
+    last, recent = steps[-1], steps[-_RECENT_STEPS:]
+    lines = [_text(f"{title}, step {last['step']:,} of {job['steps']:,}", style="bold"), *waits]
+    losses = [float(record["loss"]) for record in steps]
+    lines.append(_text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
+    wall_s = sum(record["wall_s"] for record in recent) / len(recent)
+    if wall_s > 0:
+        tokens = sum(record["tokens"] for record in recent) / len(recent)
+        left = ""
+        if job["state"] == "running":
+            left = f", about {span(wall_s * (job['steps'] - last['step']))} left"
+        lines.append(
+            _text(
+                f"step   {last['wall_s']:.2f} s: {last['fleet_s']:.2f} s waiting for devices, "
+                f"{last['ps_s']:.2f} s on the server; {tokens / wall_s:,.0f} tokens/s{left}"
+            )
+        )
+    return list(lines)
+
+
+def _fleet(devices: dict[str, Any]) -> RenderableType:
+    if not devices["total"]:
+        return _text("no devices; give one a join code with: cleave pair")
+    states = sorted({state for _, state, _ in devices["by"]})
+    kinds = sorted({kind or "unknown" for kind, _, _ in devices["by"]})
+    count = {(kind or "unknown", state): number for kind, state, number in devices["by"]}
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"{devices['total']:,} {'device' if devices['total'] == 1 else 'devices'}")
+    for state in states:
+        table.add_column(_text(state), justify="right")
+    for kind in kinds:
+        cells = (count.get((kind, state), 0) for state in states)
+        table.add_row(_text(kind), *(f"{number:,}" if number else "" for number in cells))
+    return table
+
+
+def _troubled(devices: dict[str, Any]) -> list[RenderableType]:
+    """The devices with a reason for their state, and what it is."""
+    columns = devices.get("columns", ())
+    rows = [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
+    found = [row for row in rows if row["reason"]]
+    lines = [
+        Text(f"{row['name']} is {row['state']}: {row['reason']}", overflow="ellipsis", no_wrap=True)
+        for row in found[:TROUBLED_SHOWN]
+    ]
+    if len(found) > TROUBLED_SHOWN:
+        lines.append(Text(f"and {len(found) - TROUBLED_SHOWN:,} more: cleave devices"))
+    return list(lines)
+
+
+def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
+    rates, card, totals = overview["rates"], overview["card"], overview["totals"]
+    if rates["window_s"] is None:
+        return []
+    lines = []
+    for label, way, total in (("down", "egress", "down_bytes"), ("up", "ingress", "up_bytes")):
+        rate, most = rates[f"{way}_bytes_per_s"], card[f"{way}_bytes_per_s"]
+        against = f", {rate / most:.0%} of the card's {human_bytes(most)}/s" if most else ""
+        lines.append(
+            _text(f"{label:<6} {human_bytes(rate)}/s{against}; {human_bytes(totals[total])} in all")
+        )
+    lines.append(
+        _text(
+            f"work   {rates['flops_per_s'] / 1e9:,.1f} GFLOP/s, {rates['blocks_per_s']:,.0f} "
+            f"blocks/s; {totals['reissued']:,} given again, {totals['wrong']:,} wrong; "
+            f"rates are means of {rates['window_s']:,.0f} s"
+        )
+    )
+    energy = overview["energy"]
+    if energy["devices_j"] is not None:
+        carbon = f", {energy['gco2e']:,.1f} g CO2e" if energy["gco2e"] is not None else ""
+        lines.append(
+            _text(
+                f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices whose power is "
+                f"known ({energy['devices_known']:,} of those here, "
+                f"{energy.get('devices_measured', 0):,} measured)"
+            )
+        )
+    if energy.get("ps_j") is not None:
+        lines.append(
+            _text(f"server {energy['ps_j'] / 3600:,.2f} Wh since it began ({energy['ps_basis']})")
+        )
+    return list(lines)
+
+
+def _events(events: list[dict[str, Any]]) -> list[RenderableType]:
+    return [
+        _text(
+            f"{time.strftime('%H:%M:%S', time.localtime(event['time_s']))}  "
+            f"{event['kind']:<10}  {event['text']}",
+            overflow="ellipsis",
+            no_wrap=True,
+        )
+        for event in events
+    ]
+
+
+def _text(text: str, **style: Any) -> Text:
+    """A text of the server's, without what a terminal would obey."""
+    return Text(printable(text), **style)
+
+
+def span(seconds: float) -> str:
+    """A length of time, as people say it."""
+    minutes, hours = round(seconds / 60), seconds / 3600
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -1,0 +1,190 @@
+"""How a run is shown: a progress bar for people, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cleave_cli.options import human_bytes
+from cleave_cli.render.say import printable, say
+
+if TYPE_CHECKING:
+    from cleave.training.records import Record
+
+_REASONS = 4  # shown in a summary
+
+
+class Display(ABC):
+    """Shows the records of a run as they come."""
+
+    def start(self, steps: int) -> None:  # noqa: B027 - nothing to do for some
+        """The run has so many steps; 0 when that is not known."""
+
+    def record(self, record: Record) -> None:
+        """Show a record of this process."""
+        from cleave.training.records import to_dict
+
+        self.plain(to_dict(record))
+
+    @abstractmethod
+    def plain(self, record: dict[str, Any]) -> None:
+        """Show a record as it travels."""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Say something that is no record."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class JsonDisplay(Display):
+    """One JSON object a line on stdout; what is for humans goes to stderr."""
+
+    def plain(self, record: dict[str, Any]) -> None:
+        """See `Display.plain`."""
+        if record.get("event") == "note":
+            self.note(str(record.get("text", "")))
+        elif record.get("event") != "end":
+            typer.echo(json.dumps(record))
+
+    def note(self, text: str) -> None:
+        """See `Display.note`."""
+        say(text)
+
+
+class HumanDisplay(Display):
+    """A progress bar on stderr, or a line a step where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._progress = Progress(
+            TextColumn("step"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}"),
+            console=self._console,
+        )
+        self._energy: dict[str, Any] = {}
+        self._task = self._progress.add_task("train", total=None, line="")
+
+    def start(self, steps: int) -> None:
+        """See `Display.start`."""
+        self._progress.update(self._task, total=steps or None)
+
+    def plain(self, record: dict[str, Any]) -> None:
+        """See `Display.plain`."""
+        match record.get("event"):
+            case "step":
+                line = _step_line(record)
+                self._progress.update(self._task, completed=record["step"], line=line)
+                if not self._console.is_terminal:
+                    self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
+            case "eval":
+                self.note(f"held-out loss after step {record['step']}: {record['eval_loss']:.4f}")
+            case "note" | "fleet" | "disk":
+                self.note(str(record.get("text", "")))
+            case "energy":
+                self._energy = record
+            case "done":
+                self._progress.stop()
+                self._console.print(_summary(record, self._energy))
+
+    def note(self, text: str) -> None:
+        """See `Display.note`."""
+        self._console.print(printable(text), markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+
+def make_display(*, as_json: bool) -> Display:
+    """The display that was asked for."""
+    return JsonDisplay() if as_json else HumanDisplay()
+
+
+def _step_line(record: dict[str, Any]) -> str:
+    parts = [
+        f"loss {record['loss']:.4f}",
+        f"{record['tokens'] / max(record['wall_s'], 1e-9):.0f} tokens/s",
+    ]
+    if record["tiles"]:
+        parts += [
+            f"{human_bytes(record['downlink_bytes'])} down",
+            f"{human_bytes(record['uplink_bytes'])} up",
+            f"{record['tiles']} tiles",
+        ]
+        if record["clock"] == "virtual":
+            parts.append(f"fleet {record['fleet_s']:.1f} s")
+        if record["reissued"]:
+            parts.append(f"{record['reissued']} reissued")
+    return "  ".join(parts)
+
+
+def _summary(record: dict[str, Any], energy: dict[str, Any]) -> Table:
+    table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
+    table.add_row("steps", str(record["steps"]))
+    table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")
+    table.add_row("tokens", f"{record['tokens']:,}")
+    rate = record["tokens"] / max(record["wall_s"], 1e-9)
+    table.add_row("time here", f"{record['wall_s']:.1f} s ({rate:.0f} tokens/s)")
+    if record["tiles"]:
+        clock = "of virtual time" if record["clock"] == "virtual" else "waited for"
+        table.add_row("fleet", f"{record['fleet_s']:.1f} s {clock}")
+        table.add_row(
+            "down, up",
+            f"{human_bytes(record['downlink_bytes'])}, {human_bytes(record['uplink_bytes'])}",
+        )
+        table.add_row("tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}")
+        table.add_row("reissued", f"{record['reissued']:,}")
+    if record.get("local_gemms"):
+        table.add_row("without devices", f"{record['local_gemms']:,} multiplications on the PS")
+    if record.get("journal_bytes") or record.get("journal_gemms"):
+        table.add_row(
+            "journal",
+            f"{human_bytes(record['journal_bytes'])} written in {record['journal_s']:.3g} s; "
+            f"{record['journal_gemms']:,} multiplications taken from it, "
+            f"saving {record['journal_saved_s']:.3g} s",
+        )
+    if record.get("kept_gemms"):
+        kept = f"{record['kept_gemms']:,} of {record['gemms']:,} multiplications"
+        saves = f"{record['kept_saves_s']:.3g} s, as predicted"
+        if record["offload"] == "auto":
+            table.add_row("kept on the PS", f"{kept}, saving {saves}")
+        else:
+            table.add_row("--offload auto", f"would keep {kept} on the PS and save {saves}")
+        for reason in record["kept_reasons"][:_REASONS]:
+            table.add_row("", printable(reason))
+        if len(record["kept_reasons"]) > _REASONS:
+            table.add_row("", f"and {len(record['kept_reasons']) - _REASONS} more in metrics.jsonl")
+    for name in ("energy", "carbon"):
+        if energy.get(f"{name}_text"):
+            table.add_row(name, printable(energy[f"{name}_text"]))
+    table.add_row("run folder", printable(record["run_folder"]))
+    return table

@@ -1,0 +1,147 @@
+"""Measures a run while it goes: its emulated devices, and what this machine draws."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cleave.energy.account import Spell
+from cleave.energy.run_energy import RunEnergy
+from cleave.machine.sensors import PowerMeter
+from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
+from emulator.virtual import VirtualShell
+from profiles.fleet_device import FleetDevice
+
+_Alike = tuple[str, float | None]  # profile, and power as a fleet file states it
+
+
+@dataclass(slots=True)
+class _Sums:
+    names: set[str] = field(default_factory=set)
+    present_s: float = 0.0
+    compute_s: float = 0.0
+    radio_s: float = 0.0
+    down_bytes: float = 0.0
+    up_bytes: float = 0.0
+
+
+class FleetMeter:
+    """Adds up what emulated devices do. It is an observer of their shell.
+
+    Args:
+        profiles: which profile a device has, by its name.
+        here: the names of the connected devices, by id.
+        now_s: on the shell's clock.
+        active_power_w: what devices draw by multiplying as their fleet states it, by their name.
+    """
+
+    def __init__(
+        self,
+        profiles: Mapping[str, str],
+        here: Mapping[int, str],
+        now_s: float,
+        active_power_w: Mapping[str, float | None] | None = None,
+    ) -> None:
+        self._profiles = profiles
+        self._active_power_w = active_power_w or {}
+        self._began_s = now_s
+        self._sums: defaultdict[_Alike, _Sums] = defaultdict(_Sums)
+        self._alike: dict[int, _Alike] = {}
+        self._since_s: dict[int, float] = {}
+        for device, name in here.items():
+            self._come(device, name, now_s)
+
+    def __call__(self, activity: Activity) -> None:
+        """See `emulator.activity`."""
+        match activity:
+            case Presence(at_s, device, name, here):
+                if here:
+                    self._come(device, name, at_s)
+                else:
+                    since_s = self._since_s.pop(device)
+                    self._sums[self._alike[device]].present_s += at_s - since_s
+            case Multiplication():
+                sums = self._sums[self._alike[activity.device]]
+                sums.compute_s += activity.end_s - activity.begin_s
+            case Transfer():
+                sums = self._sums[self._alike[activity.device]]
+                sums.radio_s += activity.end_s - activity.begin_s
+                if activity.direction is Direction.DOWN:
+                    sums.down_bytes += activity.nbytes
+                else:
+                    sums.up_bytes += activity.nbytes
+
+    def _come(self, device: int, name: str, at_s: float) -> None:
+        alike = self._profiles.get(name, ""), self._active_power_w.get(name)
+        self._alike[device] = alike
+        self._since_s[device] = at_s
+        self._sums[alike].names.add(name)
+
+    def spells(self, now_s: float) -> tuple[Spell, ...]:
+        """What they did so far."""
+        present: defaultdict[_Alike, float] = defaultdict(float)
+        for device, since_s in self._since_s.items():
+            present[self._alike[device]] += now_s - since_s
+        return tuple(
+            Spell(
+                profile,
+                len(sums.names),
+                sums.present_s + present[profile, active_power_w],
+                sums.compute_s,
+                sums.radio_s,
+                sums.down_bytes,
+                sums.up_bytes,
+                active_power_w,
+            )
+            for (profile, active_power_w), sums in self._sums.items()
+        )
+
+    def duration_s(self, now_s: float) -> float:
+        """Since it began."""
+        return now_s - self._began_s
+
+
+class RunMeter:
+    """From its making to `finish`.
+
+    Args:
+        power: of this machine.
+        shell: of the emulated fleet, which is observed; None without one.
+        members: its devices.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        power: PowerMeter,
+        shell: VirtualShell | None = None,
+        members: Sequence[FleetDevice] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._power, self._shell, self._clock = power, shell, clock
+        self._began_s = clock()
+        self._fleet: FleetMeter | None = None
+        if shell is not None:
+            here = {id: device.profile.name for id, device in shell.devices.items()}
+            names = {member.name: member.profile for member in members}
+            active_power_w = {member.name: member.active_power_w for member in members}
+            self._fleet = FleetMeter(names, here, shell.now_s, active_power_w)
+            shell.observers.append(self._fleet)
+        power.sample()
+
+    def sample(self) -> None:
+        """Look at the machine's counters; often enough that none is full twice in between."""
+        self._power.sample()
+
+    def finish(self) -> RunEnergy:
+        """What is known so far."""
+        self._power.sample()
+        wall_s = self._clock() - self._began_s
+        machine_j, source = self._power.joules, self._power.source
+        if self._shell is None or self._fleet is None:
+            return RunEnergy(wall_s, wall_s, (), machine_j, source)
+        now_s = self._shell.now_s
+        spells = self._fleet.spells(now_s)
+        return RunEnergy(self._fleet.duration_s(now_s), wall_s, spells, machine_j, source)

@@ -1,0 +1,1 @@
+"""Measuring a device and its link, for a profile."""

@@ -1,0 +1,143 @@
+"""How much processes that multiply at the same time slow each other down.
+
+Every process pins itself to a core of its own and multiplies on one thread: what remains is what
+cores share, memory bandwidth, caches and heat. Run as a program this module is one such process; it
+reads from stdin for how many seconds to multiply, and answers with the median time of one product.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from cleave.machine.sensors import usable_cores
+
+SIDE: Final = 384
+"""Of the square fp32 tile that every process multiplies."""
+
+_THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_START_S: Final = 0.05  # between asking for a round and its start, so that all start together
+
+
+def process_counts(cores: int) -> list[int]:
+    """The counts that are measured: all up to 8, then each half as many again, and all cores."""
+    counts = [1]
+    while counts[-1] < cores:
+        last = counts[-1]
+        counts.append(min(cores, last + 1 if last < 8 else last + last // 2))
+    return counts
+
+
+def measure_contention(
+    executor: str, seconds: float, progress: Callable[[int], None] | None = None
+) -> tuple[float, ...]:
+    """How many times as long a tile takes with 1, 2, ... processes at once, up to one a core.
+
+    Counts between measured ones are interpolated.
+
+    Args:
+        executor: its name.
+        seconds: how long each count is measured.
+        progress: called after each count.
+
+    Raises:
+        OSError, ValueError: when the processes cannot be started, or one fails.
+    """
+    cores = usable_cores()
+    measured: dict[int, float] = {}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(_Worker(executor, core)) for core in cores]
+        for worker in workers:
+            worker.answer()  # it is ready
+        for count in process_counts(len(cores)):
+            at_s = time.time() + _START_S
+            for worker in workers[:count]:
+                worker.ask(at_s, seconds)
+            measured[count] = statistics.median([worker.answer() for worker in workers[:count]])
+            if progress is not None:
+                progress(count)
+    return tuple(_interpolated(measured, count) / measured[1] for count in range(1, len(cores) + 1))
+
+
+def _interpolated(measured: dict[int, float], count: int) -> float:
+    low = max(k for k in measured if k <= count)
+    high = min(k for k in measured if k >= count)
+    along = (count - low) / (high - low) if high > low else 0.0
+    return measured[low] + along * (measured[high] - measured[low])
+
+
+class _Worker:
+    """One process of this module."""
+
+    def __init__(self, executor: str, core: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "profiles.measuring.contention", executor, str(core)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for who measures, and ends these as well
+            env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
+        )
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:  # it had gone before; what was not read is lost
+                continue
+
+    def ask(self, at_s: float, seconds: float) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{at_s} {seconds}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ValueError("a process that measures contention ended early")
+        return float(line)
+
+
+def work(arguments: Sequence[str]) -> None:
+    """Be one of the processes: `EXECUTOR CORE`, then orders on stdin."""
+    executor_name, core = arguments
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(core)})
+    from cleave.arrays import DType
+    from cleave.machine.backends import executor_named
+    from cleave.machine.memory import hold_strips_well
+    from profiles.measuring.gemm_timer import Bench
+    from profiles.performance import Layout
+
+    hold_strips_well()
+    bench = Bench(executor_named(executor_name), 2 * SIDE * SIDE)
+    order = bench.order(SIDE, SIDE, SIDE, Layout.NN, DType.FP32, DType.FP32)
+    bench.once(order)  # loads kernels
+    sys.stdout.write("0\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        at_s, seconds = (float(word) for word in line.split())
+        time.sleep(max(0.0, at_s - time.time()))
+        until_s = time.perf_counter() + seconds
+        took = [bench.once(order)]
+        while time.perf_counter() < until_s:
+            took.append(bench.once(order))
+        sys.stdout.write(f"{statistics.median(took)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    work(sys.argv[1:])

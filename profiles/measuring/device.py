@@ -1,0 +1,258 @@
+"""Measuring this machine as a device: what `cleave profile device` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from cleave.machine import sensors as machine
+from cleave.machine.backends import Executor
+from cleave.machine.sensors import PowerMeter, Sensors
+from profiles import device_profile as schema
+from profiles.measuring import contention
+from profiles.measuring.gemm_timer import Bench, Clock, TileTimer
+from profiles.measuring.samples import (
+    ALL_VARIANTS,
+    QUICK_LAYOUTS,
+    QUICK_VARIANTS,
+    Grid,
+    Variant,
+    fitted,
+    measure_samples,
+)
+from profiles.measuring.sustained import (
+    FITTED_FROM_S,
+    LARGEST_CUBE,
+    measure_sustained,
+    rest,
+    with_thermal,
+)
+from profiles.performance import Layout, Sample
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done, and how many of the estimated seconds are over."""
+
+_IDLE_S: Final = 3.0
+_ASSUMED_MEMORY_BYTES: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is measured, and for how long.
+
+    Attributes:
+        name, title: of the profile.
+        date: of measuring, as 2026-11-21.
+        quick: fewer dtypes and layouts.
+        grid_s: for the grid of shapes, of all dtypes and layouts together.
+        sustained_s: of the sustained run; 0 for none.
+        contention_s: for each count of processes at once; 0 for no measurement.
+        kind: None: a laptop where the machine has a battery, else a desktop.
+        memory_bytes: to offer; 0 for half of what is installed.
+        threads: that the executor has; 0 for all.
+        seed: of shapes and numbers.
+        grid: the shapes.
+    """
+
+    name: str
+    title: str
+    date: str
+    quick: bool = False
+    grid_s: float = 240.0
+    sustained_s: float = 180.0
+    contention_s: float = 2.0
+    kind: schema.DeviceKind | None = None
+    memory_bytes: int = 0
+    threads: int = 0
+    seed: int = 0
+    grid: Grid = field(default_factory=Grid)
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        """Dtypes of inputs and results."""
+        return QUICK_VARIANTS if self.quick else ALL_VARIANTS
+
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """How operands lie; both transposed, which training never needs, only when not quick."""
+        return QUICK_LAYOUTS if self.quick else tuple(Layout)
+
+    @property
+    def contention_total_s(self) -> float:
+        """With the start of the processes."""
+        counts = contention.process_counts(len(machine.usable_cores()))
+        return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
+
+    @property
+    def total_s(self) -> float:
+        """About how long it takes."""
+        return self.grid_s + self.sustained_s + self.contention_total_s
+
+
+def measure_device(
+    settings: Settings,
+    executor: Executor,
+    progress: Progress = lambda _what, _seconds: None,
+    *,
+    clock: Clock = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+    sensors: Sensors | None = None,
+    timer: TileTimer | None = None,
+) -> schema.DeviceProfile:
+    """Measure this machine; takes about `settings.total_s`.
+
+    Args:
+        settings: what, and how long.
+        executor: what multiplies, with the threads that it has.
+        progress: told how far it is.
+        clock, sleep: time.
+        sensors: of this machine.
+        timer: times the grid of shapes; the executor in this process unless given.
+
+    Raises:
+        ValueError: when a model cannot be fitted (scipy is missing), or a process ends early.
+        OSError: when the processes that measure contention cannot be started.
+    """
+    here, sensors = machine.this_machine(), sensors or Sensors()
+    rng = np.random.default_rng(settings.seed)
+    elements = max(settings.grid.elements, 2 * LARGEST_CUBE**2)
+    bench = Bench(executor, elements, clock, rng)
+    assumed: list[str] = []
+    over_s = 0.0
+
+    idle, busy = PowerMeter(sensors, clock), PowerMeter(sensors, clock)
+    if idle.available:
+        progress("power when idle", over_s)
+        for _ in range(4):
+            idle.sample()
+            sleep(_IDLE_S / 3)
+    sustained = None
+    if settings.sustained_s:  # first, as long as the machine is cool
+        before_c = sensors.temperature_c()
+        sustained = measure_sustained(
+            bench, settings.sustained_s, sensors, busy, lambda s: progress("sustained run", s)
+        )
+        over_s += settings.sustained_s
+        rest(bench, sensors, before_c, sustained, sleep)
+        if sustained.speeds[-1][0] < FITTED_FROM_S:
+            assumed.append(
+                f"sustained.thermal: a run of {settings.sustained_s:g} s shows no heating; taken "
+                f"as a device that never slows down"
+            )
+    slowdowns: tuple[float, ...] = ()
+    if settings.contention_s:
+        progress("processes at once", over_s)
+        began_s = clock()
+        slowdowns = contention.measure_contention(
+            executor.name,
+            settings.contention_s,
+            lambda _: progress(
+                "processes at once", over_s + min(settings.contention_total_s, clock() - began_s)
+            ),
+        )
+        over_s += settings.contention_total_s
+    compute = _measure_grid(
+        timer or bench,
+        clock,
+        settings,
+        rng,
+        lambda what, s: progress(what, over_s + s),
+        f"measured, {executor.name}",
+    )
+    kind = settings.kind
+    if kind is None:
+        kind = schema.DeviceKind.LAPTOP if here.has_battery else schema.DeviceKind.DESKTOP
+        why = {True: "it has a battery", False: "it has no battery", None: "nothing says otherwise"}
+        assumed.append(f"kind: {kind.value}, because {why[here.has_battery]}")
+    power = None
+    if busy.watts is not None:
+        power = schema.Power(idle_w=idle.watts, compute_w=busy.watts, source=busy.source)
+    return schema.DeviceProfile(
+        schema=1,
+        name=settings.name,
+        title=settings.title,
+        kind=kind,
+        provenance=schema.Provenance(
+            origin=schema.Origin.MEASURED,
+            source="cleave profile device" + (" --quick" if settings.quick else ""),
+            date=settings.date,
+            assumed=tuple(assumed + _memory_assumption(settings, here)),
+        ),
+        compute=compute,
+        memory=_memory(settings, here),
+        sustained=sustained,
+        power=power,
+        contention=tuple(max(0.5, round(s, 3)) for s in slowdowns),
+        host=schema.Host(
+            cpu=here.cpu,
+            cores=here.cores,
+            threads=settings.threads or here.cores,
+            executor=executor.name,
+            system=here.system,
+        ),
+    )
+
+
+def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
+    """Fit all models anew from the samples in a profile.
+
+    Raises:
+        ValueError: when it has none, or too few; or scipy is missing.
+    """
+    if not any(entry.samples for entry in profile.compute.values()):
+        raise ValueError(
+            f"profile {profile.name!r} has no samples to fit a model to; "
+            f"measure some with: cleave profile device"
+        )
+    compute = {}
+    for dtype, entry in profile.compute.items():
+        samples = [Sample(*sample) for sample in entry.samples]
+        compute[dtype] = fitted(samples, entry.source) if samples else entry
+    sustained = profile.sustained
+    if sustained is not None and sustained.speeds:
+        sustained = with_thermal(sustained)
+    return msgspec.structs.replace(profile, compute=compute, sustained=sustained)
+
+
+def _measure_grid(
+    timer: TileTimer,
+    clock: Clock,
+    settings: Settings,
+    rng: np.random.Generator,
+    progress: Progress,
+    source: str,
+) -> dict[str, schema.Compute]:
+    pairs = [(v, layout) for v in settings.variants for layout in settings.layouts]
+    samples: dict[str, list[Sample]] = {}
+    began_s = clock()
+    for done, (variant, layout) in enumerate(pairs):
+        progress(f"{variant.name} {layout.value}", settings.grid_s * done / len(pairs))
+        left_s = settings.grid_s - (clock() - began_s)
+        share_s = max(0.1 * settings.grid_s, left_s) / (len(pairs) - done)
+        found = measure_samples(timer, variant, layout, settings.grid, share_s, rng, clock)
+        samples.setdefault(variant.name, []).extend(found)
+    return {name: fitted(found, source) for name, found in samples.items()}
+
+
+def _memory(settings: Settings, here: machine.Machine) -> schema.Memory:
+    installed = here.memory_bytes or 0
+    offered = settings.memory_bytes or installed // 2 or _ASSUMED_MEMORY_BYTES
+    return schema.Memory(bytes=offered, installed_bytes=installed, source="the system")
+
+
+def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:
+    if settings.memory_bytes:
+        return []
+    known = "half of what is installed" if here.memory_bytes else "1 GB, what it has is not known"
+    return [f"memory.bytes: {known}; what its owner would offer is not known"]
+
+
+def valid_name(text: str) -> str:
+    """A name for a profile from whatever a machine is called."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in text.lower())
+    return kept.strip(".-")[:64] or "device"

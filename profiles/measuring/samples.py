@@ -1,0 +1,164 @@
+"""How long tiles of many shapes take on this machine, and the models that are fitted to that."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cleave.arrays import DType
+from profiles import device_profile as schema
+from profiles.measuring.gemm_timer import REPEATS, Clock, Shape, TileTimer
+from profiles.performance import Layout, Sample, fit_and_judge
+
+_ALIGNMENTS: Final = (4, 8, 16, 32, 48)  # of regular sides: what planners cut at, and kernels like
+_LEAST_SAMPLES: Final = 15  # of a model, however short the time
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which shapes are measured.
+
+    Attributes:
+        regular: how many with sides that are multiples of 4 to 48.
+        irregular: how many with any sides.
+        sides, depths: smallest and largest.
+    """
+
+    regular: int = 100
+    irregular: int = 40
+    sides: tuple[int, int] = (8, 1536)
+    depths: tuple[int, int] = (16, 4096)
+
+    @property
+    def elements(self) -> int:
+        """The most that the inputs of one shape have."""
+        return 2 * self.sides[1] * self.depths[1]
+
+    def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
+        """Shapes spread evenly on a log scale, in random order.
+
+        Args:
+            rng: draws them.
+            volume: larger products than this are left out; 64^3 are always allowed.
+        """
+        found: list[Shape] = []
+        while len(found) < self.regular + self.irregular:
+            aligned = len(found) < self.regular
+            a, b = (self._side(rng, *self.sides, aligned=aligned) for _ in range(2))
+            c = self._side(rng, *self.depths, aligned=aligned)
+            if a * b * c <= max(64**3, volume):
+                found.append((a, b, c))
+        return [found[i] for i in rng.permutation(len(found))]
+
+    @staticmethod
+    def _side(rng: np.random.Generator, low: int, high: int, *, aligned: bool) -> int:
+        side = round(math.exp(rng.uniform(math.log(low), math.log(high))))
+        if aligned:
+            width = int(rng.choice(_ALIGNMENTS))
+            side = max(1, round(side / width)) * width
+        return min(high, max(low, side))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Dtypes of inputs and result."""
+
+    dtype: DType
+    out: DType
+
+    @property
+    def name(self) -> str:
+        """As profiles call it."""
+        return self.dtype.value if self.dtype is self.out else f"{self.dtype.value}>fp32"
+
+
+QUICK_VARIANTS: Final = (
+    Variant(DType.FP32, DType.FP32),
+    Variant(DType.BF16, DType.BF16),
+    Variant(DType.BF16, DType.FP32),
+)
+ALL_VARIANTS: Final = (
+    *QUICK_VARIANTS,
+    Variant(DType.FP16, DType.FP16),
+    Variant(DType.FP16, DType.FP32),
+)
+QUICK_LAYOUTS: Final = (Layout.NN, Layout.NT, Layout.TN)
+
+
+def measure_samples(
+    timer: TileTimer,
+    variant: Variant,
+    layout: Layout,
+    grid: Grid,
+    seconds: float,
+    rng: np.random.Generator,
+    clock: Clock = time.perf_counter,
+) -> list[Sample]:
+    """Time the shapes of a grid, one after the other and all again, until the time is up.
+
+    A shape's median so is over tiles that came minutes apart, between other shapes, as in training.
+
+    Args:
+        timer: times them.
+        variant, layout: of what.
+        grid: the shapes; what would take more than half a percent of the time is left out.
+        seconds: how long; at least 15 shapes are measured in any case.
+        rng: draws the shapes.
+        clock: tells how long it has been.
+    """
+
+    def block_s(shape: Shape, strips: int) -> float:
+        return timer.block_s(shape, strips, layout, variant.dtype, variant.out)
+
+    began_s = clock()
+    pace_s = min(block_s((128, 128, 128), 1) for _ in range(REPEATS)) / 128**3
+    volume = seconds / 200 / max(pace_s, 1e-15)
+    shapes = grid.shapes(rng, volume)
+    tiles = [
+        (shape, strips if strips**2 * math.prod(shape) <= volume else 1)
+        for shape, strips in zip(shapes, itertools.cycle(timer.strips), strict=False)
+    ]
+    took_s: list[list[float]] = []
+    for number in itertools.count():
+        place = number % len(tiles)
+        if len(took_s) >= _LEAST_SAMPLES and clock() - began_s > seconds:
+            break
+        if number == place:
+            took_s.append([])
+        took_s[place].append(block_s(*tiles[place]))
+    samples = []
+    for (shape, strips), times in zip(tiles, took_s, strict=False):
+        # The first makes kernels for a new shape; a clock may not move during so small a tile.
+        typical_s = max(statistics.median(times[1:] or times), 1e-8)
+        samples.append(Sample(*shape, layout, float(f"{typical_s:.4g}"), strips))
+    return samples
+
+
+def fitted(samples: Sequence[Sample], source: str = "") -> schema.Compute:
+    """Fit a model to the samples of every layout, and judge it on those it was not fitted on.
+
+    Args:
+        samples: of one dtype; those of a layout together.
+        source: of the samples.
+
+    Raises:
+        ValueError: when there are too few samples, or scipy is missing.
+    """
+    models, fits = {}, {}
+    for layout in dict.fromkeys(s.layout for s in samples):
+        of_layout = [s for s in samples if s.layout is layout]
+        models[layout], fits[layout] = fit_and_judge(of_layout)
+    return schema.Compute(
+        flops_per_s=max(2 * s.a * s.b * s.c / s.seconds for s in samples),
+        source=source,
+        models=models,
+        samples=tuple((s.a, s.b, s.c, s.layout, s.seconds, s.strips) for s in samples),
+        fits=fits,
+    )

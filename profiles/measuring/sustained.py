@@ -1,0 +1,119 @@
+"""What a device's speed does in minutes under load."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from cleave.arrays import DType
+from cleave.machine.sensors import PowerMeter, Sensors
+from profiles import device_profile as schema
+from profiles.measuring.gemm_timer import Bench
+from profiles.performance import Layout
+from profiles.thermal import fit_thermal
+
+FITTED_FROM_S: Final = 60.0
+"""A shorter run shows no heating."""
+
+LARGEST_CUBE: Final = 1024
+"""Most elements a side of the tile that is multiplied."""
+
+_RESTS_AT_MOST_S: Final = 90.0
+
+
+def measure_sustained(
+    bench: Bench,
+    seconds: float,
+    sensors: Sensors,
+    meter: PowerMeter | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> schema.Sustained:
+    """Multiply a large fp32 tile again and again, and watch its speed.
+
+    Args:
+        bench: multiplies.
+        seconds: how long.
+        sensors: read in each of some sixty windows.
+        meter: sampled in each window.
+        progress: called with the seconds that are over.
+    """
+    side = _side_for(bench, 0.02)
+    order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
+    window_s = max(0.25, seconds / 60)
+    began_s = bench.clock()
+    rates: list[tuple[float, float]] = []
+    temperatures: list[tuple[float, float]] = []
+    frequencies: list[tuple[float, float]] = []
+    while bench.clock() - began_s < seconds or len(rates) < 3:
+        if meter is not None:
+            meter.sample()
+        busy_s, count = 0.0, 0
+        while busy_s < window_s:
+            busy_s += bench.once(order)
+            count += 1
+        at_s = round(bench.clock() - began_s, 3)
+        rates.append((at_s, count / busy_s))
+        for read, series in (
+            (sensors.temperature_c, temperatures),
+            (sensors.frequency_hz, frequencies),
+        ):
+            value = read()
+            if value is not None:
+                series.append((at_s, value))
+        if progress is not None:
+            progress(min(at_s, seconds))
+    if meter is not None:
+        meter.sample()
+    full = _full_speed([rate for _, rate in rates])
+    return with_thermal(
+        schema.Sustained(
+            speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
+            temperatures=tuple(temperatures),
+            frequencies=tuple(frequencies),
+            source=f"{side} x {side} x {side} in fp32, again and again",
+        )
+    )
+
+
+def _full_speed(rates: Sequence[float]) -> float:
+    """That of a cool device, at the start; unless something else slowed it down just then."""
+    return max(statistics.median(rates[:3]), float(np.quantile(rates, 0.9)))
+
+
+def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
+    """The same, with the thermal model that fits it, if it ran for long enough to show one."""
+    long = sustained.speeds[-1][0] >= FITTED_FROM_S
+    thermal = fit_thermal(sustained.speeds) if long else None
+    return msgspec.structs.replace(sustained, thermal=thermal)
+
+
+def _side_for(bench: Bench, seconds: float) -> int:
+    """The side of a cube that takes about so long."""
+    once_s = bench.seconds(bench.order(256, 256, 256, Layout.NN, DType.FP32, DType.FP32))
+    side = float(256 * (seconds / max(once_s, 1e-9)) ** (1 / 3))
+    return min(LARGEST_CUBE, max(128, round(side / 16) * 16))
+
+
+def rest(
+    bench: Bench,
+    sensors: Sensors,
+    before_c: float | None,
+    sustained: schema.Sustained,
+    sleep: Callable[[float], None],
+) -> None:
+    """Let what the sustained run heated cool down: the grid is to show the full speed."""
+    ran_s = sustained.speeds[-1][0]
+    slowed = sustained.speeds[-1][1] < 0.97
+    until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)
+    while bench.clock() < until_s:
+        now_c = sensors.temperature_c()
+        if now_c is None or before_c is None:
+            if not slowed:
+                return
+        elif now_c <= before_c + 3:
+            return
+        sleep(1.0)

@@ -1,0 +1,136 @@
+"""Timing tiles on a real device process: sent to it over a socket, timed where they are computed.
+
+What a tile takes depends on what the device did before: arrays that just came over a socket, an
+event loop and a codec in the caches, a thread that slept. So `cleave profile device` does not time
+its own products but those of a device that joined it, as any device would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cleave.arrays import Buffer, DType, empty, narrow
+from cleave.errors import FleetError
+from cleave.fleet.fleet import Side
+from cleave.gemm import Gemm, Span, Tile, cut_tile
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
+from cleave.server.fleet_server import ServedFleet
+from profiles.performance import Layout
+
+_POOL_ELEMENTS: Final = 2**23
+_PAUSE_S: Final = 0.004
+"""Before each tile: units that rest power down, and devices wait for most of their tiles."""
+
+_LEAST_S: Final = 1e-9
+
+_LOOK_S: Final = 1.0
+"""How often it is seen whether the device is there, while a tile takes its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class InStrips:
+    """Plans a GEMM as one tile on the first device.
+
+    Args:
+        strips: how many the tile has, a side.
+    """
+
+    strips: int
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
+        cut = cut_tile(whole, self.strips, self.strips)
+        return Plan(gemm, (PlannedTile(devices[0].device, cut, 0, 0, 0.0),), 0.0)
+
+
+class SessionTimer:
+    """Times tiles on the one device of a fleet (a `TileTimer`).
+
+    Args:
+        fleet: a device has joined it, or is about to.
+        rng: of the numbers that are multiplied.
+        patience_s: how long the device may take to join.
+        ended: whether the device is gone, and need not be waited for.
+
+    Raises:
+        FleetError: when no device joins in time.
+    """
+
+    strips = (1, 3)
+
+    def __init__(
+        self,
+        fleet: ServedFleet,
+        rng: np.random.Generator,
+        patience_s: float = 60.0,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._fleet = fleet
+        self._ended = ended
+        self._numbers = rng.standard_normal(_POOL_ELEMENTS, np.float32)
+        self._pools: dict[DType, Buffer] = {}
+        until_s = time.monotonic() + patience_s
+        while not fleet.device_count:
+            if ended():
+                raise FleetError("the device to be measured ended before it had joined")
+            if time.monotonic() > until_s:
+                raise FleetError(f"the device to be measured did not join in {patience_s:g} s")
+            time.sleep(0.01)
+
+    def block_s(
+        self,
+        shape: tuple[int, int, int],
+        strips: int,
+        layout: Layout,
+        dtype: DType,
+        out: DType,
+    ) -> float:
+        """See `TileTimer.block_s`.
+
+        Raises:
+            FleetError: when the device is gone.
+        """
+        self._fleet.planner = InStrips(strips)
+        a, b, c = shape
+        turn_a, turn_b = (letter == "t" for letter in layout.value)
+        rows, columns = strips * a, strips * b
+        left = self._matrix((c, rows) if turn_a else (rows, c), dtype)
+        right = self._matrix((columns, c) if turn_b else (c, columns), dtype)
+        product = empty(rows, columns, out)
+        time.sleep(_PAUSE_S)
+        before_s = self._compute_s()
+        # Operands anew: what the device holds already it would not be sent.
+        a_side = Side(self._fleet.operand(left), turn_a)
+        b_side = Side(self._fleet.operand(right), turn_b)
+        future = self._fleet.submit(a_side, b_side, product)
+        while not self._fleet.shell.wait(future, _LOOK_S):
+            if self._ended():
+                raise FleetError("the device ended while it was measured; measure it again")
+        future.result()
+        return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
+
+    def _compute_s(self) -> float:
+        """What the device says that it computed so far."""
+        return sum(float(str(d["compute_s"])) for d in self._fleet.describe_devices())
+
+    def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
+        """Some numbers; in large matrices they repeat."""
+        pool = self._pools.get(dtype)
+        if pool is None:
+            pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)
+        size = shape[0] * shape[1]
+        # Not a copy where there are enough: the device may share a cache with this process.
+        flat = pool.array[0, :size] if size <= pool.array.size else np.resize(pool.array[0], size)
+        return Buffer(flat.reshape(shape), dtype)

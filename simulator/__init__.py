@@ -1,0 +1,1 @@
+"""Methods of training compared in closed form, and published claims held against them."""

@@ -1,0 +1,202 @@
+"""`alpa`: inter- and intra-operator parallelism (Zheng et al., OSDI 2022, arXiv 2201.12023).
+
+A stage of l layers on n devices takes, for a micro-batch of b samples, its best sharding: tensor
+parallel over tp devices (Megatron: two all-reduces of activations forward and two backward in each
+layer), data parallel over dp = n / tp of them:
+
+    t = max(compute + tensor all-reduces, activations and gradients to the neighbours)
+        + gradients / m
+    compute   3 l forward ceil(b / dp) / (tp F)
+    tensor    4 l ring all-reduces of ceil(b / dp) S d e
+    gradients ring all-reduce of 2 l p / tp bytes among dp, once a step
+
+Stages by its dynamic program (`partition`), T = sum t_i + (m - 1) max t_i; m by trying powers of
+two. Its mesh is homogeneous: every device computes and sends at the fleet's mean, and memory is
+that of the real devices. Tensor parallelism divides what a device holds, so where the fastest
+sharding does not fit, the fastest with at least 2, 4, 8 ... devices to a tensor is tried.
+
+The optimizer is sharded over dp (its ZeRO rewriting): 4 / tp + 12 / n bytes a parameter. Meshes are
+made of at most 32 units of equally many devices. Resharding between stages, which its program
+leaves out, counts as bytes to the neighbours. It has no recovery of its own: a lost device means a
+restart from a checkpoint (`pipeline.restart`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from simulator.method import Conditions, Outcome, Part
+from simulator.partition import Cut, best_partition
+from simulator.peers import all_reduce_s
+from simulator.pipeline import Job, Stage, one_f_one_b, pipeline_memory, restart
+
+_UNITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    """Devices that are all the same."""
+
+    flops_per_s: float
+    link_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharding:
+    """How a stage of some size is computed.
+
+    Attributes:
+        layer_s: for each layer and micro-batch.
+        boundary_s: for each micro-batch.
+        gradient_s: for each layer and step.
+        sent_bytes: by a device for each layer and step, between stages left out.
+    """
+
+    tensor: int
+    data: int
+    samples: int
+    layer_s: float
+    boundary_s: float
+    gradient_s: float
+    sent_bytes: float
+
+
+class Alpa:
+    """A pipeline of sharded stages on a homogeneous mesh."""
+
+    name = "alpa"
+
+    def outcomes(self, conditions: Conditions) -> list[Outcome]:
+        """One row: one that fits where there is one, then the least time."""
+        job = Job.of(conditions)
+        micro_batches = sorted({-(-job.batch >> i) for i in range(job.batch.bit_length())})
+        tensors = [1 << i for i in range(conditions.spec.heads.bit_length())]
+        free = {m: self._with(conditions, job, m, tensors[0]) for m in micro_batches}
+        best = min(free.values(), key=_order)
+        for m in sorted(free, key=lambda m: free[m].step_s):
+            for tensor in tensors:
+                found = self._with(conditions, job, m, tensor) if tensor > 1 else free[m]
+                best = min(best, found, key=_order)
+                # More tensor parallelism only costs more time.
+                if found.fits or (best.fits and found.step_s >= best.step_s):
+                    break
+        return [best]
+
+    def _with(
+        self, conditions: Conditions, job: Job, micro_batches: int, least_tensor: int
+    ) -> Outcome:
+        rates = conditions.rates
+        links = np.minimum(rates.uplink, rates.downlink)
+        mesh = _Mesh(float(rates.flops.mean()), float(links.mean()), float(rates.latency_s.mean()))
+        units = min(_UNITS, len(rates))
+        unit = len(rates) // units
+        each = -(-job.batch // micro_batches)
+        heads = conditions.spec.heads
+        shardings = [
+            _best_sharding(job, mesh, size * unit, each, micro_batches, heads, least_tensor)
+            for size in range(1, units + 1)
+        ]
+        cost = np.full((job.layers + 1, units + 1, units + 1), np.inf)
+        layers = np.arange(job.layers + 1)
+        for size, best in enumerate(shardings, 1):
+            column = np.maximum(layers * best.layer_s, best.boundary_s)
+            column += layers * best.gradient_s / micro_batches
+            for start in range(units - size + 1):
+                cost[:, start, start + size] = column
+        cuts = best_partition(cost, micro_batches)
+        assert cuts is not None  # one stage with every device is always possible
+        return _outcome(conditions, job, cuts, shardings, unit, micro_batches)
+
+
+def _order(outcome: Outcome) -> tuple[bool, float]:
+    return not outcome.fits, outcome.step_s
+
+
+def _best_sharding(
+    job: Job,
+    mesh: _Mesh,
+    devices: int,
+    each: int,
+    micro_batches: int,
+    heads: int,
+    least_tensor: int,
+) -> _Sharding:
+    """The least time for a layer; so much tensor parallelism and the rest data parallel.
+
+    Args:
+        each: samples of a micro-batch.
+        least_tensor: devices of tensor parallelism, a power of two; all where there are fewer.
+    """
+    found = []
+    tensor = min(least_tensor, 1 << (devices.bit_length() - 1))
+    while tensor <= min(devices, heads):
+        data = min(devices // tensor, each)
+        samples = -(-each // data)
+        activations = samples * job.layer.boundary_bytes
+        gradient = job.gradient_bytes(1) / tensor
+        layer_s = job.flops(job.even_layer) * samples / (tensor * mesh.flops_per_s)
+        layer_s += 4 * all_reduce_s(activations, tensor, mesh.link_bytes_per_s, mesh.latency_s)
+        gradient_s = all_reduce_s(gradient, data, mesh.link_bytes_per_s, mesh.latency_s)
+        boundary_s = 2 * activations / tensor / mesh.link_bytes_per_s
+        sent = 4 * micro_batches * 2 * (tensor - 1) / tensor * activations
+        sent += 2 * (data - 1) / data * gradient
+        found.append(_Sharding(tensor, data, samples, layer_s, boundary_s, gradient_s, sent))
+        tensor *= 2
+    return min(found, key=lambda s: s.layer_s + s.gradient_s / micro_batches)
+
+
+def _outcome(
+    conditions: Conditions,
+    job: Job,
+    cuts: list[Cut],
+    shardings: list[_Sharding],
+    unit: int,
+    micro_batches: int,
+) -> Outcome:
+    roomiest = conditions.rates.take(np.argsort(-conditions.rates.memory, kind="stable"))
+    chosen = [shardings[cut.stop - cut.start - 1] for cut in cuts]
+    stages = []
+    for cut, sharding in zip(cuts, chosen, strict=True):
+        used = sharding.tensor * sharding.data
+        members = roomiest.take(np.arange(cut.start * unit, cut.start * unit + used))
+        state = 4 / sharding.tensor + 12 / used
+        stages.append(Stage(cut.layers, members, state, sharding.tensor))
+    in_flight = [
+        samples * sharding.samples
+        for samples, sharding in zip(one_f_one_b(len(cuts), micro_batches, 1), chosen, strict=True)
+    ]
+    memory = pipeline_memory(job, stages, in_flight)
+    alone = len(cuts) == 1
+    slots = [
+        max(cut.layers * s.layer_s * again, 0.0 if alone else s.boundary_s)
+        for cut, s, again in zip(cuts, chosen, memory.again, strict=True)
+    ]
+    gradients_s = max(c.layers * s.gradient_s for c, s in zip(cuts, chosen, strict=True))
+    devices = sum(len(stage.members) for stage in stages)
+    sent = sum(
+        len(stage.members) * cut.layers * s.sent_bytes
+        for stage, cut, s in zip(stages, cuts, chosen, strict=True)
+    )
+    sent += 2 * (len(cuts) - 1) * job.batch * job.layer.boundary_bytes
+    pipeline_s = sum(slots) + (micro_batches - 1) * max(slots)
+    widest = max(chosen, key=lambda s: s.tensor)
+    return Outcome(
+        method=Alpa.name,
+        setting=f"{len(cuts)} stages, tp up to {widest.tensor}, "
+        f"dp up to {max(s.data for s in chosen)}, m = {micro_batches}",
+        devices_used=devices,
+        parts=(
+            Part("pipeline", pipeline_s),
+            Part("gradients", gradients_s),
+        ),
+        download_bytes=sent / devices,
+        upload_bytes=sent / devices,
+        memory_offered_bytes=memory.offered_bytes,
+        memory_needed_bytes=memory.needed_bytes,
+        misfit=memory.misfit,
+        recovery=restart(job, stages, pipeline_s + gradients_s),
+    )

@@ -1,0 +1,163 @@
+"""`asteroid`: a hybrid pipeline on unequal devices (Ye et al., MobiCom 2024, arXiv 2408.08015).
+
+Stages are groups of devices, data parallel within; a micro-batch of b samples is divided among a
+stage's devices by what they compute. Devices in the order of their links; consecutive ones form
+stages. For l layers on a group,
+
+    t = max(3 l forward b / sum F, 2 b S d e / sum of links) + gradients / m
+    gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once a step
+
+and T = sum t_i + (m - 1) max t_i by a dynamic program over layers and devices that skips groups
+whose memory holds no state of the layers; where nothing is left, memory is left out of account. A
+stage keeps K_p = 2 (P - p) - 1 micro-batches (p from 0), at most m. b by trying powers of two.
+Samples are divided as if they were fluid, but a group has at most b devices. Groups are made of at
+most 32 units of equally many devices.
+
+A lost device is replaced by pipeline replay: the rest of its group goes on, or a neighbour sends
+its backup of the stage's states at the median uplink; the micro-batches in flight are done again.
+Where a restart from a checkpoint (`pipeline.restart`) is sooner, that is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cleave.planner.shape import Floats, RateArrays
+from simulator.method import Conditions, Outcome, Part
+from simulator.partition import Cut, best_partition
+from simulator.pipeline import Job, Stage, pipeline_memory, restart
+from simulator.work import STATE_BYTES
+
+_UNITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """What every run of units has together, (start, stop) each; not a number where start >= stop.
+
+    Attributes:
+        devices, flops, links: sums.
+        slowest, least_memory: minima.
+    """
+
+    devices: Floats
+    flops: Floats
+    links: Floats
+    slowest: Floats
+    least_memory: Floats
+
+    @classmethod
+    def of(cls, rates: RateArrays, unit: int) -> _Groups:
+        """Of devices in order, so many to a unit."""
+        units = len(rates) // unit
+        link = np.minimum(rates.uplink, rates.downlink)
+
+        def sums(values: Floats) -> Floats:
+            ends = np.concatenate(([0.0], np.cumsum(values.reshape(units, unit).sum(axis=1))))
+            found: Floats = ends[None, :] - ends[:, None]
+            found[np.tril_indices(units + 1)] = np.nan
+            return found
+
+        def least(values: Floats) -> Floats:
+            found = np.full((units + 1, units + 1), np.nan)
+            each = values.reshape(units, unit).min(axis=1)
+            for start in range(units):
+                found[start, start + 1 :] = np.minimum.accumulate(each[start:])
+            return found
+
+        ones = np.ones(len(rates))
+        return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
+
+    def gradients_s(self, job: Job, layers: Floats) -> Floats:
+        """Ring all-reduce of so many layers within each group."""
+        n = self.devices
+        found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
+        return found
+
+
+class Asteroid:
+    """A hybrid pipeline, aware of memory."""
+
+    name = "asteroid"
+
+    def outcomes(self, conditions: Conditions) -> list[Outcome]:
+        """One row: one that fits where there is one, then the least time."""
+        job = Job.of(conditions)
+        tried = [self._with(conditions, job, 1 << i) for i in range(job.batch.bit_length())]
+        return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
+
+    def _with(self, conditions: Conditions, job: Job, each: int) -> Outcome:
+        rates = conditions.rates
+        fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
+        most = min(len(fastest), each * job.layers)
+        unit = min(-(-most // _UNITS), each)
+        units = min(most // unit, _UNITS)
+        used = rates.take(fastest[: units * unit])
+        groups, micro_batches = _Groups.of(used, unit), -(-job.batch // each)
+        layers = np.arange(job.layers + 1, dtype=np.float64)[:, None, None]
+        boundary = 2 * each * job.layer.boundary_bytes / groups.links
+        compute = job.flops(job.even_layer) * layers * each / groups.flops
+        cost = np.maximum(compute, boundary) + groups.gradients_s(job, layers) / micro_batches
+        cost[:, ~(groups.devices <= each)] = np.inf
+        roomy = STATE_BYTES * layers * job.layer.parameters <= groups.least_memory
+        cuts = best_partition(np.where(roomy, cost, np.inf), micro_batches)
+        if cuts is None:
+            cuts = best_partition(cost, micro_batches)
+        assert cuts is not None  # all layers on the first unit are always possible
+        return _outcome(job, used, groups, cuts, unit, each)
+
+
+def _outcome(
+    job: Job, used: RateArrays, groups: _Groups, cuts: list[Cut], unit: int, each: int
+) -> Outcome:
+    micro_batches, stages = -(-job.batch // each), len(cuts)
+    members = [used.take(np.arange(cut.start * unit, cut.stop * unit)) for cut in cuts]
+    held = [Stage(cut.layers, group) for cut, group in zip(cuts, members, strict=True)]
+    in_flight = [
+        min(2 * (stages - p) - 1, micro_batches) * each / len(group)
+        for p, group in enumerate(members)
+    ]
+    memory = pipeline_memory(job, held, in_flight)
+    slots, gradients = [], []
+    for cut, again in zip(cuts, memory.again, strict=True):
+        run = (cut.start, cut.stop)
+        compute_s = again * job.flops(job.even_layer) * cut.layers * each / groups.flops[run]
+        link_s = 2 * each * job.layer.boundary_bytes / groups.links[run] if stages > 1 else 0.0
+        slots.append(float(max(compute_s, link_s)))
+        gradients.append(float(groups.gradients_s(job, np.array(float(cut.layers)))[run]))
+    devices = sum(len(group) for group in members)
+    sent = 2 * (stages - 1) * job.batch * job.layer.boundary_bytes
+    sent += sum(
+        2 * (len(group) - 1) * job.gradient_bytes(cut.layers)
+        for cut, group in zip(cuts, members, strict=True)
+    )
+    # A stage of several devices goes on with the rest; one alone has a backup at a neighbour.
+    alone = [cut.layers for cut, group in zip(cuts, members, strict=True) if len(group) == 1]
+    backup = STATE_BYTES * max(alone, default=0) * job.layer.parameters
+    latency_s = 2 * (stages - 1) * float(used.latency_s.max())
+    replay = (
+        Part("states", backup / float(np.median(used.uplink))),
+        Part("pipeline replay", min(2 * stages - 1, micro_batches) * max(slots)),
+    )
+    pipeline_s = sum(slots) + (micro_batches - 1) * max(slots) + latency_s
+    step_s = pipeline_s + max(gradients)
+    ways = (replay, restart(job, held, step_s))
+    return Outcome(
+        method=Asteroid.name,
+        setting=f"{stages} stages of up to {max(len(g) for g in members)}, b = {each}, "
+        f"m = {micro_batches}",
+        devices_used=devices,
+        parts=(
+            Part("pipeline", pipeline_s),
+            Part("gradients", max(gradients)),
+        ),
+        download_bytes=sent / devices,
+        upload_bytes=sent / devices,
+        memory_offered_bytes=memory.offered_bytes,
+        memory_needed_bytes=memory.needed_bytes,
+        misfit=memory.misfit,
+        recovery=min(ways, key=lambda parts: sum(part.seconds for part in parts)),
+    )

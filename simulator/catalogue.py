@@ -1,0 +1,60 @@
+"""The methods by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from cleave.errors import UsageError
+from cleave.planner.planner import Method as TileShape
+from simulator.alpa import Alpa
+from simulator.asteroid import Asteroid
+from simulator.cloud import A100, H100, Cloud
+from simulator.confidant import Confidant
+from simulator.data_parallel import DataParallel
+from simulator.dtfm import Dtfm
+from simulator.method import Method
+from simulator.mixed import CleaveMixed
+from simulator.resident import CleaveResident
+from simulator.tiles import Tiles
+
+
+def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str, Method]:
+    """Every method.
+
+    Args:
+        utilisation: share of their peak that cloud GPUs reach.
+        thorough: searches take as long as they take.
+    """
+    clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
+    return {
+        "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
+        "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
+        "cleave-resident": CleaveResident(),
+        "cleave-mixed": CleaveMixed(),
+        "dtfm": Dtfm(thorough=thorough),
+        "dtfm-all": Dtfm("dtfm-all", every_device=True, thorough=thorough),
+        "alpa": Alpa(),
+        "asteroid": Asteroid(),
+        "confidant": Confidant(),
+        "data-parallel": DataParallel(),
+        **{cloud.name: cloud for cloud in clouds},
+    }
+
+
+def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
+    """The methods that a list of names, with commas between them, means; `cloud` is all clouds.
+
+    Raises:
+        UsageError: for an unknown name.
+    """
+    found: dict[str, Method] = {}
+    for name in (part.strip() for part in names.split(",")):
+        if name == "cloud":
+            found |= {key: known[key] for key in known if key.startswith("cloud-")}
+        elif name in known:
+            found[name] = known[name]
+        else:
+            near = difflib.get_close_matches(name, known, n=2) or [*known, "cloud"]
+            raise UsageError(f"there is no method {name!r}; use {', '.join(near)}")
+    return list(found.values())

@@ -1,0 +1,69 @@
+"""`confidant`: a pipeline of one device for each stage (Chen et al. 2023, arXiv 2311.13381).
+
+Layers are divided by what devices compute, with a dynamic program over layers and devices. For l
+layers on a device,
+
+    t = max(3 l forward / F, 2 S d e / link)        T = sum t_i + (m - 1) max t_i
+
+with micro-batches of one sample, m = B; 1F1B keeps min(P - p, m) of them. At most one device for
+each layer, those of the fastest links. Nothing is replicated, so no gradients travel. Devices whose
+memory holds no state of a layer are skipped; where none is left, memory is left out of account. A
+lost device means a restart from a checkpoint (`pipeline.restart`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.method import Conditions, Outcome, Part
+from simulator.partition import best_partition
+from simulator.pipeline import Job, Stage, one_f_one_b, pipeline_memory, restart
+from simulator.work import STATE_BYTES
+
+
+class Confidant:
+    """A chain of devices."""
+
+    name = "confidant"
+
+    def outcomes(self, conditions: Conditions) -> list[Outcome]:
+        """One row."""
+        job, rates = Job.of(conditions), conditions.rates
+        fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
+        used = rates.take(fastest[: job.layers])
+        units = len(used)
+        layers = np.arange(job.layers + 1, dtype=np.float64)[:, None]
+        compute_s = job.flops(job.even_layer) * layers / used.flops
+        link_s = 2 * job.layer.boundary_bytes / np.minimum(used.uplink, used.downlink)
+        single = np.maximum(compute_s, link_s)
+        roomy = STATE_BYTES * layers * job.layer.parameters <= used.memory
+        cuts = None
+        for possible in (np.where(roomy, single, np.inf), single):
+            cost = np.full((job.layers + 1, units + 1, units + 1), np.inf)
+            cost[:, np.arange(units), np.arange(1, units + 1)] = possible
+            cuts = cuts or best_partition(cost, job.batch)
+        assert cuts is not None  # all layers on one device are always possible
+        stages = [Stage(cut.layers, used.take(np.array([cut.start]))) for cut in cuts]
+        memory = pipeline_memory(job, stages, one_f_one_b(len(cuts), job.batch, 1))
+        alone = len(cuts) == 1
+        slots = [
+            max(compute_s[c.layers, c.start] * again, 0.0 if alone else link_s[c.start])
+            for c, again in zip(cuts, memory.again, strict=True)
+        ]
+        sent = 2 * (len(cuts) - 1) * job.batch * job.layer.boundary_bytes / len(cuts)
+        latency_s = 2 * (len(cuts) - 1) * float(used.latency_s.max())
+        pipeline_s = float(sum(slots) + (job.batch - 1) * max(slots)) + latency_s
+        return [
+            Outcome(
+                method=self.name,
+                setting=f"{len(cuts)} stages of up to {max(c.layers for c in cuts)} layers",
+                devices_used=len(cuts),
+                parts=(Part("pipeline", pipeline_s),),
+                download_bytes=sent,
+                upload_bytes=sent,
+                memory_offered_bytes=memory.offered_bytes,
+                memory_needed_bytes=memory.needed_bytes,
+                misfit=memory.misfit,
+                recovery=restart(job, stages, pipeline_s),
+            )
+        ]

@@ -1,0 +1,83 @@
+"""`data-parallel`: the whole model on every device, gradients summed by a ring all-reduce.
+
+    compute     whole samples, dealt out by throughput; the device that is last
+    all-reduce  2 (n - 1) steps of P e / n bytes, each as slow as the ring's slowest link (Patarasu
+                and Yuan 2009). From a device to the next at the lower of its uplink and the next
+                one's downlink, so the slowest link is the slowest uplink or downlink of all.
+
+At most one device for each sample. Of the numbers tried (powers of two from two on, and the most)
+the fastest counts, of all devices and of those alone whose memory holds the model; one that fits
+comes before one that does not. The others divide the samples of a lost device and do them again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.method import Conditions, Outcome, Part
+from simulator.peers import RECOMPUTE, all_reduce_s, dealt, misfit, stage_need, tightest
+from simulator.work import LayerWork, edge_parameters, layer_work, train_flops
+
+
+class DataParallel:
+    """A ring of devices; a member of the catalogue."""
+
+    name = "data-parallel"
+
+    def outcomes(self, conditions: Conditions) -> list[Outcome]:
+        """One row."""
+        rates = conditions.rates
+        fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
+        layer, layers = _held(conditions)
+        memory = rates.memory[fastest]
+        roomy = [
+            stage_need(layer, layers, 1, offered).memory_bytes <= offered for offered in memory
+        ]
+        tried = [
+            self._on(conditions, members[:size])
+            for members in (fastest, fastest[np.array(roomy)])
+            for size in _sizes(min(conditions.batch, len(members)))
+        ]
+        return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
+
+    def _on(self, conditions: Conditions, members: npt.NDArray[np.intp]) -> Outcome:
+        spec, rates, n = conditions.spec, conditions.rates.take(members), len(members)
+        layer, layers = _held(conditions)
+        needs = [stage_need(layer, layers, 1, offered) for offered in rates.memory]
+        samples = dealt(conditions.batch, rates.flops)
+        each = train_flops(spec, conditions.batch, conditions.seq) / conditions.batch
+        again = np.array([RECOMPUTE if need.recompute else 1.0 for need in needs])
+        link = float(min(rates.uplink.min(), rates.downlink.min()))
+        gradient = conditions.element.sent * spec.parameters
+        moved = 2 * (n - 1) / n * gradient
+        needed = np.array([need.memory_bytes for need in needs])
+        worst_needed, worst_offered = tightest(needed, rates.memory)
+        compute_s = float((samples * each * again / rates.flops).max())
+        return Outcome(
+            method=self.name,
+            setting=f"{n} devices",
+            devices_used=n,
+            parts=(
+                Part("compute", compute_s),
+                Part("all-reduce", all_reduce_s(gradient, n, link, float(rates.latency_s.max()))),
+            ),
+            download_bytes=moved,
+            upload_bytes=moved,
+            memory_offered_bytes=worst_offered,
+            memory_needed_bytes=worst_needed,
+            misfit=misfit(needed, rates.memory),
+            recovery=(Part("samples again", compute_s / max(1, n - 1)),),
+        )
+
+
+def _held(conditions: Conditions) -> tuple[LayerWork, float]:
+    """A layer, and how many a device holds: embedding and head as so many layers more."""
+    spec = conditions.spec
+    layer = layer_work(spec, conditions.seq, conditions.element.sent)
+    return layer, spec.layers + edge_parameters(spec) / layer.parameters
+
+
+def _sizes(most: int) -> list[int]:
+    """Numbers of devices to try; none where there are none."""
+    return sorted({*(1 << i for i in range(1, most.bit_length())), *([most] if most else [])})

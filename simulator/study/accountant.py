@@ -1,0 +1,64 @@
+"""Ratios of rows of the study, in a state of all conditions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cleave.energy.account import Ps
+from cleave.energy.assumptions import load_assumptions
+from cleave.energy.comparison import Question, Ratios
+from cleave.energy.sensitivity import Case
+from cleave.energy.typical import Typical, load_typical
+from profiles.device_profile import DeviceProfile
+from profiles.library import load_profiles
+from simulator.study.conditions import State, carbon_axes, combinations, energy_axes, grids
+from simulator.study.rows import GpuRun, Row
+
+
+class Accountant:
+    """Knows the profiles of devices, what stands in where these are silent, and all conditions.
+
+    Attributes:
+        of_energy, of_carbon: every combination of the conditions of a claim, the central first.
+        middle: the central case.
+    """
+
+    def __init__(self) -> None:
+        self._profiles = load_profiles()
+        self.typical = load_typical()
+        every = (*energy_axes(), *carbon_axes())
+        self.of_energy = list(combinations(energy_axes(), start()))
+        self.of_carbon = list(combinations(every, start()))
+        self.middle = self.of_carbon[0][1]
+
+    def question(
+        self,
+        row: Row,
+        gpu: GpuRun,
+        state: State,
+        *,
+        typical: Typical | None = None,
+        card: DeviceProfile | None = None,
+        ps: Ps | None = None,
+    ) -> Question:
+        """The row against the GPU.
+
+        Args:
+            typical: instead of what stands in where profiles are silent.
+            card: instead of the GPU's own profile.
+            ps: the parameter server's energy; unknown, and not counted, unless given.
+        """
+        cloud = gpu.at(state.gpu_share)
+        cloud = replace(cloud, profile=card or cloud.profile)
+        spells = [row.spell_at(state.device_share)]
+        return Question(spells, self._profiles, typical or self.typical, ps, cloud)
+
+    def ratios(self, row: Row, gpu: GpuRun, state: State) -> Ratios:
+        """Of the row in a state."""
+        return self.question(row, gpu, state).ratios(state.case)
+
+
+def start() -> State:
+    """All as it comes with Cleave, on the electricity of a middling country."""
+    middle = grids()[1]
+    return State(Case(load_assumptions(), middle, middle))

@@ -1,0 +1,211 @@
+"""The conditions on which the paper's claims may hold or not: what is counted, and what is assumed.
+
+An axis has a few settings; the first of each is that of the central case: what the published
+formulae count and, beyond them, the machine around the GPU and equal shares of speed. A claim about
+energy is held against all combinations of the first five axes, one about carbon against all seven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+from cleave.energy.assumptions import Assumptions, ByKind, load_assumptions
+from cleave.energy.grid import load_grids
+from cleave.energy.sensitivity import Case
+from cleave.energy.typical import Spread
+from simulator.study.setups import EQUAL_SHARE, OTHER_SHARES
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a ratio is worked out from.
+
+    Attributes:
+        device_share, gpu_share: of what each reaches in multiplication alone, in training.
+    """
+
+    case: Case
+    device_share: float = EQUAL_SHARE
+    gpu_share: float = EQUAL_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to have it."""
+
+    title: str
+    applied: Callable[[State], State]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A condition and its settings, that of the central case first."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+
+def energy_axes() -> tuple[Axis, ...]:
+    """What decides about energy."""
+    network = load_assumptions().network_j_per_byte
+
+    def with_network(made: Assumptions) -> Assumptions:
+        return replace(made, network_j_per_byte=network)
+
+    return (
+        Axis(
+            "chargers",
+            (
+                Setting("as the rules ask", _same),
+                Setting("2.9 times for phones, 1.25 for laptops", lambda s: _made(s, lossy)),
+            ),
+        ),
+        Axis(
+            "network between devices",
+            (
+                Setting("not counted", lambda s: _made(s, Assumptions.without_network)),
+                Setting("0.007 kWh/GB", lambda s: _made(s, with_network)),
+            ),
+        ),
+        Axis(
+            "around the GPU",
+            (
+                Setting("machine and PUE", _same),
+                Setting("PUE alone", lambda s: _made(s, without_host)),
+                Setting("nothing", lambda s: _made(s, bare_gpu)),
+            ),
+        ),
+        Axis(
+            "power of devices",
+            tuple(
+                Setting(spread.value, lambda s, spread=spread: _powered(s, spread))  # type: ignore[misc]
+                for spread in (Spread.MEDIAN, Spread.LEAST, Spread.MOST)
+            ),
+        ),
+        Axis(
+            "speed in training, of multiplication alone",
+            (
+                Setting("50 % both", _same),
+                *(
+                    Setting(f"laptops {100 * share:g} %, GPU 50 %", _reaching(device_share=share))
+                    for share in OTHER_SHARES
+                ),
+                *(
+                    Setting(f"laptops 50 %, GPU {100 * share:g} %", _reaching(gpu_share=share))
+                    for share in OTHER_SHARES
+                ),
+            ),
+        ),
+    )
+
+
+def carbon_axes() -> tuple[Axis, ...]:
+    """What decides about carbon besides."""
+    low, middle, high = grids()
+    pairs = {
+        f"{middle:.0f} both": (middle, middle),
+        f"{low:.0f} both": (low, low),
+        f"{high:.0f} both": (high, high),
+        f"{low:.0f} devices, {high:.0f} GPU": (low, high),
+        f"{high:.0f} devices, {low:.0f} GPU": (high, low),
+    }
+    lifetimes = {
+        f"{years:g} years, {share:.0%} in use": (years, share)
+        for years in (2.0, 4.0)
+        for share in (0.2, 0.8)
+    }
+    return (
+        Axis(
+            "gCO2e/kWh",
+            tuple(
+                Setting(name, lambda s, pair=pair: _fed(s, *pair))  # type: ignore[misc]
+                for name, pair in pairs.items()
+            ),
+        ),
+        Axis(
+            "lifetime and utilisation",
+            (
+                Setting("as assumed", _same),
+                *(
+                    Setting(name, lambda s, of=of: _made(s, lambda made: lasting(made, *of)))  # type: ignore[misc]
+                    for name, of in lifetimes.items()
+                ),
+            ),
+        ),
+    )
+
+
+def combinations(axes: Sequence[Axis], start: State) -> Iterator[tuple[Mapping[str, str], State]]:
+    """Every combination: its settings by axis, and its state; that of all first settings first."""
+    for settings in product(*(axis.settings for axis in axes)):
+        state = start
+        for setting in settings:
+            state = setting.applied(state)
+        names = (axis.name for axis in axes)
+        yield dict(zip(names, (s.title for s in settings), strict=True)), state
+
+
+def grids() -> tuple[float, float, float]:
+    """Of the world's countries, in gCO2e/kWh: what a tenth, half and nine tenths stay below."""
+    found = sorted(grid.gco2e_per_kwh for grid in load_grids())
+    last = len(found) - 1
+    return found[len(found) // 10], found[len(found) // 2], found[last - len(found) // 10]
+
+
+# --- changes to what is assumed ---
+
+
+def lossy(made: Assumptions) -> Assumptions:
+    """Chargers at the high end of what they lose."""
+    return replace(made, supply_ratio=_highest(made.supply_ratio))
+
+
+def without_host(made: Assumptions) -> Assumptions:
+    """The card and the building, as the published formulae have it, without the machine."""
+    return replace(made, host_share=replace(made.host_share, value=0.0))
+
+
+def bare_gpu(made: Assumptions) -> Assumptions:
+    """The card alone: neither the machine around it nor the building."""
+    return replace(without_host(made), pue=replace(made.pue, value=1.0))
+
+
+def lasting(made: Assumptions, years: float, utilisation: float) -> Assumptions:
+    """Devices and GPU that last so long and are in use so much of it."""
+    used = replace(made.utilisation, value=utilisation)
+    return replace(made, one_lifetime_years=years, utilisation=used)
+
+
+def _highest(table: ByKind) -> ByKind:
+    return {kind: replace(figure, value=figure.high) for kind, figure in table.items()}
+
+
+def _same(state: State) -> State:
+    return state
+
+
+def _made(state: State, change: Callable[[Assumptions], Assumptions]) -> State:
+    return replace(state, case=replace(state.case, assumptions=change(state.case.assumptions)))
+
+
+def _reaching(**shares: float) -> Callable[[State], State]:
+    return lambda state: replace(state, **shares)  # type: ignore[arg-type]
+
+
+def _powered(state: State, spread: Spread) -> State:
+    return replace(state, case=replace(state.case, class_power=spread))
+
+
+def _fed(state: State, fleet: float, cloud: float) -> State:
+    case = replace(state.case, fleet_gco2e_per_kwh=fleet, cloud_gco2e_per_kwh=cloud)
+    return replace(state, case=case)
+
+
+LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"
+"""The setting of speed in training that favours laptops over the GPU."""
+ENERGY_CLAIM: Final = (1.5, 4.0)
+CARBON_CLAIM: Final = (3.5, 8.0)
+"""How many times what the devices take the GPU takes, as published."""

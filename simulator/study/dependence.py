@@ -1,0 +1,180 @@
+"""What the ratio of a row depends on, one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from cleave.energy.account import Ps
+from cleave.energy.assumptions import Assumptions
+from cleave.energy.comparison import Ratios
+from cleave.energy.grid import load_grids
+from cleave.energy.meter import Basis
+from cleave.energy.sensitivity import Bar, Case, tornado, widest_first
+from cleave.energy.typical import Typical
+from profiles.device_profile import DeviceKind, DeviceProfile, Power
+from simulator.study.accountant import Accountant
+from simulator.study.conditions import State, carbon_axes, energy_axes, lasting
+from simulator.study.rows import GpuRun, Row, simulated
+from simulator.study.setups import OTHER_SHARES
+
+WAITING_PHONE_W: Final = 1.0  # Boavizta's average of a phone in use
+GPU_LEAST: Final = 0.7  # of its board power: chosen
+PS_W: Final = (0.0, 26.1)  # none; a laptop that multiplies
+LIFETIMES_YEARS: Final = (2.0, 3.0, 4.0)
+UTILISATIONS: Final = tuple(share / 100 for share in range(20, 85, 5))
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """Of the ratio of a row.
+
+    Attributes:
+        of: energy, or carbon (attributed).
+        middle: the ratio in the central case.
+        bars: widest first.
+    """
+
+    row: Row
+    of: str
+    middle: float
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    name: str
+    settings: tuple[str, str]
+    low: Ratios
+    high: Ratios
+
+
+def dependences(
+    accountant: Accountant, row: Row, gpu: GpuRun, middle: State, seed: int
+) -> list[Dependence]:
+    """Of energy, and of carbon."""
+    asked: dict[str, Callable[[Ratios], float | None]] = {
+        "energy": lambda found: found.energy,
+        "carbon": lambda found: found.attributed,
+    }
+    intensities = [grid.gco2e_per_kwh for grid in load_grids()]
+    others = list(_ends(accountant, row, gpu, middle, seed))
+    question = accountant.question(row, gpu, middle)
+    found = []
+    for name, of in asked.items():
+        ratio = of(question.ratios(middle.case))
+        if ratio is None:
+            continue
+
+        def figure(case: Case, of: Callable[[Ratios], float | None] = of) -> float | None:
+            return of(question.ratios(case))
+
+        bars = tornado(figure, middle.case, intensities, cloud=True, kinds=question.kinds)
+        for ends in others:
+            low, high = of(ends.low), of(ends.high)
+            if low is not None and high is not None:
+                bars.append(Bar(ends.name, *ends.settings, low, high))
+        found.append(Dependence(row, name, ratio, widest_first(bars, ratio=True)))
+    return found
+
+
+def _ends(
+    accountant: Accountant, row: Row, gpu: GpuRun, middle: State, seed: int
+) -> Iterator[_Ends]:
+    """What is not among the assumptions of every footprint: GPU, speed, waiting phones, PS."""
+    case, central = middle.case, accountant.ratios(row, gpu, middle)
+    low_share, high_share = OTHER_SHARES
+    percents = (f"{low_share:.0%}", f"{high_share:.0%}")
+    shares = [replace(middle, gpu_share=share) for share in OTHER_SHARES]
+    low, high = (accountant.ratios(row, gpu, state) for state in shares)
+    yield _Ends("GPU's speed in training, of multiplication alone", percents, low, high)
+    if row.setup.trains_slower:
+        shares = [replace(middle, device_share=share) for share in OTHER_SHARES]
+        low, high = (accountant.ratios(row, gpu, state) for state in shares)
+        yield _Ends("devices' speed in training, of multiplication alone", percents, low, high)
+    power = gpu.profile.power
+    if power is not None and power.compute_w is not None:
+        cool_w = GPU_LEAST * power.compute_w
+        cool = accountant.question(row, gpu, middle, card=_drawing(gpu.profile, cool_w))
+        yield _Ends(
+            "power of the GPU",
+            (f"{cool_w:.0f} W", f"{power.compute_w:.0f} W"),
+            cool.ratios(case),
+            central,
+        )
+    speeds = row.setup.measured_flops_per_s
+    slow, fast = (_at_speed(row, flops_per_s, seed) for flops_per_s in speeds)
+    if slow is not None and fast is not None:
+        yield _Ends(
+            "speed of a device",
+            (f"{speeds[0] / 1e12:.2g} TFLOP/s", f"{speeds[1] / 1e12:.2g} TFLOP/s"),
+            accountant.ratios(slow, gpu, middle),
+            accountant.ratios(fast, gpu, middle),
+        )
+    if row.setup.profile.kind is DeviceKind.PHONE:
+        typical = _waiting(accountant.typical, WAITING_PHONE_W)
+        awake = accountant.question(row, gpu, middle, typical=typical).ratios(case)
+        settings = ("0 W (left out)", f"{WAITING_PHONE_W:g} W")
+        yield _Ends("power of a waiting phone", settings, central, awake)
+    if row.through_ps:
+        servers = (Ps(watts * row.duration_s, Basis.MODELLED) for watts in PS_W)
+        none, laptop = (accountant.question(row, gpu, middle, ps=ps).ratios(case) for ps in servers)
+        settings = (f"{PS_W[0]:g} W", f"{PS_W[1]:g} W")
+        yield _Ends("parameter server", settings, none, laptop)
+
+
+def _at_speed(row: Row, flops_per_s: float, seed: int) -> Row | None:
+    setup = row.setup
+    found = simulated(setup, row.memory[0], seed, flops_per_s / setup.flops_per_s)
+    return next((other for other in found if other.method == row.method), None)
+
+
+def _drawing(profile: DeviceProfile, watts: float) -> DeviceProfile:
+    power = msgspec.structs.replace(profile.power or Power(), compute_w=watts)
+    return msgspec.structs.replace(profile, power=power)
+
+
+def _waiting(typical: Typical, watts: float) -> Typical:
+    phone = typical.classes[DeviceKind.PHONE]
+    awake = replace(phone, power=msgspec.structs.replace(phone.power, idle_w=watts))
+    return replace(typical, classes={**typical.classes, DeviceKind.PHONE: awake})
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The ratios of a row in the central case, but for one condition.
+
+    Attributes:
+        axis, setting: that condition.
+    """
+
+    axis: str
+    setting: str
+    ratios: Ratios
+
+
+def one_by_one(accountant: Accountant, row: Row, gpu: GpuRun) -> list[Changed]:
+    """Every setting of every condition, the others as in the central case."""
+    axes = (*energy_axes(), *carbon_axes())
+    middle = accountant.middle
+    return [
+        Changed(axis.name, setting.title, accountant.ratios(row, gpu, setting.applied(middle)))
+        for axis in axes
+        for setting in axis.settings
+    ]
+
+
+def in_use(
+    accountant: Accountant, row: Row, gpu: GpuRun, middle: State
+) -> Mapping[float, Sequence[float]]:
+    """Ratios of attributed carbon at each of `UTILISATIONS`, by lifetime in years."""
+
+    def at(years: float, share: float) -> float:
+        made: Assumptions = lasting(middle.case.assumptions, years, share)
+        state = replace(middle, case=replace(middle.case, assumptions=made))
+        return accountant.ratios(row, gpu, state).attributed or 0.0
+
+    return {years: [at(years, share) for share in UTILISATIONS] for years in LIFETIMES_YEARS}

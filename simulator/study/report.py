@@ -1,0 +1,253 @@
+"""The study as a report in Markdown that needs no knowledge of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cleave.energy.assumptions import load_assumptions
+from simulator.study.cells import between, only_if_text, ratio, span, table
+from simulator.study.conditions import (
+    CARBON_CLAIM,
+    ENERGY_CLAIM,
+    LAPTOPS_AT_ALL,
+    Axis,
+    carbon_axes,
+    energy_axes,
+)
+from simulator.study.inputs import Input, unconfirmed
+from simulator.study.sections import carbon, contrary, depends, energy, fits, speed
+from simulator.study.study import SetupStudy
+from simulator.study.verdicts import Found, together
+
+
+def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iterable[str]) -> str:
+    """The text of `report.md`.
+
+    Args:
+        found: by set-up.
+        figures: that it is made from.
+        tornados: files of `figures.tornado_files`.
+    """
+    lines = [
+        *_what(found),
+        *_claims(found),
+        *fits(found),
+        *energy(found),
+        *carbon(found),
+        *speed(found),
+        *contrary(found),
+        *depends(found, list(tornados)),
+        *_conditions(),
+        *_figures(figures),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _what(found: Sequence[SetupStudy]) -> list[str]:
+    first = found[0].setup
+    names = "; ".join(study.setup.name for study in found)
+    host = load_assumptions().host_share.value
+    return [
+        "# Training on laptops and phones against a GPU: energy and carbon",
+        "",
+        "The paper *arXiv 2507.01803* (HotCarbon 2025) trained language models on laptops and "
+        f"phones and says that this took {span(ENERGY_CLAIM)} times less energy than an NVIDIA "
+        f"A5000 and caused {span(CARBON_CLAIM)} times less carbon, when making the machines "
+        "counts. Here its set-up is simulated and both claims are held against it. Its own tables "
+        "of joules could not be read: none of its measurements is in this report, only its set-up.",
+        "",
+        f"Set-up: {names}. {first.steps} steps of {first.batch} sequences of {first.seq} tokens in "
+        "bf16; links of 10 MB/s both ways; Wi-Fi of 0.5 W. Laptops are M2 Pro in the paper and M1 "
+        "Pro here, whose multiplication was measured; phones are Snapdragon 888.",
+        "",
+        "Methods: *alone*, one device does it all. *dtfm*, DT-FM (Yuan et al. 2022): layers are "
+        "spread over devices that send activations to each other, on all devices (*dtfm-all*, as "
+        "in the paper) or on as many as are fastest (*dtfm*); *formula* as DT-FM's paper has it, "
+        "*pipelined* with everything overlapped, *serial* with nothing overlapped. *cleave*: "
+        "devices multiply tiles and keep nothing; *cleave-2d*: the published tiles; "
+        "*cleave-resident*: devices keep some layers for a step (simulated, not built).",
+        "",
+        "A ratio is what the GPU takes over what the devices take: above 1 the devices take less. "
+        "The *central case* counts what the paper's formulae count: devices as they come, chargers "
+        "as the rules ask, Wi-Fi, the GPU and its building (PUE), no network; carbon with making "
+        "shared out to both by the time used. And, beyond the paper's formulae and in favour of "
+        f"the devices, the machine around the GPU ({host:.0%} of the GPU's energy).",
+        "",
+        "Speed decides most, and the paper's is not known. In the central case laptops and GPU are "
+        "treated alike: training whole layers, each reaches half of what it reaches in "
+        "multiplication alone. Tiles are plain multiplications, at all of it; the phone's figure "
+        "was measured end to end and is taken as it is. Laptops at all of their speed against a "
+        "GPU at half of its own look twice as thrifty: that is a condition here (section 8), not "
+        "the central case.",
+    ]
+
+
+def _claims(found: Sequence[SetupStudy]) -> list[str]:
+    rows = []
+    for study in found:
+        published = study.published()
+        for what, claim, each in (
+            ("energy", ENERGY_CLAIM, [j.found.energy for j in published]),
+            ("carbon, attributed", CARBON_CLAIM, [j.found.attributed for j in published]),
+            ("carbon, sunk cost", CARBON_CLAIM, [j.found.sunk_cost for j in published]),
+        ):
+            rows.append(
+                (
+                    study.setup.name,
+                    f"{span(claim)} times less {what}",
+                    together(one.verdict for one in each).value if each else "does not fit",
+                    between(one.central for one in each),
+                    f"{ratio(min(o.least for o in each))} to {ratio(max(o.most for o in each))}"
+                    if each
+                    else "",
+                    _only_if(each),
+                )
+            )
+    return [
+        "",
+        "## 1. Do the claims hold?",
+        "",
+        "By the paper's own methods, on memory that fits. *Holds* means: the lower end of the "
+        "claim or more in every combination of the conditions of section 8. *Only if*: what "
+        "every combination in which it holds has; that alone need not be enough.",
+        "",
+        *table(
+            ("set-up", "claim", "verdict", "ratio, central case", "over all conditions", "only if"),
+            rows,
+        ),
+        "",
+        f"Reading: {_reading(found)}",
+        "",
+        "*Attributed*: devices and GPU both carry the share of making them that falls to the time "
+        "they are used; that is the paper's view. *Sunk cost*: the devices have been made anyway "
+        "and carry none; the GPU was made for the job.",
+        "",
+        *_one_by_one(found),
+    ]
+
+
+def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:
+    """What each condition changes, on its own."""
+    rows = []
+    for settings in zip(*(study.changed for study in found), strict=True):
+        cells = []
+        for changed in settings:
+            ratios = changed.ratios
+            cells += [
+                _met(ratios.energy, ENERGY_CLAIM),
+                _met(ratios.attributed, CARBON_CLAIM),
+                _met(ratios.sunk_cost, CARBON_CLAIM),
+            ]
+        rows.append((settings[0].axis, settings[0].setting, *cells))
+    lines = table(
+        (
+            "condition",
+            "setting",
+            *(
+                f"{s.setup.name}: {what}"
+                for s in found
+                for what in ("energy", "attributed", "sunk")
+            ),
+        ),
+        rows,
+    )
+    best = "; ".join(f"{study.setup.name}: {study.best.row.name}" for study in found)
+    return [
+        "### One condition at a time",
+        "",
+        f"Ratios of the method that takes least energy on memory that fits ({best}), with one "
+        "condition changed and the others as in the central case. Bold: as claimed, or more.",
+        "",
+        *lines,
+        "",
+        "Reading: a column without bold figures is a claim that no single condition rescues.",
+    ]
+
+
+def _met(value: float | None, claim: tuple[float, float]) -> str:
+    text = ratio(value)
+    return f"**{text}**" if value is not None and value >= claim[0] else text
+
+
+def _reading(found: Sequence[SetupStudy]) -> str:
+    texts = []
+    for study in found:
+        each = [judged.found.energy for judged in study.published()]
+        if not each:
+            continue
+        texts.append(f"{study.setup.title}: {_times(max(one.central for one in each))} the GPU")
+    unequal = [
+        f"{study.setup.title} {ratio(changed.ratios.energy)}"
+        for study in found
+        if study.setup.trains_slower
+        for changed in study.changed
+        if changed.setting == LAPTOPS_AT_ALL
+    ]
+    return (
+        "at best, in the central case, " + "; ".join(texts) + ". How fast a device multiplies "
+        "for each watt decides this, see section 5. Were laptops taken at all of their speed in "
+        "multiplication and the GPU at half of its own, the ratios of energy would be "
+        + ", ".join(unequal)
+        + ": whether the claim of energy holds for laptops hangs on that choice."
+    )
+
+
+def _times(best: float) -> str:
+    if ratio(best) == "1":
+        return "as much energy as"
+    return (
+        f"{ratio(best)} times less energy than"
+        if best > 1
+        else (f"{ratio(1 / best)} times more energy than")
+    )
+
+
+def _conditions() -> list[str]:
+    of_energy, of_carbon = energy_axes(), carbon_axes()
+
+    def listed(axes: Iterable[Axis]) -> list[tuple[str, str]]:
+        return [(axis.name, "; ".join(s.title for s in axis.settings)) for axis in axes]
+
+    def product(axes: Iterable[Axis]) -> int:
+        total = 1
+        for axis in axes:
+            total *= len(axis.settings)
+        return total
+
+    return [
+        "",
+        "## 8. The conditions",
+        "",
+        f"A claim of energy was held against {product(of_energy)} combinations of the first five "
+        f"conditions, one of carbon against {product((*of_energy, *of_carbon))} of all. The first "
+        "setting of each is that of the "
+        "central case. How many combinations hold is no probability. Laptops' power was measured "
+        "at the socket, so that of their chargers' loss only the radio's share is added. Another "
+        "share of laptops' speed changes nothing for phones and for tiles.",
+        "",
+        *table(("condition", "settings"), listed((*of_energy, *of_carbon))),
+    ]
+
+
+def _figures(figures: Sequence[Input]) -> list[str]:
+    rows = [(i.name, i.used, i.range or "-", i.standing.value, i.source or "-") for i in figures]
+    names = ", ".join(each.name for each in unconfirmed(figures))
+    return [
+        "",
+        "## 9. Where the figures are from",
+        "",
+        "Every energy here is modelled; nothing was measured for this report. *Not confirmed* "
+        "means that no source kept with this project says so: "
+        f"{names}. What they would change is in sections 1 and 7.",
+        "",
+        *table(("figure", "used", "range", "standing", "source"), rows),
+    ]
+
+
+def _only_if(each: Sequence[Found]) -> str:
+    """What all that hold at all have in common."""
+    holding = [found.only_if for found in each if found.held]
+    if not holding:
+        return "-"
+    common = {k: v for k, v in holding[0].items() if all(o.get(k) == v for o in holding)}
+    return only_if_text(together(found.verdict for found in each), common)

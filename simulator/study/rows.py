@@ -1,0 +1,227 @@
+"""What the devices of a set-up do by each method: times and bytes of the simulator, as spells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from cleave.energy.account import CloudSpell, Spell
+from cleave.workload.registry import find_model
+from profiles.device_profile import DeviceProfile
+from profiles.library import load_profile
+from profiles.performance import Layout
+from simulator.catalogue import methods
+from simulator.cloud import Cloud, Gpu
+from simulator.method import Conditions, Outcome
+from simulator.study.setups import (
+    DTYPE,
+    EQUAL_SHARE,
+    GPU,
+    LINK_BYTES_PER_S,
+    OTHER_SHARES,
+    Offer,
+    Setup,
+)
+
+METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-resident")
+_PLAIN: Final = ("cleave", "cleave-2d")
+"""A tile is a plain multiplication: devices reach what they reach in multiplication alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A set-up, trained by a method.
+
+    Attributes:
+        method: as people know it.
+        memory: on what terms; two where that makes no difference.
+        offered_bytes, needed_bytes: of the device with least memory for what it is to hold.
+        misfit: why it cannot be done on that memory; empty where it can.
+        through_ps: all traffic is with a parameter server, whose own energy is in no figure.
+        step_s: of one step, were memory no matter.
+        flops: multiplied in all steps, by all devices.
+        spell: what the devices do in all steps.
+        other_spells: the same by share, where training reaches another than `EQUAL_SHARE` of what
+            devices reach in multiplication alone.
+    """
+
+    setup: Setup
+    method: str
+    memory: tuple[Offer, ...]
+    offered_bytes: float
+    needed_bytes: float
+    misfit: str
+    through_ps: bool
+    step_s: float
+    flops: float
+    spell: Spell
+    other_spells: Mapping[float, Spell] = field(default_factory=dict)
+
+    def spell_at(self, share: float) -> Spell:
+        """What the devices do if training reaches a share of their multiplication alone."""
+        return self.spell if share == EQUAL_SHARE else self.other_spells[share]
+
+    @property
+    def fits(self) -> bool:
+        return not self.misfit
+
+    @property
+    def duration_s(self) -> float:
+        """Of all steps."""
+        return self.step_s * self.setup.steps
+
+    @property
+    def name(self) -> str:
+        """Method and the terms on which memory is given."""
+        return f"{self.method}, {' or '.join(self.offered)}"
+
+    @property
+    def offered(self) -> list[str]:
+        """The memory of each device, for people."""
+        return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
+
+
+def rows_of(setup: Setup, seed: int) -> list[Row]:
+    """All methods, with all of its memory; what makes no difference is one row."""
+    found: list[Row] = []
+    for offer in setup.offers:
+        others = {
+            share: {row.method: row.spell for row in simulated(setup, offer, seed, share=share)}
+            for share in (OTHER_SHARES if setup.trains_slower else ())
+        }
+        for equal in simulated(setup, offer, seed):
+            spells = {
+                share: others.get(share, {}).get(equal.method, equal.spell)
+                for share in OTHER_SHARES
+            }
+            row = replace(equal, other_spells=spells)
+            if row.method.startswith("dtfm ") and any(_same_work(row, other) for other in found):
+                continue  # as fast with all devices
+            same = next((i for i, other in enumerate(found) if _alike(row, other)), None)
+            if same is None:
+                found.append(row)
+            else:
+                memory = found[same].memory + row.memory
+                found[same] = replace(row, memory=memory)
+    order = {row.method: at for at, row in reversed(list(enumerate(found)))}
+    return sorted(found, key=lambda row: order[row.method])
+
+
+def _same_work(row: Row, other: Row) -> bool:
+    variant = row.method.removeprefix("dtfm ")
+    return (other.method, other.spell) == (f"dtfm-all {variant}", row.spell)
+
+
+def _alike(row: Row, other: Row) -> bool:
+    return (row.method, row.spell, row.misfit) == (other.method, other.spell, other.misfit)
+
+
+def simulated(
+    setup: Setup,
+    offer: Offer,
+    seed: int,
+    speed: float = 1.0,
+    names: Sequence[str] = METHODS,
+    share: float = EQUAL_SHARE,
+) -> Iterator[Row]:
+    """Methods with one amount of memory, under the names that the simulator has for them.
+
+    A device alone multiplies everything itself. Of DT-FM there are all variants, on all the devices
+    as published (`dtfm-all`) and on as many as are fastest (`dtfm`). Closed forms of what is
+    simulated event by event are left out.
+
+    Args:
+        speed: what the devices' multiplication is multiplied by.
+        names: of methods.
+        share: of that, what training whole layers reaches, where `Setup.trains_slower`.
+    """
+
+    def at(speed: float) -> Conditions:
+        rates, spec = setup.rates(offer, speed), find_model(setup.model)
+        return Conditions(spec, setup.batch, setup.seq, rates, seed=seed)
+
+    whole = speed * share if setup.trains_slower else speed
+    of_tiles, of_layers = at(speed), at(whole)
+    if setup.devices == 1:
+        machine = Gpu(setup.title, setup.flops_per_s * whole, offer.memory_bytes, 1.0, 1.0)
+        alone = Cloud(machine, 1, 1.0).outcomes(of_layers)[0]
+        yield _row(setup, offer, replace(alone, method="alone"), whole)
+        return
+    known = methods()
+    for name in names:
+        reached, conditions = (speed, of_tiles) if name in _PLAIN else (whole, of_layers)
+        for outcome in known[name].outcomes(conditions):
+            if math.isfinite(outcome.step_s) and "closed form" not in outcome.method:
+                yield _row(setup, offer, outcome, reached)
+
+
+def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
+    used, steps = outcome.devices_used, setup.steps
+    down, up = (each * used * steps for each in (outcome.download_bytes, outcome.upload_bytes))
+    flops = outcome.flops * steps
+    through_ps = outcome.method.startswith("cleave")
+    spell = Spell(
+        setup.profile.name,
+        used,
+        outcome.step_s * steps * used,
+        flops / (setup.flops_per_s * speed),
+        (down + up) / LINK_BYTES_PER_S,
+        down,
+        up,
+        network_bytes=None if through_ps else up,
+    )
+    return Row(
+        setup,
+        outcome.method,
+        (offer,),
+        outcome.memory_offered_bytes,
+        outcome.memory_needed_bytes,
+        outcome.misfit,
+        through_ps,
+        outcome.step_s,
+        flops,
+        spell,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRun:
+    """The same steps on the GPU.
+
+    Attributes:
+        needed_bytes, misfit: of its memory, as of a `Row`'s devices.
+        cloud: the run, with the GPU at `EQUAL_SHARE` of what it reaches in multiplication.
+    """
+
+    needed_bytes: float
+    misfit: str
+    cloud: CloudSpell
+
+    @property
+    def installed_bytes(self) -> int:
+        """Of memory on the card."""
+        memory = self.profile.memory
+        return memory.installed_bytes or memory.bytes
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """Of the GPU."""
+        return self.cloud.profile
+
+    def at(self, share: float) -> CloudSpell:
+        """The run with the GPU at another share of what it reaches in multiplication."""
+        return replace(self.cloud, time_s=self.cloud.time_s * EQUAL_SHARE / share)
+
+
+def gpu_run(setup: Setup) -> GpuRun:
+    """What the A5000 does for a set-up; it multiplies what the simulator's clouds do."""
+    profile = load_profile(GPU)
+    model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
+    memory = profile.memory.installed_bytes or profile.memory.bytes
+    conditions = Conditions(find_model(setup.model), setup.batch, setup.seq, ())
+    card = Gpu(GPU, model.flops_per_s, memory, 1.0, 1.0)
+    outcome = Cloud(card, 1, EQUAL_SHARE).outcomes(conditions)[0]
+    cloud = CloudSpell(profile, outcome.step_s * setup.steps)
+    return GpuRun(outcome.memory_needed_bytes, outcome.misfit, cloud)

@@ -1,0 +1,190 @@
+"""The study: every set-up by every method, held against the claims, with what they depend on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cleave.energy.account import Footprint, Spell, cloud_footprint
+from cleave.energy.comparison import Ratios
+from simulator.study.accountant import Accountant
+from simulator.study.conditions import (
+    CARBON_CLAIM,
+    ENERGY_CLAIM,
+    State,
+    carbon_axes,
+    energy_axes,
+)
+from simulator.study.dependence import Changed, Dependence, dependences, in_use, one_by_one
+from simulator.study.rows import GpuRun, Row, gpu_run, rows_of, simulated
+from simulator.study.setups import Scope, Setup
+from simulator.study.verdicts import Found, Settings, held_against
+
+SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-resident")
+_SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", "cleave-resident")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found of a row; memory is no matter in it.
+
+    Attributes:
+        fleet, gpu: footprints in the central case.
+        ratios: in the central case.
+        energy, attributed, sunk_cost: the claims of energy and, in both views, of carbon, held
+            against all conditions.
+        compute_over_gpu: joules that devices spend on multiplying, over those of the bare GPU.
+    """
+
+    fleet: Footprint
+    gpu: Footprint
+    ratios: Ratios
+    energy: Found
+    attributed: Found
+    sunk_cost: Found
+    compute_over_gpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A row and what was found of it."""
+
+    row: Row
+    found: Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class SetupStudy:
+    """All of a set-up.
+
+    Attributes:
+        speeds: FLOP/s of a device in multiplication and the ratio of energy in the central case, by
+            method, at the power that it draws and as far as memory goes.
+        best: the row that fits and has the best ratio of energy.
+        changed: conditions of that row, one by one.
+        dependences: of that row.
+        in_use: see `dependence.in_use`, of that row.
+    """
+
+    setup: Setup
+    gpu: GpuRun
+    rows: tuple[Judged, ...]
+    speeds: Mapping[str, Sequence[tuple[float, float]]]
+    best: Judged
+    changed: tuple[Changed, ...]
+    dependences: tuple[Dependence, ...]
+    in_use: Mapping[float, Sequence[float]]
+
+    def published(self) -> list[Judged]:
+        """Rows that fit, by methods that the paper had: a device alone, DT-FM on all of them."""
+        ours = ("alone", "dtfm-all")
+        return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
+
+
+def steps_of(scope: Scope) -> int:
+    """How many times `study` says that it is further."""
+    return len(scope.setups) * (1 + len(scope.speeds))
+
+
+def study(scope: Scope, seed: int, further: Callable[[str], object]) -> list[SetupStudy]:
+    """Simulate all, and hold it against the claims.
+
+    Args:
+        further: is told what was done, `steps_of` times.
+    """
+    accountant = Accountant()
+    return [_setup_study(accountant, setup, scope.speeds, seed, further) for setup in scope.setups]
+
+
+def _setup_study(
+    accountant: Accountant,
+    setup: Setup,
+    speeds: Sequence[float],
+    seed: int,
+    further: Callable[[str], object],
+) -> SetupStudy:
+    gpu, judgements = gpu_run(setup), dict[tuple[Spell, ...], Judgement]()
+    rows = []
+    for row in rows_of(setup, seed):
+        spells = (row.spell, *row.other_spells.values())
+        if spells not in judgements:
+            judgements[spells] = judged(accountant, row, gpu)
+        rows.append(Judged(row, judgements[spells]))
+    further(setup.name)
+    middle = accountant.middle
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for speed in speeds:
+        for row in simulated(setup, setup.offers[0], seed, speed, SWEPT):
+            ratio = accountant.ratios(row, gpu, middle).energy
+            if row.method in _SHOWN and ratio is not None and row.fits:
+                curves.setdefault(row.method, []).append((setup.flops_per_s * speed, ratio))
+        further(f"{setup.name}, devices {speed:g} times as fast")
+    best = max(
+        (j for j in rows if j.row.fits), key=lambda j: (j.found.energy.central, -j.row.step_s)
+    )
+    return SetupStudy(
+        setup,
+        gpu,
+        tuple(rows),
+        curves,
+        best,
+        tuple(one_by_one(accountant, best.row, gpu)),
+        tuple(dependences(accountant, best.row, gpu, middle, seed)),
+        in_use(accountant, best.row, gpu, middle),
+    )
+
+
+def judged(accountant: Accountant, row: Row, gpu: GpuRun) -> Judgement:
+    """The claims, held against a row under all conditions."""
+    middle = accountant.middle
+    case, cloud = middle.case, gpu.at(middle.gpu_share)
+    fleet = accountant.question(row, gpu, middle).fleet(case)
+    there = cloud_footprint(cloud, case.assumptions, case.cloud_gco2e_per_kwh)
+    energy = energy_axes()
+    every = (*energy, *carbon_axes())
+
+    def tried(states: Sequence[tuple[Settings, State]]) -> list[tuple[Settings, Ratios]]:
+        return [(settings, accountant.ratios(row, gpu, state)) for settings, state in states]
+
+    of_energy, of_carbon = tried(accountant.of_energy), tried(accountant.of_carbon)
+    return Judgement(
+        fleet,
+        there,
+        accountant.ratios(row, gpu, middle),
+        held_against(energy, [(s, _known(r.energy)) for s, r in of_energy], ENERGY_CLAIM[0]),
+        held_against(every, [(s, _known(r.attributed)) for s, r in of_carbon], CARBON_CLAIM[0]),
+        held_against(every, [(s, _known(r.sunk_cost)) for s, r in of_carbon], CARBON_CLAIM[0]),
+        _known(fleet.parts[0].energy_j) / _known(there.parts[0].energy_j),
+    )
+
+
+def _known(value: float | None) -> float:
+    if value is None:
+        raise ValueError("the power or the making of a device of the study is unknown")
+    return value
+
+
+def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
+    """The speed from which on a ratio is reached, between two points on a straight line of logs.
+
+    A ratio of 1 at 1 TFLOP/s and of 4 at 4 TFLOP/s is 2 at 2 TFLOP/s:
+
+        >>> round(needed_flops_per_s([(1e12, 1.0), (4e12, 4.0)], 2.0) / 1e12, 6)
+        2.0
+
+    Args:
+        points: FLOP/s, rising, and ratios.
+
+    Returns:
+        None where it is reached by none, the first speed where it is reached by all.
+    """
+    for at, (flops_per_s, found) in enumerate(points):
+        if found >= ratio:
+            if at == 0:
+                return flops_per_s
+            before_flops_per_s, before = points[at - 1]
+            share = math.log(ratio / before) / math.log(found / before)
+            return float(before_flops_per_s * (flops_per_s / before_flops_per_s) ** share)
+    return None

@@ -1,0 +1,79 @@
+"""Methods by numbers of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cleave.errors import UsageError
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.workload.registry import ModelSpec
+from profiles.fleets import find_fleet
+from simulator.cloud import Cloud
+from simulator.method import Conditions, Method, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An outcome, and how many devices were offered; None for methods that need none."""
+
+    devices: int | None
+    outcome: Outcome
+
+
+def fleet_rates(
+    fleet: str, devices: int | None, *, dtype: str, stragglers: float = 0.0, seed: int = 42
+) -> list[DeviceRates]:
+    """What the planner knows of a fleet; see `profiles.fleets.find_fleet`.
+
+    Raises:
+        UsageError: when there is no such fleet.
+    """
+    try:
+        found = find_fleet(fleet, stragglers, devices=devices, dtype=dtype, seed=seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return [
+        DeviceRates(
+            number,
+            device.stated_downlink_bytes_per_s,
+            device.stated_uplink_bytes_per_s,
+            device.stated_flops_per_s,
+            device.latency_s,
+            device.memory_bytes,
+        )
+        for number, device in enumerate(found)
+    ]
+
+
+def sweep(
+    spec: ModelSpec,
+    batch: int,
+    seq: int,
+    fleet: str,
+    counts: Sequence[int],
+    methods: Sequence[Method],
+    *,
+    element: ElementBytes,
+    ps: PsRates,
+    dtype: str = "bf16",
+    stragglers: float = 0.0,
+    seed: int = 0,
+) -> list[Row]:
+    """Every method with every number of devices; those that need none once, at the end.
+
+    Raises:
+        UsageError: when there is no such fleet.
+    """
+    rows: list[Row] = []
+    for count in counts:
+        devices = fleet_rates(fleet, count, dtype=dtype, stragglers=stragglers)
+        conditions = Conditions(spec, batch, seq, devices, element, ps, seed)
+        for method in methods:
+            if not isinstance(method, Cloud):
+                rows += [Row(count, outcome) for outcome in method.outcomes(conditions)]
+    nobody = Conditions(spec, batch, seq, (), element, ps, seed)
+    for method in methods:
+        if isinstance(method, Cloud):
+            rows += [Row(None, outcome) for outcome in method.outcomes(nobody)]
+    return rows

@@ -1,0 +1,276 @@
+"""`cleave` and `cleave-2d`: tiles planned by the planner itself, and attention as tasks.
+
+The Linear GEMMs, the LM head among them, take what `cleave plan` predicts for them, one after
+another. Attention of a layer is dealt out as tasks (`attention`), once forward and once backward.
+
+A device that is lost takes its tile with it, nothing else: the others do that one again, which
+delays its GEMM once, however many are lost in it. With n devices, each lost at a rate lambda,
+
+    T = sum over GEMMs and attentions of  t + (1 - exp(-n lambda t)) (detection + tile again)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cleave.errors import PlanError
+from cleave.gemm import Gemm
+from cleave.planner.planner import Method as TileShape
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import StepReport, plan_step
+from cleave.workload.step import StepGemm, step_gemms
+from simulator.attention import Task, backward_task, forward_task, takers, tasks_s
+from simulator.method import Conditions, Outcome, Part, impossible
+from simulator.sublayers import Kind, kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Stateless tiles, each GEMM by itself.
+
+    Attributes:
+        name: of the method.
+        shape: of tiles; two-dimensional ones are the published scheme.
+        fused: siblings that read the same input are one GEMM.
+    """
+
+    name: str
+    shape: TileShape
+    fused: bool
+
+    def outcomes(self, conditions: Conditions) -> list[Outcome]:
+        """One row."""
+        try:
+            if self.fused and self.shape is TileShape.THREE_D:
+                step = conditions.once(tiled_step)
+            else:
+                planner = TilePlanner(conditions.ps, self.shape)
+                step = TiledStep.of(conditions, planner, fused=self.fused)
+        except PlanError as error:
+            return [impossible(self.name, str(error))]
+        return [tiled_outcome(self.name, step)]
+
+
+class Share(NamedTuple):
+    """Of a step: seconds, and bytes of all devices together."""
+
+    seconds: float
+    download_bytes: float
+    upload_bytes: float
+
+    def times(self, count: float) -> Share:
+        """So many of it, one after another."""
+        return Share(*(count * value for value in self))
+
+
+@dataclass(frozen=True, slots=True)
+class TileLosses:
+    """The formula of the module's text.
+
+    Attributes:
+        times: seconds of a GEMM or attention, and how often it occurs.
+        devices: n.
+        again_s: for a lost tile.
+    """
+
+    times: tuple[tuple[float, float], ...]
+    devices: int
+    again_s: float
+
+    def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
+        """See `UnderLosses`."""
+        rate, delay_s = self.devices * losses_per_s, detection_s + self.again_s
+        return math.fsum(n * (t - math.expm1(-rate * t) * delay_s) for t, n in self.times)
+
+
+@dataclass(frozen=True)
+class TiledStep:
+    """Every Linear of a step as planned, and the attention as tasks.
+
+    Attributes:
+        planner: that planned it.
+        gemms, report: of the Linears.
+        attention: of one layer, by direction.
+    """
+
+    conditions: Conditions
+    planner: TilePlanner
+    gemms: tuple[StepGemm, ...]
+    report: StepReport
+    attention: tuple[Share, ...]
+
+    @classmethod
+    def of(cls, conditions: Conditions, planner: TilePlanner, *, fused: bool) -> TiledStep:
+        """Plan a step.
+
+        Raises:
+            PlanError: when one of its GEMMs fits no device.
+        """
+        spec, ps = conditions.spec, conditions.ps
+        gemms = step_gemms(spec, conditions.batch, conditions.seq, fused)
+        report = plan_step(planner, gemms, conditions.element, conditions.devices, ps)
+        behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+        count = conditions.batch * spec.kv_heads
+        attention = tuple(
+            Share(tasks_s(t, count, behind), count * t.download_bytes, count * t.upload_bytes)
+            for t in _tasks(conditions)
+        )
+        return cls(conditions, planner, gemms, report, attention)
+
+    def linears(self, wanted: Callable[[StepGemm], bool]) -> Share:
+        """Some of them, each as often as it occurs."""
+        shares = [
+            (
+                gemm.count * of.predicted_s,
+                float(gemm.count * of.plan.egress_bytes),
+                float(gemm.count * of.plan.ingress_bytes),
+            )
+            for gemm, of in zip(self.gemms, self.report.reports, strict=True)
+            if wanted(gemm)
+        ]
+        return Share(*(math.fsum(column) for column in zip(*shares, strict=True)))
+
+    def edges(self) -> Share:
+        """What is outside the layers."""
+        return self.linears(lambda gemm: gemm.name in EDGES)
+
+    def sublayer(self, kind: Kind) -> Share:
+        """One sub-layer, forward and backward."""
+        layers = self.conditions.spec.layers
+        linears = self.linears(lambda g: g.name not in EDGES and _kind(g) is kind)
+        linears = linears.times(1 / layers)
+        if kind is Kind.FFN:
+            return linears
+        columns = zip(linears, *self.attention, strict=True)
+        return Share(*(math.fsum(column) for column in columns))
+
+    def losses(self, tiled: Sequence[Kind]) -> TileLosses:
+        """What so many sub-layers, and what is outside the layers, take while devices leave."""
+        layers = self.conditions.spec.layers
+        shares = {kind: tiled.count(kind) / layers for kind in Kind}
+        times = [
+            (of.predicted_s, gemm.count * (1.0 if gemm.name in EDGES else shares[_kind(gemm)]))
+            for gemm, of in zip(self.gemms, self.report.reports, strict=True)
+        ]
+        times += [(each.seconds, layers * shares[Kind.ATTENTION]) for each in self.attention]
+        again_s = math.fsum(part.seconds for part in self.recovery)
+        return TileLosses(tuple(times), len(self.conditions.devices), again_s)
+
+    @cached_property
+    def devices_used(self) -> int:
+        """Devices with a tile of some Linear or a task of attention."""
+        conditions, ps = self.conditions, self.conditions.ps
+        used = {tile.device for of in self.report.reports for tile in of.plan.tiles}
+        behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+        for task, share in zip(_tasks(conditions), self.attention, strict=True):
+            places = np.flatnonzero(takers(task, share.seconds, behind))
+            used |= {conditions.devices[int(place)].device for place in places}
+        return len(used)
+
+    @property
+    def flops(self) -> float:
+        """Of all devices, the scores that attention computes anew included."""
+        spec = self.conditions.spec
+        tasks = sum(task.flops for task in _tasks(self.conditions))
+        attention = spec.layers * self.conditions.batch * spec.kv_heads * tasks
+        return float(sum(gemm.flops for gemm in self.gemms)) + attention
+
+    @property
+    def attention_bytes(self) -> float:
+        """Memory that a device needs for attention: two tasks."""
+        return max(2 * task.memory_bytes for task in _tasks(self.conditions))
+
+    @property
+    def peaks_bytes_per_s(self) -> tuple[float, float]:
+        """What the PS's card carries in the busiest part, out and in."""
+        out = [task.download_bytes / task.seconds for task in self.attention]
+        in_ = [task.upload_bytes / task.seconds for task in self.attention]
+        report = self.report
+        return (
+            max(report.peak_egress_bytes_per_s, *out),
+            max(report.peak_ingress_bytes_per_s, *in_),
+        )
+
+    @cached_property
+    def recovery(self) -> tuple[Part, ...]:
+        """The longest tile there is, none of it back, done by the others as a new plan."""
+        tile = max((t for r in self.report.reports for t in r.plan.tiles), key=lambda t: t.time_s)
+        conditions, box = self.conditions, tile.tile
+        others = [d for d in conditions.devices if d.device != tile.device]
+        if not others:
+            return ()
+        gemm = Gemm(box.m.size, box.n.size, box.k.size)
+        part = self.planner.plan_part(gemm, conditions.element, others)
+        return (Part("tile again", part.makespan_s + part.fill_s),)
+
+    def tightest_bytes(self) -> tuple[float, float]:
+        """Most that a tile occupies, and what the device that holds it offers."""
+        offers = {d.device: d.memory_bytes for d in self.conditions.devices}
+        tile = max(
+            (of.tightest for of in self.report.reports),
+            key=lambda t: t.memory_bytes / offers[t.device],
+        )
+        return float(tile.memory_bytes), float(offers[tile.device])
+
+
+def tiled_step(conditions: Conditions) -> TiledStep:
+    """A step by the tiles that this project plans.
+
+    Raises:
+        PlanError: when one of its GEMMs fits no device.
+    """
+    return TiledStep.of(conditions, conditions.planner, fused=True)
+
+
+EDGES: Final = ("project_in", "project_out", "lm_head")
+"""Linears outside the layers."""
+
+_PROJECTIONS: Final = ("qkv_proj", "q_proj", "k_proj", "v_proj", "out_proj", "o_proj")
+
+
+def _kind(gemm: StepGemm) -> Kind:
+    return Kind.ATTENTION if gemm.name in _PROJECTIONS else Kind.FFN
+
+
+def _tasks(conditions: Conditions) -> tuple[Task, Task]:
+    spec, seq, element = conditions.spec, conditions.seq, conditions.element.sent
+    return forward_task(spec, seq, element), backward_task(spec, seq, element)
+
+
+def tiled_outcome(name: str, step: TiledStep) -> Outcome:
+    """The row of a step all of which is done by tiles and tasks."""
+    layers, used = step.conditions.spec.layers, step.devices_used
+    head = step.linears(lambda gemm: gemm.name == "lm_head")
+    attention = [share.times(layers) for share in step.attention]
+    attention_s = math.fsum(share.seconds for share in attention)
+    down = step.report.egress_bytes + sum(share.download_bytes for share in attention)
+    up = step.report.ingress_bytes + sum(share.upload_bytes for share in attention)
+    needed, offered = step.tightest_bytes()
+    peak_out, peak_in = step.peaks_bytes_per_s
+    possible, tasks = math.isfinite(attention_s), step.attention_bytes
+    return Outcome(
+        method=name,
+        setting="" if possible else "no device has memory for attention",
+        devices_used=used,
+        parts=(
+            Part("layers' Linears", step.report.predicted_s - head.seconds),
+            Part("LM head", head.seconds),
+            Part("attention", attention_s),
+        ),
+        download_bytes=down / used,
+        upload_bytes=up / used,
+        memory_offered_bytes=offered,
+        memory_needed_bytes=max(needed, tasks),
+        misfit="" if possible else f"attention needs {tasks:.3g} bytes",
+        ps_egress_bytes_per_s=peak_out,
+        ps_ingress_bytes_per_s=peak_in,
+        recovery=step.recovery,
+        under_losses=step.losses(kinds(step.conditions.spec)) if step.recovery else None,
+        flops=step.flops,
+    )

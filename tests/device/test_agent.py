@@ -1,0 +1,452 @@
+"""A guest comes, drains and comes again, in fake time; and loses nothing, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cleave.arrays import Buffer, DType, empty
+from cleave.device import agent as g
+from cleave.device.agent import Guest, Notice, Session, State
+from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.host.policy import ALLOWED, Cause, Verdict
+from cleave.device.session import DeviceSession, DeviceStatus, RefusedError, device_hello
+from cleave.errors import CleaveError, UsageError
+from cleave.fleet.fleet import Fleet, Side
+from cleave.machine.backends import NumpyExecutor
+from cleave.protocol import messages
+from cleave.protocol.messages import Error, ErrorCode
+from cleave.scheduler.session_manager import Coordinator
+from cleave.server.runtime import LiveShell
+from cleave.transport.connection import memory_link
+from cleave.transport.url_file import read_url
+
+BACK = Verdict(Cause.OWNER, "the owner is back")
+HOT = Verdict(Cause.HEAT, "82 C is above --max-temp 80")
+HOTTER = Verdict(Cause.HEAT, "83 C is above --max-temp 80")
+
+
+class FakeSession:
+    """Welcomed at once; ends when it is drained, or as it is told to."""
+
+    def __init__(
+        self,
+        ready: Callable[[int], None],
+        *,
+        drains: bool = True,
+        ends: str | Exception = "",
+        back_s: float | None = 0.0,
+    ) -> None:
+        self.comes_back_s = back_s
+        self._ready = ready
+        self._drains = drains
+        self._ends = ends
+        self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.cancelled = False
+
+    @property
+    def status(self) -> DeviceStatus:
+        return DeviceStatus(7, 1, 2, 3, 4)
+
+    async def run(self) -> str:
+        if isinstance(self._ends, Exception):
+            raise self._ends
+        self._ready(7)
+        if self._ends:
+            return self._ends
+        try:
+            return await self._over
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+    def drain(self) -> None:
+        if self._drains:
+            self._over.set_result("drained")
+
+
+class Scene:
+    """A guest in fake time, its machine's verdicts one after the other, and what it said.
+
+    When there are no verdicts left the guest is stopped.
+
+    Args:
+        sessions: for each connection, how the session behaves, or why there is none.
+    """
+
+    def __init__(self, verdicts: list[Verdict], sessions: list[dict[str, Any] | Exception]) -> None:
+        self.now_s = 0.0
+        self.sleeps: list[float] = []
+        self.said: list[Notice] = []
+        self.opened: list[FakeSession] = []
+        self._verdicts: Iterator[Verdict] = iter(verdicts)
+        self._sessions = iter(sessions)
+        self.guest = Guest(
+            self._connect,
+            self.said.append,
+            look=self._look,
+            clock=lambda: self.now_s,
+            sleep=self._sleep,
+            jitter=lambda: 1.0,
+        )
+
+    def run(self) -> list[tuple[State, str]]:
+        asyncio.run(asyncio.wait_for(self.guest.run(), 30))
+        return [(notice.state, notice.reason) for notice in self.said]
+
+    async def _look(self) -> Verdict:
+        verdict = next(self._verdicts, None)
+        if verdict is None:
+            self.guest.stop()
+            await asyncio.sleep(0)  # it ends here, unless it drains
+        return verdict or ALLOWED
+
+    async def _sleep(self, wait_s: float) -> None:
+        self.sleeps.append(wait_s)
+        self.now_s += wait_s
+        for _ in range(5):  # let others run
+            await asyncio.sleep(0)
+
+    async def _connect(self, ready: Callable[[int], None]) -> Session:
+        how = next(self._sessions)
+        if isinstance(how, Exception):
+            raise how
+        self.opened.append(FakeSession(ready, **how))
+        return self.opened[-1]
+
+
+def test_it_waits_joins_drains_and_joins_again() -> None:
+    scene = Scene([HOT, HOTTER, ALLOWED, ALLOWED, BACK, BACK, ALLOWED, ALLOWED], [{}, {}])
+    assert scene.run() == [
+        (State.WAITING, HOT.reason),  # and not again with another temperature
+        (State.READY, ""),
+        (State.DRAINING, BACK.reason),
+        (State.LEFT, BACK.reason),
+        (State.WAITING, BACK.reason),
+        (State.READY, ""),
+        (State.DRAINING, "asked to stop"),
+        (State.LEFT, "drained"),
+    ]
+    assert set(scene.sleeps) == {g.LOOK_S}
+    assert scene.said[-1].status.blocks == 1
+
+
+def test_a_server_that_is_not_there_is_tried_ever_less_often() -> None:
+    gone = CleaveError("no server answers")
+    scene = Scene([ALLOWED] * 12, [gone] * 12)
+    assert scene.run() == [(State.WAITING, "no server answers"), (State.LEFT, "interrupted")]
+    assert scene.said[0].retry_s == 1
+    assert scene.sleeps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+
+
+def test_a_connection_that_is_lost_is_made_again() -> None:
+    lost = {"ends": "the connection broke"}
+    scene = Scene([ALLOWED, ALLOWED, ALLOWED, ALLOWED], [lost, CleaveError("nobody"), {}])
+    assert scene.run() == [
+        (State.READY, ""),
+        (State.LEFT, "the connection broke"),
+        (State.WAITING, "the connection broke"),
+        (State.WAITING, "nobody"),
+        (State.READY, ""),
+        (State.DRAINING, "asked to stop"),
+        (State.LEFT, "drained"),
+    ]
+    assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2]
+
+
+def test_after_a_long_session_waits_are_short_again() -> None:
+    gone = CleaveError("nobody")
+    scene = Scene([ALLOWED] * 30, [gone, gone, {}, gone, gone, {}])
+
+    async def lose_it() -> None:
+        while len(scene.opened) < 1 or scene.now_s < 3 + g.STEADY_S + g.LOOK_S:
+            await asyncio.sleep(0)
+        scene.opened[0]._over.set_result("the connection broke")
+
+    async def both() -> None:
+        await asyncio.gather(scene.guest.run(), lose_it())
+
+    asyncio.run(asyncio.wait_for(both(), 30))
+    assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2, 1, 2, 4]
+
+
+def test_a_refusal_at_first_is_an_error_and_later_it_is_tried_again() -> None:
+    refused = {"ends": CleaveError("the server refused this device: wrong credential")}
+    with pytest.raises(CleaveError, match="wrong credential"):
+        Scene([ALLOWED] * 3, [refused]).run()
+    scene = Scene([ALLOWED] * 3, [{"ends": "bye"}, refused, {}])
+    states = [state for state, _ in scene.run()]
+    assert states[:4] == [State.READY, State.LEFT, State.WAITING, State.LEFT]
+    assert states[-1] is State.LEFT
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.CREDENTIAL, ErrorCode.DUPLICATE, ErrorCode.QUARANTINED, ErrorCode.VERSION]
+)
+def test_a_refusal_that_lasts_is_an_error_whenever_it_comes(code: ErrorCode) -> None:
+    refused = {"ends": RefusedError(messages.Error(code, "revoked"))}
+    scene = Scene([ALLOWED] * 9, [{"ends": "bye"}, refused, {}])
+    with pytest.raises(RefusedError, match="revoked"):
+        scene.run()
+    assert len(scene.opened) == 2
+
+
+def test_the_owner_does_not_wait_long_for_a_drain() -> None:
+    scene = Scene([ALLOWED, BACK, HOT], [{"drains": False}])
+    said = scene.run()
+    assert said[1:4] == [
+        (State.DRAINING, BACK.reason),
+        (State.LEFT, BACK.reason),
+        (State.WAITING, HOT.reason),
+    ]
+    assert scene.opened[0].cancelled
+    assert g.DRAIN_S <= scene.now_s <= g.DRAIN_S + 4 * g.LOOK_S
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
+    said: list[Notice] = []
+    opened: list[FakeSession] = []
+
+    async def connect(ready: Callable[[int], None]) -> Session:
+        opened.append(FakeSession(ready, drains=False))
+        return opened[-1]
+
+    async def look() -> Verdict:
+        return ALLOWED
+
+    async def scenario() -> None:
+        guest = Guest(connect, said.append, look=look if policy else None)
+        running = asyncio.ensure_future(guest.run())
+        while not said:
+            await asyncio.sleep(0)
+        guest.stop()
+        await asyncio.sleep(0.01)
+        assert not running.done()
+        guest.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert [(n.state, n.reason) for n in said] == [
+        (State.READY, ""),
+        (State.DRAINING, "asked to stop"),
+        (State.LEFT, "interrupted"),
+    ]
+    assert opened[0].cancelled
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_it_can_be_stopped_while_it_connects(policy: bool) -> None:
+    said: list[Notice] = []
+    connecting = asyncio.Event()
+
+    async def connect(ready: Callable[[int], None]) -> Session:
+        connecting.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def look() -> Verdict:
+        return ALLOWED
+
+    async def scenario() -> None:
+        guest = Guest(connect, said.append, look=look if policy else None)
+        running = asyncio.ensure_future(guest.run())
+        await connecting.wait()
+        guest.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert said == [Notice(State.LEFT, "interrupted")]
+
+
+class Plain:
+    """A guest without a policy, in fake time.
+
+    Args:
+        sessions: for each connection, how the session behaves, or why there is none.
+    """
+
+    def __init__(self, sessions: list[dict[str, Any] | Exception], *, once: bool = False) -> None:
+        self.said: list[Notice] = []
+        self.sleeps: list[float] = []
+        self.now_s = 0.0
+        self._sessions = iter(sessions)
+        self._once = once
+
+    def run(self) -> list[tuple[State, str]]:
+        guest = Guest(
+            self._connect,
+            self.said.append,
+            once=self._once,
+            clock=lambda: self.now_s,
+            sleep=self._sleep,
+            jitter=lambda: 0.25,
+        )
+        asyncio.run(asyncio.wait_for(guest.run(), 30))
+        return [(notice.state, notice.reason) for notice in self.said]
+
+    async def _connect(self, ready: Callable[[int], None]) -> Session:
+        how = next(self._sessions)
+        if isinstance(how, Exception):
+            raise how
+        self.now_s += how.pop("lasts_s", 0.0)
+        return FakeSession(ready, **how)
+
+    async def _sleep(self, wait_s: float) -> None:
+        self.sleeps.append(wait_s)
+        self.now_s += wait_s
+
+
+BYE: dict[str, Any] = {"ends": "measured", "back_s": None}
+CLOSING: dict[str, Any] = {"ends": "the server is closing", "back_s": 3.0}
+GONE = CleaveError("no server answers")
+
+
+def refused(code: ErrorCode) -> RefusedError:
+    return RefusedError(Error(code, code.value))
+
+
+def test_without_a_policy_a_goodbye_ends_it_and_first_errors_are_errors() -> None:
+    plain = Plain([dict(BYE)])
+    assert plain.run() == [(State.READY, ""), (State.LEFT, "measured")]
+    for first in (GONE, {"ends": CleaveError("the server closed the connection")}):
+        plain = Plain([first])
+        with pytest.raises(CleaveError, match="server"):
+            plain.run()
+        assert plain.said == []
+
+
+def test_a_lost_connection_is_made_again_without_a_policy() -> None:
+    plain = Plain([{"ends": "it broke"}, GONE, GONE, {"ends": "it broke"}, dict(BYE)])
+    assert plain.run() == [
+        (State.READY, ""),
+        (State.LEFT, "it broke"),
+        (State.WAITING, "it broke"),
+        (State.WAITING, "no server answers"),
+        (State.WAITING, "no server answers"),
+        (State.READY, ""),
+        (State.LEFT, "it broke"),
+        (State.WAITING, "it broke"),
+        (State.READY, ""),
+        (State.LEFT, "measured"),
+    ]
+    # Full jitter: a random share, here always a quarter, of 1, 2, 4, 8 s.
+    assert plain.sleeps == [0.25, 0.5, 1, 2]
+    assert [n.retry_s for n in plain.said if n.state is State.WAITING] == plain.sleeps
+
+
+def test_waits_are_capped_and_short_again_after_a_long_session() -> None:
+    lost = {"ends": "it broke"}
+    long = {"ends": "it broke", "lasts_s": g.STEADY_S}
+    plain = Plain([lost, *[GONE] * 11, long, dict(BYE)])
+    plain.run()
+    assert plain.sleeps[-3:] == [g.LONGEST_WAIT_S / 4, g.LONGEST_WAIT_S / 4, 0.25]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED])
+def test_a_refusal_for_good_ends_it(code: ErrorCode) -> None:
+    plain = Plain([{"ends": "it broke"}, {"ends": refused(code)}])
+    with pytest.raises(RefusedError, match=code.value):
+        plain.run()
+    assert len(plain.sleeps) == 1
+
+
+def test_a_passing_refusal_is_tried_again() -> None:
+    plain = Plain([{"ends": "it broke"}, {"ends": refused(ErrorCode.LIMIT)}, dict(BYE)])
+    assert plain.run()[-1] == (State.LEFT, "measured")
+    assert len(plain.sleeps) == 2
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_after_a_server_that_closed_it_comes_back_and_no_sooner_than_told(policy: bool) -> None:
+    if policy:
+        scene = Scene([ALLOWED] * 5, [dict(CLOSING), GONE, {}])
+        states = [state for state, _ in scene.run()]
+        sleeps = [s for s in scene.sleeps if s != g.LOOK_S]
+        assert sleeps == [3 + 1, 2]
+    else:
+        plain = Plain([dict(CLOSING), GONE, dict(BYE)])
+        states = [state for state, _ in plain.run()]
+        assert plain.sleeps == [3 + 0.25, 0.5]
+    assert states[:3] == [State.READY, State.LEFT, State.WAITING]
+    assert State.READY in states[3:]
+
+
+def test_a_refusal_that_says_when_is_tried_again_then() -> None:
+    full = RefusedError(Error(ErrorCode.LIMIT, "full", 30.0))
+    plain = Plain([{"ends": "it broke"}, {"ends": full}, dict(BYE)])
+    plain.run()
+    assert plain.sleeps == [0.25, 30 + 0.5]
+
+
+def test_once_is_once() -> None:
+    plain = Plain([{"ends": "it broke"}], once=True)
+    assert plain.run() == [(State.READY, ""), (State.LEFT, "it broke")]
+
+
+def test_a_guest_that_goes_loses_no_result() -> None:
+    """Two guests on a real server; each is sent away and comes back while GEMMs run."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-8, 8, (300, 200)), rng.integers(-8, 8, (200, 250))
+
+    async def scenario() -> list[list[State]]:
+        shell = LiveShell(Coordinator("secret"))
+        shell.loop = asyncio.get_running_loop()
+        fleet = Fleet(shell)
+        serving: list[asyncio.Task[None]] = []
+        verdicts = [ALLOWED, ALLOWED]
+        heard: list[list[State]] = [[], []]
+
+        def make(number: int) -> Guest:
+            async def connect(ready: Callable[[int], None]) -> Session:
+                near, far = memory_link()
+                serving.append(asyncio.create_task(shell.session(near)))
+                hello = device_hello(credential="secret", name="guest", memory_bytes=10**9)
+                return DeviceSession(far, ExecutorComputer(NumpyExecutor()), hello, ready)
+
+            async def look() -> Verdict:
+                return verdicts[number]
+
+            async def sleep(wait_s: float) -> None:
+                await asyncio.sleep(0.002)
+
+            def say(notice: Notice) -> None:
+                heard[number].append(notice.state)
+
+            return Guest(connect, say, look=look, sleep=sleep)
+
+        guests = [make(0), make(1)]
+        running = [asyncio.create_task(guest.run()) for guest in guests]
+        left, right = (
+            Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b)
+        )
+        for turn in range(6):
+            verdicts[turn % 2] = BACK
+            out = fleet.submit(left, right, empty(300, 250, DType.FP32))
+            result = await asyncio.to_thread(out.result)
+            np.testing.assert_array_equal(result.array, a @ b)
+            while heard[turn % 2][-1:] != [State.WAITING]:
+                await asyncio.sleep(0.001)
+            verdicts[turn % 2] = ALLOWED
+        for guest in guests:
+            guest.stop()
+        await asyncio.gather(*running)
+        await asyncio.gather(*serving)
+        return heard
+
+    for states in asyncio.run(asyncio.wait_for(scenario(), 60)):
+        assert states.count(State.WAITING) == 3
+        assert states[-1] is State.LEFT
+
+
+def test_urls_can_be_in_files(tmp_path: Path) -> None:
+    (tmp_path / "join.url").write_text("ws://host/ws#c=x\n")
+    assert read_url(f"@{tmp_path}/join.url") == "ws://host/ws#c=x"
+    assert read_url("ws://host/ws#c=@x") == "ws://host/ws#c=@x"
+    with pytest.raises(UsageError, match=r"none.url \(no such file"):
+        read_url(f"@{tmp_path}/none.url")

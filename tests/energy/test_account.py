@@ -1,0 +1,220 @@
+"""Footprints of fleets and data centres, worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from cleave.energy.account import (
+    CloudSpell,
+    Ps,
+    Spell,
+    cloud_footprint,
+    fleet_footprint,
+)
+from cleave.energy.assumptions import Assumptions, load_assumptions
+from cleave.energy.carbon import S_PER_YEAR
+from cleave.energy.comparison import Question
+from cleave.energy.meter import Basis
+from cleave.energy.sensitivity import Case, tornado
+from cleave.energy.typical import load_typical
+from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
+from profiles.library import load_profile, load_profiles
+
+HOUR_S = 3600.0
+
+
+def phone(power: Power) -> DeviceProfile:
+    made = Embodied(gco2e=50_000, lifetime_years=2.0)
+    return msgspec.structs.replace(
+        load_profile("iphone-12"), name="mine", power=power, embodied=made
+    )
+
+
+def assumptions() -> Assumptions:
+    return load_assumptions()
+
+
+def of(profile: DeviceProfile, spell: Spell) -> dict[str, float | None]:
+    found = fleet_footprint([spell], {profile.name: profile}, load_typical(), assumptions(), 400.0)
+    return {part.name: part.energy_j for part in found.parts}
+
+
+SPELL = Spell("mine", 2, 2 * HOUR_S, HOUR_S, 100.0, 4e9, 1e9)
+
+
+def test_a_fleet_by_hand() -> None:
+    # Two phones, an hour each: together an hour multiplying at 4 W, an hour waiting at 0.5 W, and
+    # 100 s of radio at 0.8 W; a charger takes 1.17 times that; 5 GB at 0.007 kWh/GB.
+    profile = phone(Power(0.5, 4.0, 0.8))
+    found = fleet_footprint([SPELL], {"mine": profile}, load_typical(), assumptions(), 400.0)
+    parts = {part.name: part.energy_j for part in found.parts}
+    assert parts["devices, multiplying"] == 4 * 3600
+    assert parts["devices, waiting"] == 0.5 * 3600
+    assert parts["devices, radio"] == pytest.approx(80)
+    assert parts["chargers and power supplies"] == pytest.approx(0.17 * (14400 + 1800 + 80))
+    assert parts["network"] == pytest.approx(5 * 0.007 * 3.6e6)
+    assert parts["parameter server"] is None
+    kwh = found.energy_j / 1000 / 3600
+    assert kwh == pytest.approx(1.17 * 16280 / 3.6e6 + 0.035)
+    assert found.operational_gco2e == pytest.approx(400 * kwh)
+    # Two hours of a lifetime of two years of which half is use.
+    assert found.embodied_gco2e == pytest.approx(50_000 * 7200 / (2 * S_PER_YEAR * 0.5))
+    assert found.operational_gco2e is not None
+    assert found.attributed_gco2e == pytest.approx(found.operational_gco2e + found.embodied_gco2e)
+    assert found.complete
+
+
+def test_what_was_measured_at_the_wall_has_the_charger_in_it() -> None:
+    parts = of(phone(Power(0.5, 4.0, 0.8, at_wall=True)), SPELL)
+    assert parts["chargers and power supplies"] == pytest.approx(0.17 * 80)  # the radio's only
+
+
+def test_the_parameter_server_counts_where_it_is_known() -> None:
+    profile = phone(Power(0.5, 4.0, 0.8))
+    without = fleet_footprint([SPELL], {"mine": profile}, load_typical(), assumptions(), 400.0)
+    measured = Ps(1000.0, Basis.MEASURED)
+    found = fleet_footprint(
+        [SPELL], {"mine": profile}, load_typical(), assumptions(), 400.0, measured
+    )
+    assert found.energy_j == pytest.approx(without.energy_j + 1000)
+    assert found.parts[-1].basis is Basis.MEASURED
+    unknown = "the parameter server's energy is unknown: not counted"
+    assert unknown not in found.assumed
+    assert unknown in without.assumed
+    # Its making is in no sum, and that is said either way.
+    assert found.embodied_gco2e == without.embodied_gco2e
+    for each in (found, without):
+        assert any("making the parameter server" in text for text in each.assumed)
+
+
+def test_unknown_devices_are_said_and_not_counted() -> None:
+    stranger = replace(SPELL, profile="", devices=3)
+    profile = phone(Power(0.5, 4.0, 0.8))
+    found = fleet_footprint(
+        [SPELL, stranger], {"mine": profile}, load_typical(), assumptions(), None
+    )
+    assert (found.devices, found.devices_unknown, found.embodied_unknown) == (5, 3, 3)
+    assert not found.complete
+    assert found.operational_gco2e is found.attributed_gco2e is None
+    assert "3 of 5 devices: their power is unknown, not counted" in found.assumed
+
+
+def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
+    stranger = replace(SPELL, profile="", kind=DeviceKind.PHONE, flops_per_s=1e11)
+    iphone = load_profile("iphone-12")
+    silent = msgspec.structs.replace(iphone, name="mine", power=None, embodied=None)
+    assert silent.kind is DeviceKind.PHONE  # nothing else of it is known either
+    by_kind, by_profile = (
+        fleet_footprint([spell], {"mine": silent}, load_typical(), assumptions(), 400.0)
+        for spell in (stranger, replace(SPELL, profile="mine"))
+    )
+    assert by_kind == by_profile
+    assert by_kind.complete
+    assert by_kind.energy_j > 0
+    fast = replace(stranger, flops_per_s=1e15)  # faster than any phone that was measured
+    found = fleet_footprint([fast], {}, load_typical(), assumptions(), 400.0)
+    assert found.devices_unknown == 2
+
+
+def test_a_data_centre_by_hand() -> None:
+    # One A100 PCIe at 300 W for an hour: 0.3 kWh, 59 % around it, all times 1.58.
+    found = cloud_footprint(CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S), assumptions(), 100)
+    assert found.energy_j / 3.6e6 == pytest.approx(0.3 * 1.59 * 1.58)
+    assert found.operational_gco2e == pytest.approx(0.3 * 1.59 * 1.58 * 100)
+    assert found.embodied_gco2e == pytest.approx(181_000 * HOUR_S / (3 * S_PER_YEAR * 0.5))
+
+
+def test_a_gpu_whose_power_nobody_knows() -> None:
+    with pytest.raises(ValueError, match="the power of 'l4' is not known"):
+        cloud_footprint(CloudSpell(load_profile("l4"), HOUR_S), assumptions(), 100)
+
+
+def test_a_tornado_of_the_ratio() -> None:
+    gpu = CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S)
+    profile = phone(Power(0.5, 4.0, 0.8))
+
+    def ratio(case: Case) -> float:
+        fleet = fleet_footprint(
+            [SPELL], {"mine": profile}, load_typical(), case.assumptions, case.fleet_gco2e_per_kwh
+        )
+        cloud = cloud_footprint(gpu, case.assumptions, case.cloud_gco2e_per_kwh)
+        assert cloud.attributed_gco2e is not None
+        assert fleet.attributed_gco2e is not None
+        return cloud.attributed_gco2e / fleet.attributed_gco2e
+
+    case = Case(assumptions(), 400.0, 400.0)
+    bars = {bar.name: bar for bar in tornado(ratio, case, range(20, 800), cloud=True)}
+    swings = [bar.swing for bar in bars.values()]
+    assert swings == sorted(swings, reverse=True)
+    assert {"lifetime", "utilisation", "PUE", "charger and power supply loss"} <= set(bars)
+    pue = bars["PUE"]
+    assert pue.low < ratio(case) < pue.high  # a worse data centre makes the fleet better
+    charger = bars["charger and power supply loss"]
+    assert charger.low > ratio(case) > charger.high
+    with_all = Case(replace(case.assumptions, one_lifetime_years=2.0), 400.0, 400.0)
+    assert bars["lifetime"].low == pytest.approx(ratio(with_all))
+    assert "making of devices without a sheet" not in bars  # both have their own
+
+
+def test_a_byte_between_devices_crosses_the_network_once() -> None:
+    # 1 GB that one device sends and another receives: 0.007 kWh, with the radio at both ends.
+    profile = phone(Power(0.5, 4.0, 0.8))
+    peers = replace(SPELL, down_bytes=1e9, up_bytes=1e9, network_bytes=1e9)
+    assert of(profile, peers)["network"] == pytest.approx(0.007 * 3.6e6)
+    through_ps = replace(peers, network_bytes=None)
+    assert of(profile, through_ps)["network"] == pytest.approx(2 * 0.007 * 3.6e6)
+    assert of(profile, peers)["devices, radio"] == of(profile, through_ps)["devices, radio"]
+
+
+def test_power_that_a_fleet_file_states_stands_in() -> None:
+    # 10 W for 40 s above what the devices draw anyway, of which nothing is known: 400 J.
+    spell = Spell("", 2, 200.0, 40.0, 5.0, 1e6, 1e6, active_power_w=10.0)
+    free = replace(assumptions().network_j_per_byte, value=0.0)
+    found = fleet_footprint(
+        [spell], {}, load_typical(), replace(assumptions(), network_j_per_byte=free), 100
+    )
+    assert found.energy_j == pytest.approx(400)
+    assert found.complete
+    assert found.embodied_unknown == 2
+    assert any("fleet file" in line for line in found.assumed)
+    # A profile's own power, or its class's, goes first.
+    phone = replace(spell, profile="iphone-12")
+    known = fleet_footprint([phone], load_profiles(), load_typical(), assumptions(), None)
+    assert known.parts[0].energy_j == pytest.approx(6.75 * 40)
+
+
+def test_what_devices_measured_themselves_is_marked() -> None:
+    modelled = Spell("iphone-12", 1, 100.0, 40.0, 0.0, 0, 0)
+    measured = replace(modelled, measured_j=500.0)
+    found = fleet_footprint(
+        [modelled, measured], load_profiles(), load_typical(), assumptions(), None
+    )
+    by_name = {part.name: part for part in found.parts}
+    own = by_name["devices, as they measured it"]
+    assert (own.energy_j, own.basis) == (500.0, Basis.MEASURED)
+    assert by_name["devices, multiplying"].energy_j == pytest.approx(6.75 * 40)
+    # A phone's charger loses 17 % on either.
+    assert by_name["chargers and power supplies"].energy_j == pytest.approx(0.17 * (500 + 270))
+    assert "1 of 2 devices: energy as they measured it themselves" in found.assumed
+
+
+def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
+    profiles, typical = load_profiles(), load_typical()
+    laptop = Spell("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
+    question = Question([laptop], profiles, typical)
+    bars = tornado(
+        question.figure,
+        Case(assumptions(), 400.0, None),
+        [100.0, 300.0, 500.0],
+        cloud=False,
+        kinds=question.kinds,
+    )
+    by_name = {bar.name: bar for bar in bars}
+    power = by_name["power of devices whose profile does not say"]
+    # From the 10.6 W of one laptop to the 41.6 W of the other, for an hour at 400 g/kWh.
+    assert power.high - power.low == pytest.approx(0.4 * (41.6 - 10.6))
+    assert {"lifetime", "utilisation", "electricity of the fleet"} <= by_name.keys()
+    assert [bar.swing for bar in bars] == sorted((bar.swing for bar in bars), reverse=True)

@@ -1,0 +1,56 @@
+"""What a fleet and a GPU would do for a training step."""
+
+from __future__ import annotations
+
+import pytest
+
+from cleave.energy.predict import Work, cloud_spell, fits, fleet_spells
+from cleave.workload.registry import find_model
+from cleave.workload.step import step_flops
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import find_fleet
+from profiles.library import load_profile
+
+WORK = Work(find_model("opt-125m"), 2, 64, 3, "bf16")
+
+
+def test_a_fleet_multiplies_all_of_it() -> None:
+    fleet = [
+        FleetDevice(f"d{i}", 1e12, 1e8, 5e7, 0.0, 10**10, profile="iphone-12") for i in range(3)
+    ]
+    spells, duration_s = fleet_spells(WORK, fleet)
+    assert len(spells) == 1
+    spell = spells[0]
+    assert spell.devices == 3
+    assert spell.compute_s == pytest.approx(WORK.flops / 1e12)
+    assert spell.present_s == pytest.approx(3 * duration_s)
+    assert spell.radio_s == pytest.approx(spell.down_bytes / 1e8 + spell.up_bytes / 5e7)
+    assert spell.compute_s <= spell.present_s
+
+
+def test_phones_multiply_at_the_speed_they_settle_at() -> None:
+    fleet = find_fleet("phones-5g-5", dtype="bf16")
+    hot = {d.profile: d.thermal.sustained_speed for d in fleet if d.thermal is not None}
+    assert hot  # some throttle
+    spells, _ = fleet_spells(WORK, fleet)
+    done = sum(
+        spell.compute_s * device.stated_flops_per_s * hot.get(device.profile, 1.0)
+        for spell in spells
+        for device in fleet
+        if device.profile == spell.profile
+    )
+    assert done == pytest.approx(WORK.flops)
+
+
+def test_a_gpu_does_the_same_work() -> None:
+    # An A100 at half of the 252.9 TFLOP/s that it reaches in bf16.
+    gpu = load_profile("a100-pcie-40gb")
+    spell = cloud_spell(WORK, gpu, 0.5)
+    assert spell.time_s == pytest.approx(3 * step_flops(WORK.spec, 2, 64) / 126.45e12)
+
+
+def test_what_fits_a_gpu() -> None:
+    # OPT-1.3B needs 21 GB for parameters, gradients and Adam; OPT-2.7B needs 42.
+    a5000 = load_profile("a5000")
+    assert fits(Work(find_model("opt-1.3b"), 1, 1, 1, "bf16"), a5000)
+    assert not fits(Work(find_model("opt-2.7b"), 1, 1, 1, "bf16"), a5000)

@@ -1,0 +1,110 @@
+"""What a run records of its energy: emulated devices observed, counters of the machine read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cleave.arrays import Buffer, DType, empty
+from cleave.energy.account import Spell
+from cleave.energy.meter import Basis
+from cleave.energy.run_energy import RunEnergy, run_energy
+from cleave.errors import UsageError
+from cleave.fleet.fleet import Fleet, Side
+from cleave.machine.sensors import PowerMeter, Sensors
+from emulator.activity import Multiplication, Presence
+from emulator.run_meter import FleetMeter, RunMeter
+from emulator.virtual import VirtualShell, emulated
+from profiles.device_profile import DeviceKind
+from profiles.fleet_device import FleetDevice
+
+SPELL = Spell("iphone-12", 2, 20.0, 8.0, 3.0, 1e6, 2e5)
+
+
+def devices() -> list[FleetDevice]:
+    return [
+        FleetDevice(f"phone-{i}", 1e9, 1e6, 5e5, 0.01, 10**8, profile="iphone-12") for i in (0, 1)
+    ]
+
+
+def multiply(fleet: Fleet, side: int) -> None:
+    ones = fleet.operand(Buffer(np.ones((side, side), np.float32), DType.FP32))
+    fleet.submit(Side(ones), Side(ones), empty(side, side, DType.FP32)).result()
+
+
+def shell_of(fleet: Fleet) -> VirtualShell:
+    shell = fleet.shell
+    assert isinstance(shell, VirtualShell)
+    return shell
+
+
+def test_what_emulated_devices_do_is_what_the_fleet_counts() -> None:
+    with emulated(devices(), seed=1) as fleet:
+        shell = shell_of(fleet)
+        before = fleet.counters()
+        meter = RunMeter(PowerMeter(Sensors(Path("/nowhere"))), shell, devices())
+        multiply(fleet, 64)
+        energy = meter.finish()
+        spent = fleet.counters() - before
+    assert len(energy.spells) == 1
+    spell = energy.spells[0]
+    assert (spell.profile, spell.devices) == ("iphone-12", 2)
+    assert spell.compute_s == pytest.approx(2 * 64**3 / 1e9, rel=1e-6)
+    assert spell.present_s == pytest.approx(2 * energy.duration_s)
+    assert (spell.down_bytes, spell.up_bytes) == (spent.downlink_bytes, spent.uplink_bytes)
+    assert spell.radio_s == pytest.approx(spell.down_bytes / 1e6 + spell.up_bytes / 5e5)
+    assert energy.machine_j is None
+
+
+def test_devices_that_come_and_go() -> None:
+    meter = FleetMeter({"a": "iphone-12", "b": "iphone-12"}, {1: "a"}, 10.0)
+    meter(Multiplication(1, 1, 1, 1, 2, 11.0, 13.0))
+    meter(Presence(15.0, 1, "a", False))
+    meter(Presence(16.0, 2, "b", True))
+    meter(Presence(18.0, 3, "a", True))
+    meter(Presence(19.0, 4, "stranger", True))
+    phones, strangers = meter.spells(20.0)
+    assert (phones.devices, phones.present_s, phones.compute_s) == (2, 5 + 4 + 2, 2.0)
+    assert (strangers.profile, strangers.devices, strangers.present_s) == ("", 1, 1.0)
+
+
+def test_a_machine_that_counts_its_energy(tmp_path: Path) -> None:
+    zone = tmp_path / "sys/class/powercap/intel-rapl:0"
+    zone.mkdir(parents=True)
+    (zone / "name").write_text("package-0")
+    (zone / "energy_uj").write_text("1000000")
+    times = iter((0.0, 0.0, 10.0, 10.0))
+    clock = lambda: next(times)  # noqa: E731
+    meter = RunMeter(PowerMeter(Sensors(tmp_path), clock), clock=clock)
+    (zone / "energy_uj").write_text("251000000")
+    energy = meter.finish()
+    assert energy.machine_j == pytest.approx(250.0)
+    assert energy.ps.basis is Basis.MEASURED
+    assert energy.ps.energy_j == pytest.approx(250.0)
+    assert "RAPL" in energy.machine_source
+
+
+def test_a_record_comes_back_and_resumptions_add_up() -> None:
+    stranger = Spell("", 1, 9.0, 1.0, 1.0, 1e6, 2e5, kind=DeviceKind.PHONE, flops_per_s=1e9)
+    faster = replace(stranger, flops_per_s=2e9)
+    first = RunEnergy(10.0, 5.0, (SPELL, stranger), 100.0, "RAPL")
+    second = RunEnergy(20.0, 6.0, (SPELL, faster), 50.0, "RAPL")
+    lines = [json.loads(json.dumps(run.to_record())) for run in (first, second)]
+    found = run_energy([{"event": "step", "step": 1}, *lines])
+    assert run_energy(lines[:1]) == first
+    assert (found.duration_s, found.machine_j) == (30.0, 150.0)
+    both = Spell("", 1, 18.0, 2.0, 2.0, 2e6, 4e5, kind=DeviceKind.PHONE, flops_per_s=2e9)
+    assert found.spells == (Spell("iphone-12", 2, 40.0, 16.0, 6.0, 2e6, 4e5), both)
+    assert found.ps.energy_j is None  # the machine multiplied for its devices
+    assert any("not counted" in note for note in found.notes())
+
+
+def test_a_run_without_or_with_a_damaged_record() -> None:
+    with pytest.raises(UsageError, match="no energy record"):
+        run_energy([{"event": "done"}])
+    with pytest.raises(UsageError, match="damaged"):
+        run_energy([{"event": "energy", "duration_s": "long"}])

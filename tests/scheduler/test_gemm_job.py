@@ -1,0 +1,342 @@
+"""A GEMM as work: units that cover it, partial sums in the order of k, operands that are held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave import arrays
+from cleave.arrays import Array, Buffer, DType
+from cleave.errors import PlanError
+from cleave.gemm import Block, Gemm, Span, Tile, TileCut
+from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.multiplication import Compute, StoredArray
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, Residency
+from cleave.planner.planner import TilePlanner
+from cleave.scheduler import events
+from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.reduction import Output
+from cleave.scheduler.scheduler import Dispatcher
+from cleave.scheduler.tasks import Stored, Unit
+from tests.scheduler.test_scheduler import BoxPlanner
+
+FP32 = ElementBytes(4, 4)
+A, B = 101, 102
+A_AS_IT_LIES, B_AS_IT_LIES = MatrixRef(A, False), MatrixRef(B, False)
+seeds = st.integers(0, 2**32 - 1)
+gemms = st.builds(Gemm, *[st.integers(1, 9)] * 3)
+
+
+def _fleet(devices: int, memory_bytes: int = 2**30) -> list[DeviceRates]:
+    return [DeviceRates(i + 1, 1e6, 1e5, 1e9, 0.0, memory_bytes) for i in range(devices)]
+
+
+def _work(
+    gemm: Gemm,
+    planner: Planner,
+    *,
+    a: MatrixRef = A_AS_IT_LIES,
+    b: MatrixRef = B_AS_IT_LIES,
+    element: ElementBytes = FP32,
+    dtype: str = "fp32",
+    out: str = "fp32",
+) -> GemmWork:
+    return GemmWork(1, gemm, a, b, element, dtype, out, planner)
+
+
+def _units(work: GemmWork, devices: int = 3) -> list[tuple[int, Unit]]:
+    return list(work.assign(_fleet(devices), Dispatcher().holdings))
+
+
+def _stored(operand: int, rows: Span, columns: Span) -> tuple[int, Span, Span]:
+    return operand, rows, columns
+
+
+@given(gemms, seeds, st.booleans(), st.booleans())
+def test_units_do_every_multiplication_once(
+    gemm: Gemm, seed: int, turn_a: bool, turn_b: bool
+) -> None:
+    work = _work(
+        gemm,
+        BoxPlanner(seed),
+        a=MatrixRef(A, turn_a),
+        b=MatrixRef(B, turn_b),
+        dtype="bf16",
+        out="bf16",
+        element=ElementBytes(2, 2),
+    )
+    times = np.zeros((gemm.m, gemm.n, gemm.k), np.int8)
+    for _, unit in _units(work):
+        block: Block = unit.detail.block
+        assert unit.flops == block.flops
+        assert unit.detail.partial == (block.k.size < gemm.k)
+        assert unit.detail.out == ("fp32" if unit.detail.partial else "bf16")
+        assert unit.output_bytes == block.elements * (4 if unit.detail.partial else 2)
+        assert (unit.detail.transpose_a, unit.detail.transpose_b) == (turn_a, turn_b)
+        names = [(x.operand, x.rows, x.columns) for x in unit.inputs]
+        expected = []
+        for k in block.pieces:
+            expected.append(_stored(A, *((k, block.m) if turn_a else (block.m, k))))
+            expected.append(_stored(B, *((block.n, k) if turn_b else (k, block.n))))
+            times[block.m.start : block.m.stop, block.n.start : block.n.stop, k.start : k.stop] += 1
+        assert names == expected
+        assert all(x.nbytes == x.rows.size * x.columns.size * 2 for x in unit.inputs)
+    assert (times == 1).all()
+
+
+@given(gemms, seeds)
+def test_the_same_region_has_one_name(gemm: Gemm, seed: int) -> None:
+    names: dict[Any, Stored] = {}
+    for _, unit in _units(_work(gemm, BoxPlanner(seed))):
+        for stored in unit.inputs:
+            key = (stored.operand, stored.rows, stored.columns)
+            assert names.setdefault(key, stored) is stored
+    assert len({stored.id for stored in names.values()}) == len(names)
+
+
+# --- partial sums ---
+
+
+def _block(a: Array, b: Array, unit: Unit) -> Buffer:
+    """What a device answers: the sum of the products of the pieces."""
+    block: Block = unit.detail.block
+    left, right = Buffer(a, DType.FP32), Buffer(b, DType.FP32)
+    pairs = [
+        (_in_store(left.region(block.m, k)), _in_store(right.region(k, block.n)))
+        for k in block.pieces
+    ]
+    order = Compute(
+        1, pairs, False, False, block.m.size, block.n.size, DType(unit.detail.out), block.flops
+    )
+    return execute(NumpyExecutor(), order)
+
+
+def _in_store(buffer: Buffer) -> StoredArray:
+    return StoredArray(*buffer.shape, buffer.dtype, buffer, buffer.nbytes)
+
+
+def _slab_by_slab(gemm: Gemm, answers: Iterable[tuple[Unit, Buffer]]) -> Array:
+    """Partial sums added in the order of k, in fp32."""
+    total = np.zeros((gemm.m, gemm.n), np.float32)
+    for unit, answer in sorted(answers, key=lambda pair: pair[0].detail.block.k):
+        block = unit.detail.block
+        target = total[block.m.start : block.m.stop, block.n.start : block.n.stop]
+        if block.k.start == 0:
+            target[...] = answer.array
+        else:
+            target += answer.array
+    return total
+
+
+def _in_any_order(
+    work: GemmWork, out: DType, answers: list[tuple[Unit, Buffer]], random: Random
+) -> Array:
+    """Answers arrive, and are put in place, in some order that the work allows."""
+    result = arrays.empty(work.gemm.m, work.gemm.n, out)
+    output = Output(result)
+    coming, ready = answers.copy(), list[tuple[Unit, Any]]()
+    random.shuffle(coming)
+    placed = 0
+    while coming or ready:
+        assert not work.complete
+        if coming and (not ready or random.random() < 0.5):
+            ready += work.arrived(*coming.pop())
+        else:
+            unit, payload = ready.pop(random.randrange(len(ready)))
+            output.place(unit.detail, payload)
+            placed += 1
+            ready += work.assembled(unit)
+    assert work.complete
+    assert placed == len(answers)
+    output.finish()
+    return result.array
+
+
+@given(gemms, seeds)
+def test_partial_sums_do_not_depend_on_the_order_of_arrival(gemm: Gemm, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((gemm.m, gemm.k), np.float32) * np.float32(10.0 ** rng.integers(-4, 4))
+    b = rng.standard_normal((gemm.k, gemm.n), np.float32)
+    works = [_work(gemm, BoxPlanner(seed)) for _ in range(3)]
+    assigned = [[unit for _, unit in _units(work)] for work in works]
+    answers = [[(unit, _block(a, b, unit)) for unit in units] for units in assigned]
+    expected = _slab_by_slab(gemm, answers[0])
+    for i, work in enumerate(works):
+        got = _in_any_order(work, DType.FP32, answers[i], Random(seed + i))
+        assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_allclose(expected, a @ b, rtol=1e-3, atol=1e-3 * np.abs(a).max())
+
+
+def test_an_upper_slab_waits_for_the_lower_one() -> None:
+    work = _work(Gemm(1, 1, 3), _Slabs())
+    lowest, middle, top = (unit for _, unit in _units(work))
+    assert list(work.arrived(top, "top")) == []
+    assert list(work.arrived(middle, "middle")) == []
+    assert list(work.arrived(lowest, "lowest")) == [(lowest, "lowest")]
+    assert list(work.assembled(lowest)) == [(middle, "middle")]
+    assert not work.complete
+    assert list(work.assembled(middle)) == [(top, "top")]
+    assert list(work.assembled(top)) == []
+    assert work.complete
+
+
+class _Slabs:
+    """One slab for each index of the depth, in order."""
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        m, n = Span(0, gemm.m), Span(0, gemm.n)
+        spans = [Span(k, k + 1) for k in range(gemm.k)]
+        cuts = [TileCut(Tile(m, n, k), (m,), (n,), (k,)) for k in spans]
+        return Plan(gemm, tuple(PlannedTile(1, cut, 0, 0, 0.0) for cut in cuts), 0.0)
+
+
+def test_finished_blocks_wait_for_nothing() -> None:
+    work = _work(Gemm(64, 64, 8), TilePlanner())
+    units = [unit for _, unit in _units(work)]
+    for unit in reversed(units):
+        assert list(work.arrived(unit, "payload")) == [(unit, "payload")]
+        assert not work.complete
+        assert list(work.assembled(unit)) == []
+    assert work.complete
+
+
+def test_no_devices_is_a_plan_error() -> None:
+    with pytest.raises(PlanError):
+        _work(Gemm(2, 2, 2), TilePlanner()).assign([], Dispatcher().holdings)
+
+
+def test_many_partial_sums_are_put_in_order_in_reasonable_time() -> None:
+    """Ten times the slabs may cost ten, not a hundred times as many comparisons."""
+    comparisons = [_overlap_checks(slabs) for slabs in (20, 200)]
+    assert comparisons[1] <= 20 * comparisons[0]
+
+
+def _overlap_checks(slabs: int) -> int:
+    checks = 0
+
+    class Counting(Span):
+        def overlaps(self, other: Span) -> bool:
+            nonlocal checks
+            checks += 1
+            return super().overlaps(other)
+
+    class Planner(_Slabs):
+        def plan(self, *arguments: Any) -> Plan:
+            plan = super().plan(*arguments)
+            cuts = [t.cut for t in plan.tiles]
+            side = Counting(0, 1)
+            cuts = [TileCut(Tile(side, side, c.tile.k), (side,), (side,), c.k_cuts) for c in cuts]
+            return Plan(plan.gemm, tuple(PlannedTile(1, c, 0, 0, 0.0) for c in cuts), 0.0)
+
+    _units(_work(Gemm(1, 1, slabs), Planner()))
+    return checks
+
+
+# --- what devices hold already ---
+
+
+class _Spy:
+    """Remembers what it was offered; plans like another."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self.offered: list[Residency] = []
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        self.offered = list(residencies)
+        return self.planner.plan(gemm, element, devices, residencies)
+
+
+def _holding(work: GemmWork, devices: int) -> Dispatcher:
+    """A dispatcher whose devices hold what `work` needed."""
+    dispatcher = Dispatcher()
+    for rates in _fleet(devices):
+        dispatcher.handle(events.DeviceReady(rates), 0.0)
+    dispatcher.handle(events.Submitted(work), 0.0)
+    return dispatcher
+
+
+def _check_residency(residency: Residency, gemm: Gemm) -> None:
+    times = np.zeros((gemm.m, gemm.n, gemm.k), np.int8)
+    for cut in residency.tiles.values():
+        t = cut.tile
+        times[t.m.start : t.m.stop, t.n.start : t.n.stop, t.k.start : t.k.stop] += 1
+        for side, cuts in ((t.m, cut.m_cuts), (t.n, cut.n_cuts), (t.k, cut.k_cuts)):
+            assert sum(c.size for c in cuts) == side.size
+    assert (times == 1).all()
+
+
+@settings(max_examples=40)
+@given(gemms, seeds, st.integers(1, 3), st.integers(0, 3), st.integers(1, 9), st.booleans())
+def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
+    gemm: Gemm, seed: int, devices: int, turns: int, other_side: int, as_left: bool
+) -> None:
+    """Whatever the first plan was, a second GEMM of one of its operands is offered only covers."""
+    first = _work(gemm, BoxPlanner(seed) if seed % 2 else TilePlanner())
+    dispatcher = _holding(first, devices)
+    held_operand, (rows, columns) = (A, (gemm.m, gemm.k)) if turns & 1 else (B, (gemm.k, gemm.n))
+    turned = bool(turns & 2)
+    if turned:
+        rows, columns = columns, rows
+    known, new = MatrixRef(held_operand, turned), MatrixRef(103, False)
+    spy = _Spy(TilePlanner())
+    if as_left:
+        second = Gemm(rows, other_side, columns)
+        work = _work(second, spy, a=known, b=new)
+    else:
+        second = Gemm(other_side, columns, rows)
+        work = _work(second, spy, a=new, b=known)
+    units = list(work.assign(_fleet(devices), dispatcher.holdings))
+    assert sum(unit.flops for _, unit in units) == second.flops
+    for residency in spy.offered:
+        _check_residency(residency, second)
+        held = dispatcher.holdings.holders(held_operand)
+        for device, cut in residency.tiles.items():
+            names = {(x.rows, x.columns) for x in held[device]}
+            if as_left:
+                wanted = {known.region(m, k) for m in cut.m_cuts for k in cut.k_cuts}
+            else:
+                wanted = {known.region(k, n) for n in cut.n_cuts for k in cut.k_cuts}
+            assert wanted <= names
+            total = sum(x.nbytes for x in held[device])
+            assert residency.held_bytes[device] == total
+
+
+def test_a_row_partition_is_offered_again() -> None:
+    """One device, all of A: the next GEMM of A sends only the new side."""
+    first = _work(Gemm(4, 4, 4), TilePlanner())
+    dispatcher = _holding(first, 1)
+    spy = _Spy(TilePlanner())
+    work = _work(Gemm(4, 6, 4), spy, b=MatrixRef(103, False))
+    units = list(work.assign(_fleet(1), dispatcher.holdings))
+    (residency,) = spy.offered
+    assert residency.held_bytes == {1: 4 * 4 * 4}
+    known = {x.id for x in dispatcher.holdings.holders(A)[1]}
+    used = {x.id for _, unit in units for x in unit.inputs if x.operand == A}
+    assert used <= known
+
+
+def test_nothing_is_offered_of_operands_nobody_holds() -> None:
+    spy = _Spy(TilePlanner())
+    _units(_work(Gemm(4, 4, 4), spy))
+    assert spy.offered == []

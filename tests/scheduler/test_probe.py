@@ -1,0 +1,157 @@
+"""Devices are tested before they get work: numbers in every dtype they claim, and their speed."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cleave.arrays import Array, Buffer, DType, narrow
+from cleave.device.core import DeviceCore
+from cleave.machine.backends import NumpyExecutor, as_buffer, execute
+from cleave.machine.multiplication import Compute
+from cleave.protocol import messages
+from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
+from cleave.scheduler.instructions import Send
+from cleave.scheduler.session_manager import Coordinator
+
+HELLO = Hello(
+    Role.DEVICE,
+    name="laptop",
+    ops=(Op.MATMUL.value,),
+    dtypes=tuple(d.value for d in DType),
+    memory_bytes=2**30,
+    flops_per_s=1e10,
+    downlink_bytes_per_s=1e8,
+    uplink_bytes_per_s=1e8,
+)
+
+Product = Callable[[Compute], Buffer]
+
+
+def right(order: Compute) -> Buffer:
+    return execute(NumpyExecutor(), order)
+
+
+class Joining:
+    """A device that joins, computing as it likes and as fast as it likes."""
+
+    def __init__(self, product: Product, hello: Hello = HELLO, flops_per_s: float = 1e10) -> None:
+        self.coordinator = Coordinator(verify=True, rng=random.Random(1))
+        self.flops = 0
+        self.error: messages.Error | None = None
+        core = DeviceCore(hello.memory_bytes)
+        self.coordinator.opened(1, 0.0)
+        now_s = 0.0
+        inbox = deque(_sent(self.coordinator.received(1, hello, now_s)))
+        while inbox:
+            message = inbox.popleft()
+            if isinstance(message, messages.Error):
+                self.error = message
+                break
+            payload = getattr(message, "payload", None)
+            now_s += (payload.nbytes if payload is not None else 50) / 1e8 + 1e-4
+            for action in core.received(message):
+                assert isinstance(action, Compute), action
+                block = product(action)
+                self.flops += action.flops
+                now_s += action.flops / flops_per_s + block.nbytes / 1e8 + 1e-4
+                for answer in core.computed(action.run, block.pack(), 0.0):
+                    assert isinstance(answer, messages.Result)
+                    inbox += _sent(self.coordinator.received(1, answer, now_s))
+        self.left_bytes = core.occupied_bytes
+
+    @property
+    def rate(self) -> float:
+        rates = self.coordinator.sessions[1].rates
+        assert rates is not None
+        return rates.flops_per_s
+
+
+def _sent(orders: object) -> list[Message]:
+    assert isinstance(orders, list)
+    return [o.message for o in orders if isinstance(o, Send)]
+
+
+UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
+
+
+@pytest.mark.parametrize("hello", [HELLO, UNKNOWN], ids=["stated", "measured"])
+def test_an_honest_device_is_taken(hello: Hello) -> None:
+    device = Joining(right, hello)
+    assert device.error is None
+    assert device.coordinator.ready_devices == 1
+    assert device.rate == 1e10
+    assert device.left_bytes == 0
+
+
+def summed_in(kind: DType) -> Product:
+    """Sums are kept in the 16 bits of the inputs; fp32 is right."""
+
+    def product(order: Compute) -> Buffer:
+        if order.pairs[0][0].dtype is not kind:
+            return right(order)
+        total = np.zeros((order.rows, order.columns), np.float32)
+        for stored_a, stored_b in order.pairs:
+            a, b = (as_buffer(s).float32() for s in (stored_a, stored_b))
+            a, b = (a.T if order.transpose_a else a), (b.T if order.transpose_b else b)
+            for k in range(a.shape[1]):
+                total = Buffer(narrow(total + np.outer(a[:, k], b[k]), kind), kind).float32()
+        return Buffer(narrow(total, order.out), order.out)
+
+    return product
+
+
+def cut_inputs(order: Compute) -> Buffer:
+    """fp32 inputs lose 13 bits, as on tensor cores that are asked for speed."""
+    block = right(order)
+    if order.pairs[0][0].dtype is not DType.FP32:
+        return block
+
+    def cut(values: Array) -> Array:
+        bits = np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFFE000)
+        return bits.view(np.float32)
+
+    total = np.zeros((order.rows, order.columns), np.float32)
+    for stored_a, stored_b in order.pairs:
+        a, b = (cut(as_buffer(s).float32()) for s in (stored_a, stored_b))
+        total += (a.T if order.transpose_a else a) @ (b.T if order.transpose_b else b)
+    return Buffer(total, DType.FP32)
+
+
+def all_zero(order: Compute) -> Buffer:
+    return Buffer(np.zeros((order.rows, order.columns), order.out.storage), order.out)
+
+
+@pytest.mark.parametrize(
+    ("product", "text"),
+    [
+        (all_zero, "fp32"),
+        (cut_inputs, "a product of fp32 numbers, as fp32"),
+        (summed_in(DType.BF16), "a product of bf16 numbers"),
+        (summed_in(DType.FP16), "a product of fp16 numbers"),
+    ],
+    ids=["zeros", "fp32 cut", "bf16 sums", "fp16 sums"],
+)
+def test_wrong_numbers_are_refused_before_work(product: Product, text: str) -> None:
+    device = Joining(product)
+    assert device.error is not None
+    assert device.error.code is ErrorCode.QUARANTINED
+    assert text in device.error.message
+    assert device.coordinator.ready_devices == 0
+
+
+def test_a_dtype_that_is_not_claimed_is_not_asked_for() -> None:
+    device = Joining(summed_in(DType.FP16), replace(HELLO, dtypes=("fp32", "bf16")))
+    assert device.error is None
+
+
+@pytest.mark.parametrize(("claimed", "shown"), [(1e13, 1e10), (5e11, 2e9), (2e10, 1e10)])
+def test_a_claim_is_believed_up_to_ten_times_what_is_shown(claimed: float, shown: float) -> None:
+    device = Joining(right, replace(UNKNOWN, flops_per_s=claimed), flops_per_s=shown)
+    assert device.rate == pytest.approx(shown if claimed > 10 * shown else claimed, rel=0.15)
+    assert device.flops < 0.5 * shown + 1e9  # it takes no longer than that

@@ -1,0 +1,613 @@
+"""The PS's core: handshake, liveness, probing, and what devices may say when."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cleave import arrays
+from cleave.arrays import Buffer, DType
+from cleave.device.core import DeviceCore
+from cleave.gemm import Gemm, gemm_of
+from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.multiplication import Compute
+from cleave.planner.plan import ElementBytes
+from cleave.planner.planner import TilePlanner
+from cleave.protocol import limits, messages
+from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op, Role
+from cleave.scheduler.check_policy import Verification
+from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.instructions import Check, Close, Done, Joined, Order, Place, Send
+from cleave.scheduler.reputation import QUARANTINE
+from cleave.scheduler.session import DeviceState
+from cleave.scheduler.session_manager import FULL_RETRY_S, Coordinator
+from cleave.verify import Fault, Judgement
+
+HELLO = Hello(
+    Role.DEVICE,
+    name="laptop",
+    ops=(Op.MATMUL.value,),
+    dtypes=tuple(d.value for d in DType),
+    memory_bytes=2**30,
+    flops_per_s=1e9,
+    downlink_bytes_per_s=1e6,
+    uplink_bytes_per_s=1e6,
+)
+
+
+def _sent(orders: list[Order], session: int = 1) -> list[Message]:
+    return [o.message for o in orders if isinstance(o, Send) and o.session == session]
+
+
+def _ready(coordinator: Coordinator, session: int = 1, hello: Hello = HELLO) -> list[Order]:
+    coordinator.opened(session, 0.0)
+    return coordinator.received(session, hello, 0.0)
+
+
+def _submit(coordinator: Coordinator, side: int = 4, work: int = 1) -> list[Order]:
+    ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
+    refs = MatrixRef(10 * work, False), MatrixRef(10 * work + 1, False)
+    gemm = GemmWork(
+        work, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
+    )
+    return coordinator.submit(gemm, ones, ones, 1.0)
+
+
+def _refusal(orders: list[Order]) -> messages.Error:
+    """The error that a refused peer gets, before its session is closed."""
+    send, close = orders[:2]
+    assert isinstance(send, Send)
+    assert isinstance(send.message, messages.Error)
+    assert close == Close(send.session)
+    return send.message
+
+
+# --- handshake ---
+
+
+def test_a_device_is_welcomed() -> None:
+    coordinator = Coordinator()
+    orders = _ready(coordinator)
+    assert orders == [Send(1, messages.Welcome(device=1)), Joined(1)]
+    assert coordinator.ready_devices == 1
+    session = coordinator.sessions[1]
+    assert (session.name, coordinator.state(session)) == ("laptop", DeviceState.READY)
+    assert coordinator.epoch == 1
+
+
+REFUSED: dict[str, tuple[Message, ErrorCode, str]] = {
+    "version": (replace(HELLO, version=99), ErrorCode.VERSION, "99"),
+    "credential": (replace(HELLO, credential="guess"), ErrorCode.CREDENTIAL, "credential"),
+    "no credential": (replace(HELLO, credential=""), ErrorCode.CREDENTIAL, "credential"),
+    "strange credential": (replace(HELLO, credential="ключ"), ErrorCode.CREDENTIAL, "credential"),
+    "op": (replace(HELLO, ops=("conv",), credential="key"), ErrorCode.PROTOCOL, "matmul"),
+    "dtype": (replace(HELLO, dtypes=("bf16",), credential="key"), ErrorCode.PROTOCOL, "fp32"),
+    "memory": (replace(HELLO, memory_bytes=1000, credential="key"), ErrorCode.LIMIT, "memory"),
+    "no hello": (messages.Heartbeat(), ErrorCode.PROTOCOL, "hello"),
+    "a result first": (
+        messages.Result(1, 1, 1, "fp32", 0.0, bytes(4)),
+        ErrorCode.PROTOCOL,
+        "hello",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "code", "text"), REFUSED.values(), ids=REFUSED)
+def test_who_does_not_fit_is_told_why(message: Message, code: ErrorCode, text: str) -> None:
+    coordinator = Coordinator(credential="key")
+    coordinator.opened(1, 0.0)
+    error = _refusal(coordinator.received(1, message, 0.0))
+    assert error.code is code
+    assert text in error.message
+    assert not coordinator.sessions
+    assert coordinator.ready_devices == 0
+
+
+def test_a_version_mismatch_names_both_versions() -> None:
+    error = _refusal(_ready(Coordinator(), hello=replace(HELLO, version=99)))
+    assert "99" in error.message
+    assert str(limits.VERSION) in error.message
+
+
+def test_another_version_is_told_which_are_spoken_whatever_else_is_wrong() -> None:
+    """Role and version are judged before all other fields: those may mean something else."""
+    hello = Hello(Role.DEVICE, 2, versions=(3, 2))  # as it is read; no ops, no memory
+    error = _refusal(_ready(Coordinator("secret"), hello=hello))
+    assert (error.code, error.versions) == (ErrorCode.VERSION, (limits.VERSION,))
+    assert "1 and the device speaks 2, 3;" in error.message
+
+
+def test_a_hello_in_another_version_than_both_speak_is_told_to_come_in_that() -> None:
+    hello = Hello(Role.DEVICE, 2, versions=(2, 1))
+    error = _refusal(_ready(Coordinator(), hello=hello))
+    assert (error.code, error.versions) == (ErrorCode.VERSION, (limits.VERSION,))
+    assert "this device said hello in protocol version 2" in error.message
+    assert "say hello in that" in error.message
+
+
+def test_of_features_those_count_that_both_have() -> None:
+    coordinator = Coordinator()
+    orders = _ready(coordinator, hello=replace(HELLO, features=("tea", "measure")))
+    (welcome,) = _sent(orders)
+    assert isinstance(welcome, messages.Welcome)
+    assert welcome.features == ("measure",)
+    assert coordinator.sessions[1].features == {messages.Feature.MEASURE}
+    (plain,) = _sent(_ready(coordinator, 2), 2)
+    assert isinstance(plain, messages.Welcome)
+    assert plain.features == ()
+
+
+def test_who_finds_no_room_is_told_when_to_come_again() -> None:
+    coordinator = Coordinator(max_devices=1)
+    _ready(coordinator)
+    error = _refusal(_ready(coordinator, 2))
+    assert (error.code, error.retry_after_s) == (ErrorCode.LIMIT, FULL_RETRY_S)
+
+
+def test_the_right_credential_is_accepted() -> None:
+    assert _ready(Coordinator("key"), hello=replace(HELLO, credential="key"))[1] == Joined(1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HELLO,
+        messages.Welcome(device=1),
+        messages.Put(1, 1, 1, "fp32", bytes(4)),
+        messages.Run(1, "matmul", (1, 2), False, False, "fp32"),
+        messages.Drop((1,)),
+        messages.Cancel((1,)),
+        messages.Request(1, "submit"),
+    ],
+    ids=lambda m: m.TYPE,
+)
+def test_what_a_device_may_not_say_ends_its_session_alone(message: Message) -> None:
+    coordinator = Coordinator()
+    _ready(coordinator, 1)
+    _ready(coordinator, 2)
+    assert _refusal(coordinator.received(1, message, 1.0)).code is ErrorCode.PROTOCOL
+    assert list(coordinator.sessions) == [2]
+    assert list(coordinator.dispatcher.devices) == [2]
+
+
+EXTREME: dict[str, dict[str, Any]] = {
+    "huge": {
+        "flops_per_s": 1e308,
+        "downlink_bytes_per_s": 1e308,
+        "uplink_bytes_per_s": 1e308,
+    },
+    "tiny": {
+        "flops_per_s": 1e-308,
+        "downlink_bytes_per_s": 1e-308,
+        "uplink_bytes_per_s": 1e-308,
+    },
+    "far": {"latency_s": 1e308},
+    "memory": {"memory_bytes": 2**62},
+    "least memory": {"memory_bytes": limits.MIN_DEVICE_MEMORY_BYTES},
+    "mixed": {"flops_per_s": 1e-308, "downlink_bytes_per_s": 1e308, "latency_s": 5e-324},
+}
+
+
+@pytest.mark.parametrize("values", EXTREME.values(), ids=EXTREME)
+def test_whatever_a_device_states_work_can_be_planned(values: dict[str, Any]) -> None:
+    coordinator = Coordinator()
+    orders = _ready(coordinator, 1, replace(HELLO, **values))
+    _ready(coordinator, 2)
+    assert Joined(1) in orders
+    assert any(isinstance(m, messages.Run) for o in [_submit(coordinator, 64)] for m in _all(o))
+
+
+def _all(orders: list[Order]) -> list[Message]:
+    return [o.message for o in orders if isinstance(o, Send)]
+
+
+# --- liveness ---
+
+
+def test_silence_ends_a_session_and_its_work_goes_on_elsewhere() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator, 1)
+    _submit(coordinator)
+    helping = _ready(coordinator, 2)
+    coordinator.received(2, messages.Heartbeat(), limits.SILENCE_S)
+    orders = coordinator.tick(limits.SILENCE_S + 0.5)
+    assert _refusal(orders).code is ErrorCode.LIMIT
+    assert any(isinstance(m, messages.Run) for m in _sent([*helping, *orders], 2))
+    assert list(coordinator.sessions) == [2]
+    assert coordinator.epoch >= 3
+
+
+@pytest.mark.parametrize(
+    "message", [messages.Heartbeat(), messages.Telemetry({"battery": 0.5})], ids=lambda m: m.TYPE
+)
+def test_any_message_is_a_sign_of_life(message: Message) -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    coordinator.received(1, message, 10.0)
+    assert coordinator.tick(10.0 + limits.SILENCE_S - 0.5) == []
+
+
+def test_who_says_no_hello_is_disconnected() -> None:
+    coordinator = Coordinator()
+    coordinator.opened(1, 5.0)
+    assert coordinator.tick(5.0 + limits.HANDSHAKE_S - 0.1) == []
+    assert _refusal(coordinator.tick(5.1 + limits.HANDSHAKE_S)).code is ErrorCode.LIMIT
+    assert not coordinator.sessions
+
+
+def test_messages_of_ended_sessions_mean_nothing() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    coordinator.closed(1, "gone", 1.0)
+    assert coordinator.received(1, messages.Heartbeat(), 2.0) == []
+    assert coordinator.closed(1, "gone", 2.0) == []
+    assert coordinator.received(77, HELLO, 2.0) == []
+
+
+@pytest.mark.parametrize("message", [messages.Bye("enough"), messages.Error(ErrorCode.LIMIT, "no")])
+def test_a_device_that_leaves(message: Message) -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    assert coordinator.received(1, message, 1.0) == [Close(1)]
+    assert coordinator.ready_devices == 0
+
+
+def test_telemetry_is_kept_and_bounded() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    coordinator.received(1, messages.Telemetry({"power_w": 3.0}), 1.0)
+    coordinator.received(1, messages.Telemetry({"power_w": 4.0, "battery": 0.5}), 1.0)
+    assert coordinator.sessions[1].telemetry == {"power_w": 4.0, "battery": 0.5}
+    many = messages.Telemetry({f"x{i}": 1.0 for i in range(1000)})
+    assert _refusal(coordinator.received(1, many, 1.0)).code is ErrorCode.PROTOCOL
+
+
+# --- draining ---
+
+
+def test_an_idle_device_that_drains_is_let_go_at_once() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    orders = coordinator.received(1, messages.Drain(), 1.0)
+    assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
+    assert not coordinator.sessions
+
+
+def test_states_are_named() -> None:
+    coordinator = Coordinator()
+    coordinator.opened(1, 0.0)
+    session = coordinator.sessions[1]
+    seen = [coordinator.state(session)]
+    coordinator.received(1, HELLO, 0.0)
+    seen.append(coordinator.state(session))
+    _submit(coordinator)
+    seen.append(coordinator.state(session))
+    coordinator.received(1, messages.Drain(), 1.0)
+    coordinator.received(1, messages.Drain(), 1.0)
+    seen.append(coordinator.state(session))
+    coordinator.closed(1, "gone", 1.0)
+    seen.append(coordinator.state(session))
+    assert [s.value for s in seen] == ["joining", "ready", "busy", "draining", "lost"]
+
+
+# --- results ---
+
+
+def _checking(coordinator: Coordinator) -> None:
+    coordinator.verification, coordinator.verify = Verification.of(True), True
+
+
+def _work_on_one(*, verify: bool = False) -> tuple[Coordinator, messages.Run]:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    if verify:  # from now on: the device passed the probe
+        _checking(coordinator)
+    (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
+    return coordinator, run
+
+
+def _result(run: messages.Run, **changes: Any) -> messages.Result:
+    return replace(messages.Result(run.id, 4, 4, "fp32", 0.25, bytes(64)), **changes)
+
+
+def test_a_result_is_placed_and_counted() -> None:
+    coordinator, run = _work_on_one()
+    (place,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(place, Place)
+    assert coordinator.placed(place.unit, 2.0) == [Done(1)]
+    session = coordinator.sessions[1]
+    assert (session.blocks, session.compute_s) == (1, 0.25)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": 3},
+        {"columns": 16, "rows": 1},
+        {"dtype": "bf16"},
+        {"payload": bytes(63)},
+        {"payload": b""},
+        {"payload": memoryview(bytes(65))},
+    ],
+    ids=["rows", "shape", "dtype", "short", "empty", "long"],
+)
+def test_a_result_of_another_form_is_a_failed_run(changes: dict[str, Any]) -> None:
+    coordinator, run = _work_on_one()
+    orders = coordinator.received(1, _result(run, **changes), 2.0)
+    assert not any(isinstance(o, Place) for o in orders)
+    (again,) = [m for m in _sent(orders) if isinstance(m, messages.Run)]
+    assert again.id != run.id
+    assert again.inputs == run.inputs
+    assert coordinator.sessions[1].blocks == 0
+    (place,) = coordinator.received(1, _result(again), 3.0)
+    assert isinstance(place, Place)
+
+
+def test_answers_nobody_waits_for_are_counted_as_late() -> None:
+    coordinator, run = _work_on_one()
+    assert coordinator.received(1, _result(run, id=12345), 2.0) == []
+    assert coordinator.received(1, messages.TaskError(54321, "?"), 2.0) == []
+    coordinator.received(1, _result(run), 2.0)
+    assert coordinator.received(1, _result(run), 2.0) == []
+    assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
+    assert coordinator.dispatcher.counters.late == 4
+    assert coordinator.dispatcher.counters.results == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"rows": 1}, {"payload": bytes(3)}], ids=str)
+def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
+    changes: dict[str, Any],
+) -> None:
+    coordinator, run = _work_on_one(verify=True)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    assert coordinator.received(1, _result(run, **changes), 2.0) == []
+    assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
+    (place,) = coordinator.checked(check, Judgement(), 3.0)
+    assert isinstance(place, Place)
+    assert place.payload is check.payload
+
+
+def test_rows_in_doubt_are_used_as_the_server_mended_them_and_nobody_is_blamed() -> None:
+    coordinator, run = _work_on_one(verify=True)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    mended = arrays.empty(1, 1, DType.FP32)
+    (place,) = coordinator.checked(check, Judgement(mended=mended, recomputed=1), 3.0)
+    assert isinstance(place, Place)
+    assert place.payload is mended
+    assert not coordinator.sessions[1].reputation.wrong
+
+
+def test_who_misrounds_too_many_elements_is_quarantined_and_its_result_not_used() -> None:
+    coordinator, run = _work_on_one(verify=True)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    orders = coordinator.checked(check, Judgement(spots=16, misrounded=13), 3.0)
+    error = next(x.message for x in reversed(orders) if isinstance(x, Send))
+    assert isinstance(error, messages.Error)
+    assert error.code is ErrorCode.QUARANTINED
+    assert "13 of 16 elements were not the right rounding" in error.message
+    assert not any(isinstance(order, Place) for order in orders)
+
+
+def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None:
+    """Its last answer lets it go; that it would be quarantined, too, comes too late."""
+    coordinator, run = _work_on_one(verify=True)
+    coordinator.sessions[1].reputation.penalty = QUARANTINE - 1
+    coordinator.received(1, messages.Drain(), 1.0)
+    (check,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(check, Check)
+    orders = coordinator.checked(check, Judgement(Fault("it is off")), 3.0)
+    assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
+
+
+def test_bytes_that_come_after_the_end_are_not_answered() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    coordinator.received(1, messages.Bye(), 1.0)
+    assert coordinator.refuse(1, ErrorCode.PROTOCOL, "not a message", 1.0) == []
+
+
+def test_a_device_computes_no_longer_than_it_is_there() -> None:
+    coordinator, run = _work_on_one()
+    coordinator.received(1, _result(run, compute_s=1e308), 2.0)
+    assert coordinator.sessions[1].compute_s == 2.0
+
+
+def test_results_of_another_session_do_not_count() -> None:
+    coordinator, run = _work_on_one()
+    _ready(coordinator, 2)
+    assert coordinator.received(2, _result(run), 2.0) == []
+    assert coordinator.dispatcher.counters.results == 0
+
+
+def test_a_released_operand_is_dropped_with_the_next_message() -> None:
+    coordinator, run = _work_on_one()
+    (place,) = coordinator.received(1, _result(run), 2.0)
+    assert isinstance(place, Place)
+    coordinator.placed(place.unit, 2.0)
+    for operand in (10, 11):
+        coordinator.release(operand, 3.0)
+    first, *_ = _sent(_submit(coordinator, work=2))
+    assert isinstance(first, messages.Drop)
+    assert set(first.ids) == set(run.inputs)
+
+
+# --- probing ---
+
+UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
+
+
+class _Link:
+    """A device behind a link of given rates, which does what it is told."""
+
+    def __init__(
+        self,
+        down: float,
+        up: float,
+        latency_s: float,
+        memory_bytes: int,
+        hello: Hello = UNKNOWN,
+    ) -> None:
+        self.coordinator = Coordinator()
+        self.core = DeviceCore(memory_bytes)
+        self.rates = (down, up, latency_s)
+        self.now_s = 0.0
+        self.closed = False
+        hello = replace(hello, memory_bytes=memory_bytes)
+        self.unread: list[Message] = []  # what ends the session
+        self.inbox = deque(_sent(_ready(self.coordinator, 1, hello)))
+
+    def run(self) -> None:
+        """Until nothing is on its way."""
+        down, up, latency_s = self.rates
+        while self.inbox:
+            message = self.inbox.popleft()
+            if isinstance(message, messages.Measured | messages.Bye):
+                self.unread.append(message)
+                continue
+            payload = getattr(message, "payload", None)
+            self.now_s += (50 + (payload.nbytes if payload is not None else 0)) / down
+            for action in self.core.received(message):
+                assert isinstance(action, Compute), action
+                block = execute(NumpyExecutor(), action)
+                self.now_s += 2 * latency_s + block.nbytes / up
+                for answer in self.core.computed(action.run, block.pack(), 0.0):
+                    assert isinstance(answer, messages.Result)
+                    orders = self.coordinator.received(1, answer, self.now_s)
+                    self.inbox += _sent(orders)
+
+
+@pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
+@pytest.mark.parametrize(
+    ("down", "up", "latency_s"),
+    [(10e6, 5e6, 0.0), (100e6, 7e6, 0.005), (2e9, 1e9, 1e-5), (50e3, 20e3, 0.05), (1e6, 1e6, 1e-4)],
+)
+def test_a_link_that_is_not_stated_is_measured(
+    down: float, up: float, latency_s: float, memory_bytes: int
+) -> None:
+    link = _Link(down, up, latency_s, memory_bytes)
+    assert link.coordinator.sessions[1].state is DeviceState.PROBING
+    assert link.coordinator.ready_devices == 0
+    link.run()
+    assert link.coordinator.ready_devices == 1
+    rates = link.coordinator.sessions[1].rates
+    assert rates is not None
+    assert rates.downlink_bytes_per_s == pytest.approx(down, rel=0.1)
+    assert rates.uplink_bytes_per_s == pytest.approx(up, rel=0.1)
+    assert rates.latency_s <= 2 * latency_s + 1e-3
+    assert link.core.occupied_bytes == 0  # nothing of it is left behind
+    assert _submit(link.coordinator, 64)
+
+
+def test_work_waits_for_the_probe() -> None:
+    link = _Link(10e6, 5e6, 0.0, 2**30)
+    assert _submit(link.coordinator) == []
+    link.run()
+    assert not link.coordinator.dispatcher.idle  # the block waits to be placed
+
+
+def test_a_device_that_cannot_do_the_probe_is_refused() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator, 1, UNKNOWN)
+    error = _refusal(coordinator.received(1, messages.TaskError(1, "no memory"), 1.0))
+    assert "no memory" in error.message
+
+
+@pytest.mark.parametrize("changes", [{"id": 5}, {"rows": 2}])
+def test_another_answer_to_the_probe_is_refused(changes: dict[str, Any]) -> None:
+    coordinator = Coordinator()
+    orders = _ready(coordinator, 1, UNKNOWN)
+    (run,) = [m for m in _sent(orders) if isinstance(m, messages.Run)]
+    answer = replace(messages.Result(run.id, 1, 1, "fp32", 0.0, bytes(4)), **changes)
+    assert _refusal(coordinator.received(1, answer, 1.0)).code is ErrorCode.PROTOCOL
+
+
+def test_devices_may_leave_while_they_are_probed() -> None:
+    coordinator = Coordinator()
+    for session in (1, 2, 3):
+        _ready(coordinator, session, UNKNOWN)
+    assert Close(1) in coordinator.received(1, messages.Drain(), 1.0)
+    assert coordinator.closed(2, "lost", 1.0) == []
+    assert coordinator.received(3, messages.Bye(), 1.0) == [Close(3)]
+    assert not coordinator.sessions
+    assert coordinator.epoch == 0
+
+
+@pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
+@pytest.mark.parametrize(
+    ("down", "up", "latency_s"),
+    [
+        (100e6, 7e6, 0.0),
+        (100e6, 7e6, 0.02),
+        (2e6, 0.5e6, 0.05),
+        (1e6, 10e6, 0.01),
+        (2e9, 1e9, 1e-5),
+        (1e3, 1e3, 0.5),
+    ],
+)
+def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
+    down: float, up: float, latency_s: float, memory_bytes: int
+) -> None:
+    hello = replace(UNKNOWN, measure=True, uplink_bytes_per_s=5e6)
+    link = _Link(down, up, latency_s, memory_bytes, hello)
+    assert _submit(link.coordinator) == []
+    link.run()
+    measured, bye = link.unread
+    assert isinstance(measured, messages.Measured)
+    assert measured.downlink_bytes_per_s == pytest.approx(down, rel=0.1)
+    assert measured.uplink_bytes_per_s == pytest.approx(up, rel=0.1)
+    assert measured.latency_s == pytest.approx(latency_s, rel=0.15, abs=2e-4 + 300 / down)
+    assert isinstance(bye, messages.Bye)
+    assert not link.coordinator.sessions
+    assert link.coordinator.epoch == 0
+
+
+def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
+    coordinator = Coordinator()
+    _ready(coordinator, 1)
+    _submit(coordinator)
+    orders = _ready(coordinator, 2)
+    first, now_s = coordinator.sessions[1], 1.0
+    while coordinator.state(first) is not DeviceState.OVERDUE:
+        assert now_s < 60
+        now_s += 0.5
+        for device in (1, 2):  # they say that they are there, and do not answer
+            orders += coordinator.received(device, messages.Heartbeat(), now_s)
+        orders += coordinator.tick(now_s)
+    (run,) = [m for m in _sent(orders, 2) if isinstance(m, messages.Run)]
+    answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
+    orders = coordinator.received(2, answer, now_s)
+    assert any(isinstance(m, messages.Cancel) for m in _sent(orders, 1))
+    assert coordinator.state(first) is DeviceState.OVERDUE  # it may be frozen
+    assert set(coordinator.dispatcher.holdings.holders(10)) == {2}  # it is not planned with
+    coordinator.received(1, messages.Heartbeat(), now_s)
+    assert coordinator.state(first) is DeviceState.READY
+    assert set(coordinator.dispatcher.holdings.holders(10)) == {1, 2}
+
+
+@pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
+def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes) -> None:
+    coordinator = Coordinator()
+    _ready(coordinator)
+    _checking(coordinator)
+    (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
+    answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
+    (check,) = coordinator.received(1, answer, 2.0)
+    assert isinstance(check, Check)
+    assert coordinator.received(1, replace(answer, payload=second), 2.0) == []
+    assert coordinator.dispatcher.counters.late == 1
+    (place,) = coordinator.checked(check, Judgement(), 3.0)
+    assert place == Place(check.unit, answer.payload)
+    assert coordinator.placed(check.unit, 3.0) == [Done(1)]
+
+
+def test_shapes_that_fit_make_a_gemm() -> None:
+    assert gemm_of((2, 3), (3, 5)) == Gemm(2, 5, 3)
+    with pytest.raises(ValueError, match="2x3"):
+        gemm_of((2, 3), (4, 5))

@@ -1,0 +1,132 @@
+"""`cleave` in the simulator, the planner's prediction, and virtual-time emulation are one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from cleave.arrays import Buffer, DType
+from cleave.fleet.fleet import Fleet, Side
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import plan_step
+from cleave.planner.shape import RateArrays
+from cleave.workload.registry import find_model
+from cleave.workload.step import step_gemms
+from emulator.virtual import VirtualShell, emulated
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import paper_fleet
+from simulator.attention import backward_task, forward_task, tasks_s
+from simulator.catalogue import methods
+from simulator.method import Conditions
+from tests.simulator.conditions import paper
+
+BF16 = ElementBytes(2, 2)
+
+
+def equal(count: int, latency_s: float) -> list[FleetDevice]:
+    """Devices that are all the same."""
+    return [FleetDevice(f"equal-{i}", 6e12, 50e6, 8e6, latency_s, 2 * 10**9) for i in range(count)]
+
+
+def mixed(count: int) -> list[FleetDevice]:
+    """Devices that differ in everything, and more than those of the paper."""
+    return [
+        FleetDevice(
+            f"mixed-{i}",
+            (2e12, 6e12, 20e12)[i % 3],
+            (10e6, 60e6, 100e6, 25e6)[i % 4],
+            (2e6, 8e6)[i % 2],
+            0.01 * (i % 3),
+            (1 + i % 3) * 10**9,
+        )
+        for i in range(count)
+    ]
+
+
+def matrix(rows: int, columns: int) -> Buffer:
+    """Of which there is only the size."""
+    return Buffer(np.broadcast_to(np.uint16(0), (rows, columns)), DType.BF16)
+
+
+def emulated_s(fleet: Fleet, gemm: Gemm) -> float:
+    """Virtual seconds for a GEMM on devices that hold nothing."""
+    shell = fleet.shell
+    assert isinstance(shell, VirtualShell)
+    began_s = shell.now_s
+    a, b = fleet.operand(matrix(gemm.m, gemm.k)), fleet.operand(matrix(gemm.k, gemm.n))
+    fleet.submit(Side(a), Side(b), matrix(gemm.m, gemm.n)).result()
+    took_s = shell.now_s - began_s
+    del a, b
+    shell.settle()
+    return took_s
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "seq", "devices"),
+    [
+        ("opt-tiny", 32, 512, equal(4, 0.0)),
+        ("opt-tiny", 32, 512, mixed(7)),
+        ("opt-tiny", 32, 512, paper_fleet(16)),
+        ("llama-tiny", 32, 512, paper_fleet(8)),
+        ("opt-125m", 16, 512, equal(16, 0.02)),
+        ("opt-125m", 16, 512, mixed(11)),
+        ("opt-350m", 8, 512, equal(4, 0.05)),
+        ("opt-350m", 8, 512, paper_fleet(8)),
+    ],
+)
+def test_a_step_takes_what_it_takes_emulated(
+    model: str, batch: int, seq: int, devices: list[FleetDevice]
+) -> None:
+    # Message headers, which no prediction counts, are the difference.
+    fleet = emulated(devices, compute=False)
+    fleet.planner = TilePlanner(PsRates())
+    rates = fleet.shell.fleet_rates()[1]
+    conditions = Conditions(find_model(model), batch, seq, rates, BF16)
+    (outcome,) = methods()["cleave"].outcomes(conditions)
+    simulated_s = outcome.step_s - {p.name: p.seconds for p in outcome.parts}["attention"]
+    gemms = step_gemms(conditions.spec, batch, seq, fused_siblings=True)
+    one_s = {gemm: emulated_s(fleet, gemm) for gemm in {each.gemm: None for each in gemms}}
+    total_s = math.fsum(each.count * one_s[each.gemm] for each in gemms)
+    assert total_s == pytest.approx(simulated_s, rel=0.02)
+
+
+@pytest.mark.parametrize(("model", "devices"), [("opt-1.3b", 24), ("llama2-7b", 64)])
+def test_a_step_is_the_plan_of_its_linears_and_the_tasks_of_its_attention(
+    model: str, devices: int
+) -> None:
+    conditions = paper(devices, model, batch=16, seq=256)
+    spec = conditions.spec
+    (outcome,) = methods()["cleave"].outcomes(conditions)
+    gemms = step_gemms(spec, 16, 256, fused_siblings=True)
+    planned = plan_step(TilePlanner(PsRates()), gemms, BF16, conditions.devices, PsRates())
+    tasks = (forward_task(spec, 256, 2), backward_task(spec, 256, 2))
+    attention_s = spec.layers * sum(
+        tasks_s(task, 16 * spec.kv_heads, conditions.rates) for task in tasks
+    )
+    assert outcome.step_s == pytest.approx(planned.predicted_s + attention_s, rel=1e-12)
+    sent = sum(16 * spec.kv_heads * spec.layers * task.download_bytes for task in tasks)
+    assert outcome.download_bytes * devices == pytest.approx(planned.egress_bytes + sent)
+
+
+def test_a_task_takes_what_its_messages_take_one_after_the_other() -> None:
+    # Each device by itself, event by event: download, multiply and upload, each in turn.
+    spec = find_model("opt-125m")
+    task = backward_task(spec, 512, 2)
+    devices = [DeviceRates(i, d.downlink_bytes_per_s, d.uplink_bytes_per_s, d.flops_per_s)
+               for i, d in enumerate(mixed(5))]  # fmt: skip
+    took_s = tasks_s(task, 40, RateArrays.of(devices))
+    done = 0
+    for device in devices:
+        down_s = computed_s = back_s = 0.0
+        while True:
+            down_s += task.download_bytes / device.downlink_bytes_per_s
+            computed_s = max(computed_s, down_s) + task.flops / device.flops_per_s
+            back_s = max(back_s, computed_s) + task.upload_bytes / device.uplink_bytes_per_s
+            if back_s > took_s * (1 + 1e-6):
+                break
+            done += 1
+    assert done >= 40

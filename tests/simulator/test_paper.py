@@ -1,0 +1,152 @@
+"""The report of claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cleave_cli.main import app
+from simulator.catalogue import methods
+from simulator.claims import (
+    Evidence,
+    bytes_fall,
+    comparable_to_cloud,
+    faster_than_dtfm,
+    faster_with_memory,
+    recovers_faster,
+    uses_more_devices,
+)
+from simulator.method import Outcome, Part
+from simulator.paper import QUICK, write
+from simulator.report import METHODS
+from simulator.sweep import Row
+from simulator.verdict import NOT_BUILT, TILES, Verdict
+
+
+def row(
+    devices: int | None,
+    method: str,
+    step_s: float,
+    bytes_: float = 1.0,
+    *,
+    used: int = 1,
+    needs: float = 1.0,
+    recovery_s: float = 0.0,
+) -> Row:
+    recovery = (Part("again", recovery_s),) if recovery_s else ()
+    misfit = "too big" if needs > 1e9 else ""
+    parts = (Part("all", step_s),)
+    return Row(
+        devices,
+        Outcome(
+            method, "a setting", used, parts, bytes_, bytes_, 1e9, needs, misfit, recovery=recovery
+        ),
+    )
+
+
+def evidence(*rows: Row) -> Evidence:
+    return Evidence("some", {"some": rows}, layers={"some": 10})
+
+
+def dtfm(devices: int, *times: float) -> list[Row]:
+    return [
+        row(devices, f"{name} ({variant})", seconds)
+        for name in ("dtfm", "dtfm-all")
+        for variant, seconds in zip(("formula", "pipelined", "serial"), times, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        ((4, 5, 6), Verdict.HOLDS),
+        ((3, 5, 6), Verdict.SOMETIMES),
+        ((1, 2, 3), Verdict.FAILS),
+    ],
+)
+def test_verdicts_follow_the_rows(times: tuple[float, ...], verdict: Verdict) -> None:
+    claim = faster_than_dtfm(evidence(row(8, "cleave", 1.0), *dtfm(8, *times)))
+    assert claim.verdict is verdict
+    assert len(claim.rows) == 6
+    assert all(len(line) == len(claim.columns) for line in claim.rows)
+
+
+def test_what_is_not_built_decides_nothing() -> None:
+    rows = [row(n, name, s) for n in (8, 16) for name, s in (("cleave", 2), ("cleave-mixed", 1))]
+    slow, fast = dtfm(8, 3, 3, 3), dtfm(16, 3, 3, 4)
+    claim = faster_than_dtfm(evidence(*rows, *slow, *fast))
+    assert claim.verdict is Verdict.FAILS
+    assert claim.only_if(TILES) == ""
+    assert claim.not_built is Verdict.SOMETIMES
+    assert claim.only_if(NOT_BUILT) == (
+        "2 of 12 trials; against dtfm (serial), dtfm-all (serial); on 16 devices or more"
+    )
+
+
+def test_a_card_is_a_condition_of_its_own() -> None:
+    rows = [row(8, "cleave", 1.0), *dtfm(8, 4, 4, 4), row(None, "cloud-1xa100", 1.0)]
+    behind = {"10 Gbit/s": [row(8, "cleave", 2.0)]}
+    both = Evidence("some", {"some": rows}, carded=behind)
+    for claim in (faster_than_dtfm(both), comparable_to_cloud(both)):
+        assert claim.verdict is Verdict.SOMETIMES
+        assert "PS card unlimited" in claim.only_if(TILES)
+        assert {line[2] for line in claim.rows} == {"unlimited", "10 Gbit/s"}
+
+
+def test_devices_are_counted_where_they_work() -> None:
+    # The pipeline is offered 64 and works on six; tiles work on all.
+    tiles = [row(n, "cleave", 64 / n, used=n) for n in (32, 64)]
+    others = [row(n, "alpa", 64 / n, used=6, needs=2e9) for n in (32, 64)]
+    claim = uses_more_devices(evidence(*tiles, *others), 1280)
+    alpa = next(line for line in claim.rows if line[0] == "alpa")
+    assert alpa[2:] == ("6", "6", "11x", "no: needs 2 of 1 GB")
+
+
+def test_a_layer_again_is_a_baseline_of_recovery() -> None:
+    tiles = row(8, "cleave", 100.0, recovery_s=0.01)
+    claim = recovers_faster(evidence(tiles, row(8, "alpa", 1.0, recovery_s=1000.0)))
+    alpa, layer = claim.rows
+    assert alpa[-2:] == (">10000x", "201x")
+    # A tenth of 100 s against 0.01; with 5 s each, 15 against 5.01.
+    assert layer[-2:] == ("1000x", "3x")
+
+
+def test_with_memory_pipelines_are_named() -> None:
+    rows = [row(8, "cleave", 4.0), row(8, "asteroid", 1.0, used=3)]
+    claim = faster_with_memory(Evidence("some", {}, roomy=rows))
+    assert claim.verdict is Verdict.FAILS
+    assert "asteroid with 1 s on 3 devices, 4x faster than tiles on 8" in claim.reading
+
+
+def test_the_report_names_every_method() -> None:
+    text = " ".join([*METHODS, *METHODS.values()])
+    assert [name for name in methods() if name not in text] == []
+
+
+def test_slopes_by_hand() -> None:
+    claim = bytes_fall(evidence(row(4, "cleave", 1.0, 8.0), row(16, "cleave", 1.0, 4.0)))
+    assert claim.verdict is Verdict.HOLDS
+    assert claim.rows[0][3] == "-0.50"
+
+
+def test_a_report_is_written_and_the_same_twice(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    done = CliRunner().invoke(app, ["simulate", "paper", "--quick", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    text = (out / "report.md").read_text()
+    for heading in ("DT-FM", "more devices", "cloud GPU", "recovery", "Bytes", "512 MB", "32 GB"):
+        assert heading in text
+    for figure in ("sweep.png", "recovery.png"):
+        assert figure in text
+        assert (out / figure).read_bytes().startswith(b"\x89PNG")
+    again = tmp_path / "again"
+    again.mkdir()
+    write(again, QUICK, 0, not_drawn, not_drawn, str)
+    assert (again / "report.md").read_text() == text
+
+
+def not_drawn(path: Path, rows: Sequence[Row], title: str) -> None:
+    """Figures are compared by nobody."""

@@ -1,0 +1,87 @@
+"""`cleave simulate` as people use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cleave.errors import UsageError
+from cleave_cli.commands.simulate import counts
+from cleave_cli.main import app
+
+SMALL = ["simulate", "--model", "opt-125m", "--batch", "8", "--seq", "128", "--devices", "8,16"]
+
+
+def run(*more: str) -> str:
+    done = CliRunner().invoke(app, [*SMALL, *more], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_ranges_double() -> None:
+    assert counts("32..200") == [32, 64, 128, 200]
+    assert counts("256,32") == [32, 256]
+
+
+@pytest.mark.parametrize("text", ["", "0", "many", "8..x", "8..4"])
+def test_no_devices_are_an_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--devices"):
+        counts(text)
+
+
+def test_json_says_time_and_memory_of_every_row() -> None:
+    document = json.loads(run("--json"))
+    assert document["batch"] == 8
+    for row in document["rows"]:
+        assert row["step_s"] == pytest.approx(sum(row["parts_s"].values()))
+        assert row["memory_needed_bytes"] > 0
+        assert row["fits"] == (row["misfit"] == "")
+    assert {row["devices"] for row in document["rows"]} == {8, 16, None}
+
+
+def test_the_same_twice() -> None:
+    small = ("--json", "--model", "opt-tiny", "--devices", "12")
+    assert run(*small) == run(*small)
+
+
+def test_csv_has_a_line_for_each_row() -> None:
+    lines = list(csv.DictReader(io.StringIO(run("--csv", "--methods", "cleave,data-parallel"))))
+    assert [line["method"] for line in lines] == ["cleave", "data-parallel"] * 2
+    assert float(lines[0]["step_s"]) > 0
+
+
+def test_the_table_tells_what_fits() -> None:
+    shown = run("--methods", "cleave,data-parallel", "--model", "opt-350m")
+    assert "NO" in shown
+    assert "Does not fit:" in shown
+
+
+def test_the_title_names_the_conditions() -> None:
+    options = ("--methods", "cleave,cloud", "--ps-gbps", "10", "--stragglers", "0.25")
+    shown = " ".join(run(*options, "--dtype", "fp16", "--utilisation", "0.4").split())
+    for condition in ("fp16", "1-3 GB each", "PS card 10 Gbit/s", "25% stragglers", "40% of peak"):
+        assert condition in shown
+    assert "PS card unlimited" in run("--methods", "confidant")
+
+
+@pytest.mark.parametrize("command", [[], ["paper"]])
+def test_a_seed_is_not_negative(command: list[str]) -> None:
+    done = CliRunner().invoke(app, ["simulate", *command, "--seed", "-1"])
+    assert done.exit_code == 2
+    assert "--seed" in done.output
+
+
+def test_an_unknown_method_names_near_ones() -> None:
+    with pytest.raises(UsageError, match="cleave-2d"):
+        CliRunner().invoke(app, [*SMALL, "--methods", "cleave-3d"], catch_exceptions=False)
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.png"
+    run("--methods", "cleave,cloud", "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,297 @@
+"""The study of the edge-sustainability paper: formulae by hand, verdicts, and the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cleave.errors import UsageError
+from cleave_cli.main import app
+from simulator.claims import Verdict
+from simulator.study.accountant import Accountant
+from simulator.study.cells import only_if_text
+from simulator.study.conditions import (
+    LAPTOPS_AT_ALL,
+    Axis,
+    Setting,
+    carbon_axes,
+    energy_axes,
+)
+from simulator.study.dependence import one_by_one
+from simulator.study.rows import Row, gpu_run, rows_of, simulated
+from simulator.study.setups import published
+from simulator.study.study import judged, needed_flops_per_s
+from simulator.study.verdicts import held_against, together
+
+LAPTOP, PHONE, LAPTOPS, PHONES = published().setups
+
+
+@pytest.fixture(scope="module")
+def accountant() -> Accountant:
+    return Accountant()
+
+
+@pytest.fixture(scope="module")
+def by_laptops() -> list[Row]:
+    return rows_of(LAPTOPS, 0)
+
+
+def test_a_laptop_alone_by_hand(accountant: Accountant) -> None:
+    # OPT-125M, 8192 tokens: 6 FLOPs for each of 84,934,656 + 38,608,896 weights and token, and
+    # 3 * 12 * 4 * 16 * 512^2 * 768 of attention: 6.536e12, in 3.182 s at half of 4.1084 TFLOP/s.
+    # 100 steps at 26.1 W are 8305 J. The A5000 takes 0.1438 s at half of 90.9 TFLOP/s: 3308 J at
+    # 230 W, times 1.59 for what is around it, times 1.58 for the building: 8310 J.
+    (row,), gpu = rows_of(LAPTOP, 0), gpu_run(LAPTOP)
+    assert row.flops == pytest.approx(100 * 6.536e12, rel=1e-4)
+    assert row.step_s == pytest.approx(3.182, rel=1e-3)
+    found = judged(accountant, row, gpu)
+    assert found.fleet.energy_j == pytest.approx(8305, rel=1e-3)
+    assert found.gpu.energy_j == pytest.approx(8310, rel=1e-3)
+    assert found.energy.central == pytest.approx(8310 / 8305, rel=1e-3)
+    assert found.compute_over_gpu == pytest.approx(8305 / 3308, rel=1e-3)
+    # Making: 221 kg of laptop over half of 3 years, 318 kg of GPU over half of 3 years.
+    half_s = 0.5 * 3 * 365.25 * 24 * 3600
+    fleet_g = 8305 / 3.6e6 * 485.08 + 221_000 * 318.2 / half_s
+    gpu_g = 8310 / 3.6e6 * 485.08 + 318_000 * 14.38 / half_s
+    assert found.attributed.central == pytest.approx(gpu_g / fleet_g, rel=2e-3)
+    assert found.sunk_cost.central == pytest.approx(gpu_g / (8305 / 3.6e6 * 485.08), rel=2e-3)
+
+
+def test_devices_and_gpu_reach_equal_shares_in_the_central_case(accountant: Accountant) -> None:
+    (row,), gpu, middle = rows_of(LAPTOP, 0), gpu_run(LAPTOP), accountant.middle
+    central = accountant.ratios(row, gpu, middle).energy
+    both = replace(middle, device_share=1.0, gpu_share=1.0)
+    assert middle.device_share == middle.gpu_share
+    assert accountant.ratios(row, gpu, both).energy == pytest.approx(central)
+    # The other way: laptops at all of their multiplication, the GPU at half of its own.
+    unequal = accountant.ratios(row, gpu, replace(middle, device_share=1.0)).energy
+    assert unequal == pytest.approx(2 * 8310 / 8305, rel=1e-3)
+    # Without the machine around the GPU, which the paper's formulae do not have: 1.59 times less.
+    (alone,) = (c.ratios for c in one_by_one(accountant, row, gpu) if c.setting == "PUE alone")
+    assert alone.energy == pytest.approx(8310 / 8305 / 1.59, rel=1e-3)
+    titles = {
+        settings["speed in training, of multiplication alone"]
+        for settings, _ in accountant.of_energy
+    }
+    assert {"50 % both", LAPTOPS_AT_ALL} <= titles
+
+
+def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list[Row]) -> None:
+    tiles = next(row for row in by_laptops if row.method == "cleave")
+    assert tiles.spell.compute_s == pytest.approx(tiles.flops / 4.1084e12)
+    assert tiles.spell.crossing_bytes == tiles.spell.up_bytes + tiles.spell.down_bytes
+    phone = rows_of(PHONE, 0)[0]
+    assert phone.spell == phone.spell_at(1.0)
+
+
+def test_laptops_by_dtfm_by_hand(by_laptops: list[Row]) -> None:
+    # Four stages of six layers, one sample of 512 x 2048 bf16 activations a slot: 2,097,152 bytes
+    # over each of three links, forward and backward, for 16 samples and 100 steps.
+    row = next(r for r in by_laptops if r.method == "dtfm-all (pipelined)" and r.fits)
+    assert row.spell.devices == 4
+    assert row.spell.down_bytes == 2 * 3 * 16 * 100 * 2_097_152
+    assert row.spell.crossing_bytes == row.spell.up_bytes == row.spell.down_bytes
+    assert row.spell.radio_s == pytest.approx(2 * row.spell.down_bytes / 10e6)
+    assert row.spell.compute_s == pytest.approx(row.flops / (0.5 * 4.1084e12))
+    assert row.spell.present_s == pytest.approx(4 * row.duration_s)
+
+
+def test_memory_is_said_and_decides_what_fits(by_laptops: list[Row]) -> None:
+    fits = {(row.method, row.fits): row for row in by_laptops}
+    # Sixteen bytes for each parameter of a quarter of 24 layers, and more, are not in 3 GB.
+    assert fits["dtfm-all (pipelined)", False].offered == ["3 GB"]
+    assert fits["dtfm-all (pipelined)", True].offered == ["12 GB"]
+    assert fits["cleave", True].offered == ["12 GB", "3 GB"]
+    assert "too small" in fits["dtfm-all (pipelined)", False].misfit
+    assert fits["cleave-resident", True].needed_bytes <= 3e9
+
+
+def test_no_method_multiplies_less_than_another() -> None:
+    small = replace(LAPTOPS, model="opt-nano", batch=4, seq=64)
+    rows = {row.method: row.flops for row in simulated(small, small.offers[0], 0)}
+    least = rows["dtfm-all (pipelined)"]
+    assert least == pytest.approx(100 * gpu_run(small).cloud.time_s / 100 * 0.5 * 9.09e13)
+    assert all(least * 0.999 <= flops < 2 * least for flops in rows.values())
+
+
+def test_a_charger_that_loses_more_and_a_bare_gpu_make_devices_worse(
+    accountant: Accountant,
+) -> None:
+    row = rows_of(PHONE, 0)[0]
+    found = judged(accountant, row, gpu_run(PHONE))
+    # From a charger of 1.17 to one of 2.9, of 6.75 W to 7.2 W, a bare GPU, twice as fast.
+    worst = found.energy.central * (1.17 / 2.9) * (6.75 / 7.2) / (1.59 * 1.58) / 2
+    assert found.energy.least == pytest.approx(worst, rel=1e-3)
+    assert found.energy.verdict is Verdict.FAILS
+    # The phone's processor does 3.1 GFLOP for a joule, the bare card at half its speed 198.
+    gpu_per_j, phone_per_j = 0.5 * 90.9e12 / 230, 0.5 * 4.25e10 / 6.75
+    assert found.compute_over_gpu == pytest.approx(gpu_per_j / phone_per_j, rel=1e-3)
+
+
+def test_every_condition_has_its_central_setting_first(accountant: Accountant) -> None:
+    assert len(accountant.of_energy) == 2 * 2 * 3 * 3 * 5
+    assert len(accountant.of_carbon) == 180 * 5 * 5
+    first = {axis.name: axis.settings[0].title for axis in (*energy_axes(), *carbon_axes())}
+    assert accountant.of_carbon[0][0] == first
+    made = accountant.middle.case.assumptions
+    assert made.network_j_per_byte.value == 0
+    assert made.pue.value == 1.58
+
+
+def axis(name: str, *titles: str) -> Axis:
+    return Axis(name, tuple(Setting(title, lambda state: state) for title in titles))
+
+
+def test_verdicts_say_what_a_claim_needs() -> None:
+    axes = (axis("network", "none", "counted"), axis("grid", "clean", "mixed", "dirty"))
+    tried = [
+        ({"network": network, "grid": grid}, ratio)
+        for network, grid, ratio in (
+            ("none", "clean", 3.0),
+            ("none", "mixed", 2.0),
+            ("none", "dirty", 1.0),
+            ("counted", "clean", 0.1),
+            ("counted", "mixed", 0.1),
+            ("counted", "dirty", 0.1),
+        )
+    ]
+    found = held_against(axes, tried, 1.5)
+    assert (found.central, found.least, found.most) == (3.0, 0.1, 3.0)
+    assert (found.held, found.tried) == (2, 6)
+    assert found.verdict is Verdict.SOMETIMES
+    assert found.only_if == {"network": "none", "grid": "not dirty"}
+    assert held_against(axes, tried, 0.05).verdict is Verdict.HOLDS
+    assert held_against(axes, tried, 0.05).only_if == {}
+    assert held_against(axes, tried, 9.0).verdict is Verdict.FAILS
+    assert together([Verdict.HOLDS, Verdict.FAILS]) is Verdict.SOMETIMES
+    assert together([Verdict.FAILS, Verdict.FAILS]) is Verdict.FAILS
+
+
+def test_a_claim_that_needs_no_single_condition_says_so() -> None:
+    axes = (axis("network", "none", "counted"), axis("grid", "clean", "dirty"))
+    tried = [
+        ({"network": network, "grid": grid}, ratio)
+        for network, grid, ratio in (
+            ("none", "clean", 2.0),
+            ("none", "dirty", 2.0),
+            ("counted", "clean", 2.0),
+            ("counted", "dirty", 0.1),
+        )
+    ]
+    found = held_against(axes, tried, 1.5)
+    assert only_if_text(found.verdict, found.only_if).startswith("no single condition")
+    assert only_if_text(Verdict.FAILS, {}) == only_if_text(Verdict.HOLDS, {}) == "-"
+    assert only_if_text(Verdict.SOMETIMES, {"grid": "clean"}) == "grid: clean"
+
+
+def test_the_speed_that_is_needed() -> None:
+    points = [(1e12, 0.5), (2e12, 1.0), (4e12, 2.0)]
+    assert needed_flops_per_s(points, 1.0) == pytest.approx(2e12)
+    assert needed_flops_per_s(points, 2.0**0.5) == pytest.approx(2e12 * 2**0.5)
+    assert needed_flops_per_s(points, 0.1) == 1e12
+    assert needed_flops_per_s(points, 3.0) is None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the command left behind."""
+
+    folder: Path
+    text: str
+    document: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("study") / "report"
+    done = CliRunner().invoke(
+        app, ["footprint", "study", "--quick", "--json", "--out", str(folder)]
+    )
+    assert done.exit_code == 0, done.output
+    return Made(folder, (folder / "report.md").read_text(), json.loads(done.stdout))
+
+
+def test_the_report_can_be_read(made: Made) -> None:
+    for words in (
+        "not confirmed",
+        "sunk cost",
+        "attributed",
+        "2.9",
+        "12 times",
+        "TFLOP/s",
+        "fits",
+        "59%",
+        "hangs on that choice",
+    ):
+        assert words in made.text, words
+    images = [part.split(")")[0] for part in made.text.split("](")[1:]]
+    assert len(images) == 4 + 2 * 2
+    for image in images:
+        assert (made.folder / image).read_bytes().startswith(b"\x89PNG")
+    sections = made.text.count("\nReading: ")
+    assert sections >= len(images)
+    widths = {}
+    for line in made.text.splitlines():
+        if line.startswith("| "):
+            widths[line] = line.count("|")
+    assert min(widths.values()) > 2
+
+
+def test_the_document_is_for_programs(made: Made) -> None:
+    laptop, phones = made.document["setups"]
+    assert laptop["setup"] == "opt-nano on 1 laptop"
+    for row in (*laptop["rows"], *phones["rows"]):
+        assert row["fits"] == (not row["misfit"])
+        assert row["memory_needed_bytes"] > 0
+        assert {part["basis"] for part in row["parts"]} <= {"modelled", "unknown"}
+        assert row["energy_claim"]["verdict"] in {verdict.value for verdict in Verdict}
+        assert row["energy_claim"]["tried"] == 180
+    names = {row["method"] for row in phones["rows"]}
+    assert {"cleave", "cleave-2d", "cleave-resident", "dtfm-all (serial)"} <= names
+    bars = {bar["name"] for torn in phones["sensitivity"] for bar in torn["bars"]}
+    assert {"utilisation", "lifetime", "PUE", "charger and power supply loss"} <= bars
+    assert {"electricity of the fleet", "speed of a device"} <= bars
+    standing = {each["name"]: each["standing"] for each in made.document["figures"]}
+    assert standing["speed of the A5000"] == "not confirmed"
+    assert standing["Wi-Fi of a device"] == "stated by the paper"
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, ["footprint", "study", "--out", str(tmp_path / "file")])
+    assert isinstance(done.exception, UsageError)
+    assert "cannot write into" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "name", ["lifetime", "charger", "pue", "network", "host-share", "ps-watts"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-7"])
+def test_what_is_no_figure_is_said(name: str, value: str) -> None:
+    done = CliRunner().invoke(
+        app, ["footprint", "--model", "opt-nano", f"--{name}={value}", "--grid", "USA"]
+    )
+    assert isinstance(done.exception, UsageError)
+    assert f"--{name} is {value}; give " in str(done.exception)
+
+
+def test_a_seed_below_0_is_said(tmp_path: Path) -> None:
+    arguments = ["footprint", "study", "--seed", "-1", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_the_study_is_a_run() -> None:
+    done = CliRunner().invoke(app, ["footprint", "no-such-run"])
+    assert isinstance(done.exception, UsageError)
+    assert "no-such-run" in str(done.exception)
+    assert "either a run folder or --model" in str(CliRunner().invoke(app, ["footprint"]).exception)
+    shown = CliRunner().invoke(app, ["footprint", "--help"]).stdout
+    assert "--against" in shown
+    assert "cleave footprint study" in shown

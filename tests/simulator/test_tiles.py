@@ -1,0 +1,73 @@
+"""`cleave` and `cleave-2d` are what the planner says, and attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from cleave.planner.plan import ElementBytes, PsRates
+from cleave.planner.planner import Method as TileShape
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import plan_step
+from cleave.workload.registry import find_model
+from cleave.workload.step import step_gemms
+from simulator.attention import forward_task
+from simulator.catalogue import methods
+from simulator.method import Conditions
+from tests.simulator.conditions import alike, paper
+
+KNOWN = methods()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "fused"),
+    [("cleave", TileShape.THREE_D, True), ("cleave-2d", TileShape.TWO_D, False)],
+)
+def test_linears_take_what_the_planner_predicts(name: str, shape: TileShape, fused: bool) -> None:
+    conditions = paper(64, "opt-1.3b", batch=16, seq=256)
+    (outcome,) = KNOWN[name].outcomes(conditions)
+    gemms = step_gemms(conditions.spec, 16, 256, fused)
+    planner = TilePlanner(PsRates(), shape)
+    step = plan_step(planner, gemms, ElementBytes(2, 2), conditions.devices, PsRates())
+    linears_s = sum(p.seconds for p in outcome.parts if p.name != "attention")
+    assert linears_s == pytest.approx(step.predicted_s, rel=1e-12)
+    assert outcome.fits
+    assert outcome.step_s > linears_s
+
+
+def test_bytes_per_device_fall_with_devices() -> None:
+    few, many = (KNOWN["cleave"].outcomes(paper(n, "opt-1.3b"))[0] for n in (64, 256))
+    assert many.download_bytes < few.download_bytes
+    assert many.upload_bytes < few.upload_bytes
+
+
+def test_a_card_slows_down() -> None:
+    free = paper(32, "opt-1.3b", batch=16, seq=256)
+    card = Conditions(free.spec, 16, 256, free.devices, ps=PsRates(1e9, 1e9))
+    slow, fast = (KNOWN["cleave"].outcomes(c)[0] for c in (card, free))
+    assert slow.step_s > fast.step_s
+    assert fast.ps_egress_bytes_per_s > 1e9
+    assert slow.ps_egress_bytes_per_s <= 1e9 * 1.01
+
+
+def test_bytes_are_on_average_over_the_devices_used() -> None:
+    # Of these devices most are too slow for any tile or task; nothing passes them.
+    fast, slow = alike(2), alike(6, down=1e3, up=1e3, flops=1e6)
+    devices = [dataclasses.replace(d, device=i) for i, d in enumerate(fast + slow)]
+    spec = find_model("opt-tiny")
+    (outcome,) = KNOWN["cleave"].outcomes(Conditions(spec, 2, 128, devices))
+    (alone,) = KNOWN["cleave"].outcomes(Conditions(spec, 2, 128, devices[:2]))
+    assert outcome.devices_used == 2
+    assert outcome.download_bytes == pytest.approx(alone.download_bytes)
+
+
+def test_devices_too_small_for_attention_do_not_fit() -> None:
+    spec = find_model("opt-tiny")
+    task = forward_task(spec, 1024, 2)
+    tiny = Conditions(spec, 2, 1024, alike(8, memory=task.memory_bytes))
+    (outcome,) = KNOWN["cleave"].outcomes(tiny)
+    assert not outcome.fits
+    assert "attention" in outcome.misfit
+    assert math.isinf(outcome.step_s)

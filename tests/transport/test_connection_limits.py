@@ -1,0 +1,131 @@
+"""The door's counts and the log of refusals: no sockets, no clocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.transport.connection_limits import ConnectionLimits, Door, Place, home_of, network_of
+from cleave.transport.rejection_log import RefusalLog
+
+ADDRESSES = st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "::1"])
+
+
+@given(st.lists(st.tuples(ADDRESSES, st.booleans()), max_size=60))
+def test_no_more_wait_than_may_and_none_is_forgotten(events: list[tuple[str, bool]]) -> None:
+    door = Door(ConnectionLimits(waiting_per_address=3, waiting=5))
+    inside: dict[int, str] = {}
+    for address, comes in events:
+        if comes:
+            before = Counter(map(network_of, inside.values()))
+            from_there = sum(home_of(other) == home_of(address) for other in inside.values())
+            place = door.knock(address)
+            full = len(inside) == 5 and max(before.values()) == before[network_of(address)]
+            assert isinstance(place, str) == (from_there >= 3 or full)
+            if isinstance(place, Place):
+                if place.instead_of is not None:
+                    home = network_of(inside.pop(place.instead_of))
+                    assert before[home] == max(before.values()) > before[network_of(address)]
+                inside[place.ticket] = address
+        elif address in inside.values():
+            ticket = next(t for t, other in inside.items() if other == address)
+            del inside[ticket]
+            door.done(ticket)
+        assert door.waiting == len(inside) <= 5
+    for ticket in inside:
+        door.done(ticket)
+    assert all(isinstance(door.knock("192.0.2.9"), Place) for _ in range(3))
+
+
+STRANGERS = {
+    "four addresses": [f"192.0.2.{n}" for n in range(4)],
+    "many addresses": [f"10.0.{n >> 8}.{n & 255}" for n in range(1000)],
+    "a network of homes": [f"2001:db8:1:{n:x}::1" for n in range(1000)],
+}
+
+
+@pytest.mark.parametrize("strangers", STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize("newcomer", ["198.51.100.7", "2001:db8:2::7"])
+def test_strangers_keep_nobody_out_who_comes_from_elsewhere(
+    strangers: list[str], newcomer: str
+) -> None:
+    door = Door(ConnectionLimits())
+    for n in range(2000):
+        door.knock(strangers[n % len(strangers)])
+    assert door.waiting == ConnectionLimits().waiting
+    place = door.knock(newcomer)
+    assert isinstance(place, Place)
+    assert place.instead_of is not None
+    for n in range(100):  # as many more, while the newcomer says its hello
+        other = door.knock(strangers[n % len(strangers)])
+        assert isinstance(other, str) or other.instead_of != place.ticket
+    door.done(place.ticket)
+
+
+def test_the_oldest_of_the_most_makes_room() -> None:
+    door = Door(ConnectionLimits(waiting_per_address=3, waiting=4))
+    tickets = [door.knock(address) for address in ("192.0.2.1", *["192.0.2.2"] * 3)]
+    assert door.knock("192.0.2.2") == "3 connections from there wait already"
+    place = door.knock("192.0.2.3")
+    assert isinstance(place, Place)
+    assert isinstance(tickets[1], Place)
+    assert place.instead_of == tickets[1].ticket
+    door = Door(ConnectionLimits(waiting=1))
+    door.knock("192.0.2.1")
+    assert door.knock("192.0.2.1") == "1 connections wait already"
+
+
+@pytest.mark.parametrize(
+    ("address", "home"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("somewhere", "somewhere"),
+    ],
+)
+def test_addresses_that_one_machine_may_choose_from_count_as_one(address: str, home: str) -> None:
+    assert home_of(address) == home
+
+
+@given(st.integers(0, 10**6))
+def test_connections_leave_files_to_the_process(descriptors: int) -> None:
+    fits = ConnectionLimits().within(descriptors)
+    assert min(fits.waiting, fits.operators, fits.devices) >= 1
+    total = fits.waiting + fits.operators + fits.devices
+    assert total <= max(4, descriptors - 128)
+    assert ConnectionLimits().within(10**6) == ConnectionLimits()
+
+
+def test_many_refusals_are_few_lines() -> None:
+    said: list[str] = []
+    windows: list[Callable[[], None]] = []
+    log = RefusalLog(
+        said.append,
+        lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        lambda _, ends: windows.append(ends),
+        lines=2,
+    )
+    for _ in range(1000):
+        log.refused("192.0.2.1", "wrong credential")
+    log.refused("192.0.2.2", "too late")
+    assert said == ["2026-01-02 03:04:05 refused 192.0.2.1: wrong credential"] * 2
+    windows.pop()()
+    assert said[2:] == [
+        "2026-01-02 03:04:05 refused 999 more (998 times: wrong credential; 1 times: too late)"
+    ]
+    log.refused("192.0.2.1", "wrong credential")  # a new window
+    assert len(said) == 4
+    windows.pop()()
+    assert len(said) == 4  # nothing was left to tell
+    assert not windows
+    for wait_s in range(5):  # numbers make no line of their own
+        log.refused("192.0.2.1", f"too many from 192.0.2.1; try again in {wait_s} s")
+    windows.pop()()
+    assert "(3 times: too many from there; try again in … s)" in said[-1]
