@@ -43,7 +43,7 @@ from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.training.trainer import Trainer
 from tests.faults.exact import FullDepthPlanner, InvariantExecutor
-from tests.faults.ledger import AuditedShell, Ledger, placements
+from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import LOSSES, OF_MESSAGES, Fault, RandomFaults, losses
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
@@ -156,8 +156,8 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
             proxy.url, options.devices, ("--executor", options.executor, "--probe")
         ) as processes,
     ):
-        audited = AuditedShell(served.shell, ledger, InvariantExecutor() if invariant else None)
-        trainer = make_trainer(job, Fleet(audited, planner))
+        audit(served.shell, ledger, InvariantExecutor() if invariant else None)
+        trainer = make_trainer(job, Fleet(served.shell, planner))
         messages = 0  # of a device in a step, about
         try:
             for step in range(options.steps):

@@ -31,7 +31,8 @@ import numpy as np
 import cleave
 from benchmarks.common import joined, make_trainer, wait_for_devices
 from cleave.arrays import Buffer, DType, empty, narrow
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
 from cleave.machine.memory import hold_strips_well
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
@@ -107,7 +108,7 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
     """Seconds that each device computed for each task, as it reported them."""
     planner = Rows()
     fleet.planner = planner
-    coordinator = fleet.shell.coordinator  # type: ignore[attr-defined]
+    coordinator = fleet.shell.coordinator
     rng = np.random.default_rng(0)
     took = [{i: list[float]() for i in sorted(coordinator.sessions)} for _ in todo]
     for _ in range(1 + REPEATS):  # all shapes, and all again: so training meets them

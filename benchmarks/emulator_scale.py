@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.common import resident_bytes
 from cleave.arrays import Buffer, DType
-from cleave.fleet.fleet import Side
+from cleave.fleet.product import Side
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.streaming import predicted_s

@@ -43,7 +43,7 @@ from benchmarks.client_kernels import CLIENT_KERNELS, Multiply, client_kernels
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.fleet import Finished, Operand, Side
+from cleave.fleet.product import Finished, Operand, Side
 from cleave.gemm import Block, Gemm, Span, gemm_of, wavefront
 from cleave.machine.backends import NumpyExecutor, TorchExecutor
 from cleave.planner.plan import DeviceRates, ElementBytes

@@ -24,7 +24,7 @@ import numpy as np
 import cleave
 from benchmarks.common import resident_bytes, wait_for_devices
 from cleave.arrays import Buffer, DType, empty
-from cleave.fleet.fleet import Side
+from cleave.fleet.product import Side
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -38,7 +38,8 @@ import numpy as np
 import cleave
 from benchmarks.common import wait_for_devices
 from cleave.arrays import Buffer, DType
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.gemm import Gemm
 from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner

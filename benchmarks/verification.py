@@ -40,11 +40,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -52,15 +53,16 @@ import cleave
 from benchmarks.common import joined, make_trainer, wait_for_devices
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
 from cleave.machine.backends import NumpyExecutor, TorchExecutor, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile, Residency
 from cleave.planner.planner import TilePlanner
-from cleave.scheduler.instructions import Close, Order, Place
 from cleave.scheduler.probe import FIRST_ID
 from cleave.scheduler.reputation import EVIDENCE, Reputation, Rounding, Wrong
+from cleave.scheduler.tasks import Unit
 from cleave.training.job import JobSpec
 from cleave.verify import LONE, GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass
@@ -418,24 +420,24 @@ class LyingShell(VirtualShell):
         self.lied += not np.array_equal(changed.array, block.array)
         return changed
 
-    def _place(self, order: Place, waiting: deque[Order]) -> None:
+    def place(self, unit: Unit, payload: Any) -> None:
         assert self.exact is not None
-        block, dtype = order.unit.detail.block, DType(order.unit.detail.out)
+        block, dtype = unit.detail.block, DType(unit.detail.out)
         a = self.exact[0][block.m.start : block.m.stop, block.k.start : block.k.stop]
         b = self.exact[1][block.k.start : block.k.stop, block.n.start : block.n.stop]
         exact = a @ b
         sigma = deviations(a, b, exact, dtype)
-        off = np.abs(order.payload.float32() - exact)
+        off = np.abs(payload.float32() - exact)
         self.placed += 1
         if not (off <= LONE * sigma[:, None]).all():
             self.above += 1
         elif (off > 4 * sigma[:, None]).any():
             self.below += 1
-        super()._place(order, waiting)
+        super().place(unit, payload)
 
-    def _close_session(self, order: Close, waiting: deque[Order]) -> None:
-        device = self.devices.get(order.session)
-        super()._close_session(order, waiting)
+    def end(self, session: int) -> None:
+        device = self.devices.get(session)
+        super().end(session)
         if device is not None:
             lying = device.profile.name.startswith("liar")
             self.quarantined[lying] += 1

@@ -30,7 +30,7 @@ from benchmarks.common import spread, wait_for_devices
 from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import Outcome
 from cleave.device.session import DeviceSession, device_hello
-from cleave.fleet.fleet import GemmFuture, Side
+from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.memory import hold_strips_well
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits

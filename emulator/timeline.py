@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from cleave.fleet.fleet import FleetCounters
+from cleave.fleet.runtime import FleetCounters
 from emulator.virtual import VirtualShell
 
 _NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # where msgpack needs another byte for a number

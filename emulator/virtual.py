@@ -1,4 +1,4 @@
-"""The virtual-time shell: one event heap drives the real dispatcher and real device cores.
+"""The virtual-time runtime: one event heap drives the real dispatcher and real device cores.
 
 Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; everything else
 is what runs over a network. The clock moves only while somebody waits for a result, so GEMMs
@@ -12,7 +12,7 @@ import heapq
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -21,37 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from cleave.arrays import DType
+from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import FleetError, UsageError
-from cleave.fleet.block_checks import Checks
-from cleave.fleet.fleet import Fleet, FleetCounters, GemmFuture, floor_bytes
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import GemmFuture
+from cleave.fleet.runtime import FleetCounters, Placing, Runtime
 from cleave.machine.backends import Executor
 from cleave.machine.multiplication import Compute
 from cleave.planner.collector import collector_paused
-from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.instructions import (
-    Aside,
-    Check,
-    Close,
-    Done,
-    Failure,
-    Joined,
-    Late,
-    Note,
-    Order,
-    Place,
-    Send,
-)
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import ASSUMED_FLOPS_PER_S, Coordinator
-from cleave.verify import Judgement
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
@@ -91,7 +78,7 @@ class _VirtualDevice:
     alive: bool = True
 
 
-class VirtualShell:
+class VirtualShell(Runtime):
     """Moves virtual time and modelled bytes. Use `emulated` to make a fleet of it.
 
     Args:
@@ -130,19 +117,21 @@ class VirtualShell:
         self.now_s = 0.0
         self.events = 0
         self.observers: list[Callable[[Activity], None]] = []
-        self.coordinator = Coordinator(
-            verify=verify,
-            crossed=False,
-            rng=random.Random(f"{seed} checks"),
-            observe=observe,
+        secrets = random.Random(f"{seed} secrets")
+        super().__init__(
+            Coordinator(
+                verify=verify,
+                crossed=False,
+                rng=random.Random(f"{seed} checks"),
+                observe=observe,
+            ),
+            lambda: np.random.default_rng(secrets.getrandbits(128)),
         )
         if self.coordinator.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(
                 f"results of arithmetic {arithmetic.value!r} cannot be checked one by one; "
                 f"use whole_tiles=False, or no verify"
             )
-        secrets = random.Random(f"{seed} secrets")
-        self._checks = Checks(lambda: np.random.default_rng(secrets.getrandbits(128)))
         self.devices: dict[int, _VirtualDevice] = {}
         self.seed = seed
         self._start_hour = start_hour
@@ -155,22 +144,7 @@ class VirtualShell:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = count()
         self._ids = count(1)
-        self._futures: dict[int, GemmFuture] = {}
-        self._outputs: dict[int, Output | DeferredOutput | SizedOutput] = {}
         self._released: deque[int] = deque()
-        self._counters = FleetCounters()
-        self._obeys: dict[type[Any], Callable[[Any, deque[Order]], None]] = {
-            Send: self._send,
-            Check: self._check,
-            Place: self._place,
-            Done: self._done,
-            Failure: self._failed,
-            Joined: self._ignore,
-            Late: self._ignore,
-            Aside: self._ignore,
-            Note: self._ignore,
-            Close: self._close_session,
-        }
         for number, profile in enumerate(profiles):
             self._populate(number, profile)
         here = list(self.devices.values())
@@ -254,7 +228,7 @@ class VirtualShell:
                 while len(link.queue) > 1:  # the first of it is in a shared line already
                     link.queue.pop()
             self._part(device)
-            self._obey(self.coordinator.closed(device_id, "the device vanished", self.now_s))
+            self.execute(self.coordinator.closed(device_id, "the device vanished", self.now_s))
 
     def _drain(self, device_id: int) -> None:
         device = self.devices.get(device_id)
@@ -267,24 +241,21 @@ class VirtualShell:
         del self.devices[device.id]
         self._tell(Presence(self.now_s, device.id, device.profile.name, False))
 
-    # --- the `Shell` of a fleet ---
+    # --- what a fleet asks for ---
 
     def start(self, future: GemmFuture) -> None:
-        """See `Shell.start`."""
+        """See `Runtime.start`."""
         self._forget_released()
-        work = future.work
-        self._futures[work.id] = future
-        self._outputs[work.id] = _OUTPUTS[self.arithmetic](future.out)
-        down, up = floor_bytes(future)
-        self._counters.floor_down_bytes += down
-        self._counters.floor_up_bytes += up
-        self._counters.gemms += 1
-        a, b = future.a.operand.buffer, future.b.operand.buffer
+        self.count(future)
         with collector_paused():
-            self._obey(self.coordinator.submit(work, a, b, self.now_s))
+            self.submit(future)
+
+    def output(self, out: Buffer) -> Placing:
+        """See `Runtime.output`."""
+        return _OUTPUTS[self.arithmetic](out)
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """See `Shell.wait`: runs the event heap until the future is done."""
+        """See `Runtime.wait`: runs the event heap until the future is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         with collector_paused():
@@ -305,29 +276,19 @@ class VirtualShell:
         return future.done
 
     def withdraw(self, future: GemmFuture) -> None:
-        """See `Shell.withdraw`."""
-        self._obey(self.coordinator.withdraw(future.work.id, self.now_s))
+        """See `Runtime.withdraw`."""
+        self.execute(self.coordinator.withdraw(future.work.id, self.now_s))
 
     def elsewhere(self, flops: float) -> None:
-        """See `Shell.elsewhere`: or devices that are due would never come."""
+        """See `Runtime.elsewhere`: or devices that are due would never come."""
         until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)
 
     def release(self, operand: int) -> None:
-        """See `Shell.release`. Only noted here: the garbage collector may call at any moment."""
+        """See `Runtime.release`. Only noted here: the garbage collector may call at any moment."""
         self._released.append(operand)
-
-    def counters(self) -> FleetCounters:
-        """See `Shell.counters`."""
-        done = self.coordinator.dispatcher.counters
-        return replace(
-            self._counters,
-            blocks=done.results,
-            reissued=done.reissued + done.hedged,
-            late=done.late,
-        )
 
     def add(self, counters: FleetCounters) -> None:
         """Count what was done without being emulated (`emulator.timeline`)."""
@@ -335,20 +296,8 @@ class VirtualShell:
         kept = replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
         self._counters = self._counters + kept
 
-    def device_count(self) -> int:
-        """See `Shell.device_count`."""
-        return self.coordinator.ready_devices
-
-    def stuck(self, future: GemmFuture) -> str:
-        """See `Shell.stuck`."""
-        return self.coordinator.dispatcher.stuck(future.work.id)
-
-    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """See `Shell.fleet_rates`."""
-        return self.coordinator.epoch, self.coordinator.dispatcher.rates
-
     def close(self) -> None:
-        """See `Shell.close`."""
+        """See `Runtime.close`."""
         self.devices.clear()
         self._heap.clear()
 
@@ -371,7 +320,7 @@ class VirtualShell:
             Whether the fleet is then as it was when it was new: nothing held, nothing under way.
         """
         self._forget_released()
-        self._obey(self.coordinator.pause(self.now_s))
+        self.execute(self.coordinator.pause(self.now_s))
         last_s = self.now_s
         for device in self.devices.values():
             down, up = device.down, device.up
@@ -389,54 +338,33 @@ class VirtualShell:
 
     def _forget_released(self) -> None:
         while self._released:
-            self._obey(self.coordinator.release(self._released.popleft(), self.now_s))
+            self.execute(self.coordinator.release(self._released.popleft(), self.now_s))
 
-    # --- the PS's orders ---
+    # --- carrying out instructions ---
 
-    def _obey(self, orders: Iterable[Order]) -> None:
-        waiting = deque(orders)
-        while waiting:
-            order = waiting.popleft()
-            self._obeys[type(order)](order, waiting)
+    def now(self) -> float:
+        """See `Runtime.now`."""
+        return self.now_s
 
-    def _send(self, order: Send, _: deque[Order]) -> None:
-        device = self.devices.get(order.session)
+    def send(self, session: int, message: Message) -> None:
+        """See `Runtime.send`."""
+        device = self.devices.get(session)
         if device is not None:
-            self._send_down(device, order.message)
+            self._send_down(device, message)
 
-    def _check(self, order: Check, waiting: deque[Order]) -> None:
-        future = self._futures.get(order.unit.work)
-        judgement = Judgement()
-        if future is not None:  # else nobody waits for it any more
-            began_s = time.thread_time()
-            judgement = self._checks.judge(future, order.unit, order.payload)
-            self._counters.verify_s += time.thread_time() - began_s
-        waiting.extend(self.coordinator.checked(order, judgement, self.now_s))
-
-    def _place(self, order: Place, waiting: deque[Order]) -> None:
-        unit = order.unit
-        self._outputs[unit.work].place(unit.detail, order.payload)
-        waiting.extend(self.coordinator.placed(unit, self.now_s))
-
-    def _done(self, order: Done, _: deque[Order]) -> None:
-        self._checks.forget(order.work)
-        self._outputs.pop(order.work).finish()
-        self._counters.tiles += _tiles(self._futures[order.work])
-        self._futures.pop(order.work).done = True
-
-    def _failed(self, order: Failure, _: deque[Order]) -> None:
-        self._checks.forget(order.work)
-        self._outputs.pop(order.work)
-        future = self._futures.pop(order.work)
-        future.error, future.done = order.reason, True
-
-    def _ignore(self, order: Joined | Late | Aside | Note, _: deque[Order]) -> None:
-        return None
-
-    def _close_session(self, order: Close, _: deque[Order]) -> None:
-        device = self.devices.get(order.session)
+    def end(self, session: int) -> None:
+        """See `Runtime.end`."""
+        device = self.devices.get(session)
         if device is not None:
             self._part(device)
+
+    def conclude(self, work: int, error: str) -> None:
+        """See `Runtime.conclude`."""
+        output, future = self._outputs.pop(work), self._futures.pop(work)
+        if not error:
+            output.finish()
+            self._counters.tiles += _tiles(future)
+        future.error, future.done = error, True
 
     # --- links and compute ---
 
@@ -539,7 +467,7 @@ class VirtualShell:
 
     def _handle(self, device: _VirtualDevice, message: Message) -> None:
         if device.alive:
-            self._obey(self.coordinator.received(device.id, message, self.now_s))
+            self.execute(self.coordinator.received(device.id, message, self.now_s))
 
     def _tell(self, activity: Activity) -> None:
         for observer in self.observers:

@@ -34,7 +34,16 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.scheduler.gemm_job import GemmUnit, GemmWork, MatrixRef
-from cleave.scheduler.instructions import Check, Close, Done, Failure, Joined, Order, Place, Send
+from cleave.scheduler.instructions import (
+    Check,
+    Close,
+    Done,
+    Failed,
+    Instruction,
+    Joined,
+    Place,
+    Send,
+)
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import Coordinator
@@ -475,7 +484,7 @@ class Arena:
         self.gone.append(session)
         del self.gone[:-50]
 
-    def _obey(self, orders: Sequence[Order]) -> None:
+    def _obey(self, orders: Sequence[Instruction]) -> None:
         for order in orders:
             match order:
                 case Send(session, message):
@@ -502,7 +511,6 @@ class Arena:
                     task = self.tasks[unit.work]
                     assert not task.done
                     task.output.place(unit.detail, payload)
-                    self._obey(self.coordinator.placed(unit, self.now_s))
                 case Done(work):
                     task = self.tasks.pop(work)
                     task.output.finish()
@@ -511,7 +519,7 @@ class Arena:
                     self.done += 1
                     for side in (task.work.a, task.work.b):
                         self._obey(self.coordinator.release(side.operand, self.now_s))
-                case Failure(_, reason):
+                case Failed(_, reason):
                     raise AssertionError(f"hostile devices make a work fail: {reason}")
         assert not any(peer.erred for peer in self.peers.values()), "an error that ends nothing"
 

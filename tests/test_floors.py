@@ -28,7 +28,8 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
     "cleave.device": {"cleave.arrays", "cleave.machine", "cleave.protocol", "cleave.transport"}
     | NUMBERS,
     "cleave.fleet": {
-        "cleave.arrays", "cleave.machine", "cleave.planner", "cleave.scheduler", "cleave.verify",
+        "cleave.arrays", "cleave.machine", "cleave.planner", "cleave.protocol",
+        "cleave.scheduler", "cleave.verify",
     } | NUMBERS,
     "cleave.training": {
         "cleave.arrays", "cleave.fleet", "cleave.machine", "cleave.planner", "cleave.workload",

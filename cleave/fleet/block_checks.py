@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cleave.arrays import Buffer, DType, unpack
-from cleave.fleet.fleet import GemmFuture
+from cleave.fleet.product import GemmFuture
 from cleave.gemm import wavefront
 from cleave.scheduler.tasks import Unit
 from cleave.verify import GemmCheck, Judgement, Projector

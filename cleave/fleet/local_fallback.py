@@ -13,16 +13,9 @@ from typing import Final
 
 from cleave.arrays import Buffer
 from cleave.errors import CleaveError
-from cleave.fleet.fleet import (
-    Finished,
-    Fleet,
-    FleetCounters,
-    GemmFuture,
-    Operand,
-    Pending,
-    Side,
-    product_of,
-)
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Finished, GemmFuture, Operand, Pending, Side, product_of
+from cleave.fleet.runtime import FleetCounters
 from cleave.machine.backends import Executor
 from cleave.scheduler.scheduler import WITHDRAWN
 

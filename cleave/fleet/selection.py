@@ -14,7 +14,8 @@ from functools import cache
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.fleet.fleet import Finished, Fleet, Multiplier, Operand, Pending, Side, product_of
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side, product_of
 from cleave.gemm import Gemm
 from cleave.machine.backends import Executor
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner

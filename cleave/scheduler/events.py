@@ -1,4 +1,4 @@
-"""What the dispatcher is told, and what it orders."""
+"""What the dispatcher is told. What it wants done: `cleave.scheduler.instructions`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.tasks import Stored, Unit, Work
-
-# --- events ---
+from cleave.scheduler.tasks import Work
 
 
 @dataclass(slots=True)
@@ -95,13 +93,6 @@ class LateAnswer:
 
 
 @dataclass(slots=True)
-class Assembled:
-    """The shell has put a unit's result in its place."""
-
-    unit: Unit
-
-
-@dataclass(slots=True)
 class OperandReleased:
     """Nobody will use this operand again; devices may forget it."""
 
@@ -127,7 +118,7 @@ class Tick:
 
 @dataclass(slots=True)
 class Withdrawn:
-    """Nobody wants this work done here any more: it is answered with `Failed`, unless finished."""
+    """Nobody wants this work done here any more: it fails, unless it is finished."""
 
     work: int
 
@@ -143,105 +134,9 @@ Event: TypeAlias = (
     | ResultArrived
     | RunFailed
     | LateAnswer
-    | Assembled
     | OperandReleased
     | Alive
     | Paused
     | Tick
     | Withdrawn
-)
-
-# --- commands ---
-
-
-@dataclass(slots=True)
-class SendArray:
-    """Cut this array out of its operand and send it."""
-
-    device: int
-    array: Stored
-
-
-@dataclass(slots=True)
-class SendRun:
-    """Ask the device to do this unit, as run `run`."""
-
-    device: int
-    run: int
-    unit: Unit
-
-
-@dataclass(slots=True)
-class SendDrop:
-    """Tell the device to forget these arrays."""
-
-    device: int
-    ids: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class SendCancel:
-    """Tell the device that these runs are not wanted any more."""
-
-    device: int
-    runs: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Assemble:
-    """Put this result in its place, then say `Assembled`."""
-
-    unit: Unit
-    payload: Any
-
-
-@dataclass(slots=True)
-class Finished:
-    """All of this work is in place."""
-
-    work: int
-
-
-@dataclass(slots=True)
-class Failed:
-    """This work cannot be finished."""
-
-    work: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Stuck:
-    """For information: no device that is there can do this work, or some of it; it waits."""
-
-    work: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Drained:
-    """A draining device has answered everything; its session may end."""
-
-    device: int
-
-
-@dataclass(slots=True)
-class Overdue:
-    """For information: a device does not answer what it should have long ago, or does again."""
-
-    device: int
-    overdue: bool
-
-
-Command: TypeAlias = (
-    SendArray
-    | SendRun
-    | SendDrop
-    | SendCancel
-    | Assemble
-    | Finished
-    | Failed
-    | Stuck
-    | Drained
-    | Overdue
 )

@@ -233,16 +233,11 @@ class GemmWork:
     def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
         """See `Work.arrived`."""
         self.tiles[unit.detail.tile].done += 1
-        if self._order is None or not unit.detail.partial:
-            return [(unit, payload)]
-        return self._order.arrived(unit, payload)
-
-    def assembled(self, unit: Unit) -> Iterable[tuple[Unit, Any]]:
-        """See `Work.assembled`."""
-        self._remaining -= 1
-        if self._order is None or not unit.detail.partial:
-            return ()
-        return self._order.folded(unit)
+        ready = [(unit, payload)]
+        if self._order is not None and unit.detail.partial:
+            ready = self._order.arrived(unit, payload)
+        self._remaining -= len(ready)
+        return ready
 
     # --- what devices hold already ---
 
@@ -389,17 +384,16 @@ class _FoldOrder:
                     self._waits[upper] += 1
 
     def arrived(self, unit: Unit, payload: Any) -> list[tuple[Unit, Any]]:
+        """A partial sum came: those that are to be added now, in order."""
         if self._waits[unit]:
             self._parked[unit] = payload
             return []
-        return [(unit, payload)]
-
-    def folded(self, unit: Unit) -> list[tuple[Unit, Any]]:
-        ready = []
-        for follower in self._followers.pop(unit):
-            self._waits[follower] -= 1
-            if not self._waits[follower] and follower in self._parked:
-                ready.append((follower, self._parked.pop(follower)))
+        ready = [(unit, payload)]
+        for lower, _ in ready:  # which grows
+            for follower in self._followers.pop(lower):
+                self._waits[follower] -= 1
+                if not self._waits[follower] and follower in self._parked:
+                    ready.append((follower, self._parked.pop(follower)))
         return ready
 
 

@@ -1,4 +1,8 @@
-"""What the PS's core orders its shell to do."""
+"""What the server's core wants done: one language for its scheduler, its sessions and its runtime.
+
+The scheduler speaks of arrays and runs; the session manager turns these into messages, so that a
+runtime (`cleave.fleet.runtime`) carries out the `Instruction`s of the second half alone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,60 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cleave.protocol.messages import Message
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.tasks import Stored, Unit
+
+# --- from the scheduler to the session manager ---
+
+
+@dataclass(slots=True)
+class SendArray:
+    """Cut this array out of its operand and send it."""
+
+    device: int
+    array: Stored
+
+
+@dataclass(slots=True)
+class SendRun:
+    """Ask the device to do this unit, as run `run`."""
+
+    device: int
+    run: int
+    unit: Unit
+
+
+@dataclass(slots=True)
+class SendDrop:
+    """Tell the device to forget these arrays."""
+
+    device: int
+    ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class SendCancel:
+    """Tell the device that these runs are not wanted any more."""
+
+    device: int
+    runs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Drained:
+    """A draining device has answered everything; its session may end."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class Stuck:
+    """For information: no device that is there can do this work, or some of it; it waits."""
+
+    work: int
+    reason: str
+
+
+# --- to the runtime ---
 
 
 @dataclass(slots=True)
@@ -25,15 +82,8 @@ class Close:
 
 
 @dataclass(slots=True)
-class Joined:
-    """For information: this device may be given work from now on."""
-
-    session: int
-
-
-@dataclass(slots=True)
 class Check:
-    """Check this result of a device, then call `checked`."""
+    """Check this result of a device, then call `SessionManager.checked`."""
 
     session: int
     run: int
@@ -43,7 +93,7 @@ class Check:
 
 @dataclass(slots=True)
 class Place:
-    """Put this result in its place in the output of its work, then call `placed`."""
+    """Put this result in its place in the output of its work, at once."""
 
     unit: Unit
     payload: Any
@@ -51,13 +101,13 @@ class Place:
 
 @dataclass(slots=True)
 class Done:
-    """This work is complete."""
+    """All results of this work are in place."""
 
     work: int
 
 
 @dataclass(slots=True)
-class Failure:
+class Failed:
     """This work cannot be completed."""
 
     work: int
@@ -65,11 +115,18 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Late:
-    """For information: this device does not answer what it should have long ago, or does again."""
+class Joined:
+    """For information: this device may be given work from now on."""
 
     session: int
-    late: bool
+
+
+@dataclass(slots=True)
+class Overdue:
+    """For information: a device does not answer what it should have long ago, or does again."""
+
+    session: int
+    overdue: bool
 
 
 @dataclass(slots=True)
@@ -88,4 +145,21 @@ class Note:
     text: str
 
 
-Order: TypeAlias = Send | Close | Joined | Late | Aside | Note | Check | Place | Done | Failure
+Instruction: TypeAlias = (
+    SendArray
+    | SendRun
+    | SendDrop
+    | SendCancel
+    | Drained
+    | Stuck
+    | Send
+    | Close
+    | Check
+    | Place
+    | Done
+    | Failed
+    | Joined
+    | Overdue
+    | Aside
+    | Note
+)

@@ -20,7 +20,20 @@ from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits
 from cleave.scheduler import events
 from cleave.scheduler.device_memory import FleetHoldings, Names
-from cleave.scheduler.events import Command, Event
+from cleave.scheduler.events import Event
+from cleave.scheduler.instructions import (
+    Done,
+    Drained,
+    Failed,
+    Instruction,
+    Overdue,
+    Place,
+    SendArray,
+    SendCancel,
+    SendDrop,
+    SendRun,
+    Stuck,
+)
 from cleave.scheduler.load import DeviceLoad
 from cleave.scheduler.reassignment import help_late, take_over
 from cleave.scheduler.stragglers import late_devices
@@ -87,7 +100,7 @@ class Dispatcher:
         self._now_s = 0.0
         self.names = Names()
         self.holdings = FleetHoldings(self.names, lambda: self.rates)
-        self._commands: list[Command] = []
+        self._instructions: list[Instruction] = []
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             events.DeviceReady: self._ready,
             events.DeviceAside: self._set_aside,
@@ -99,7 +112,6 @@ class Dispatcher:
             events.ResultArrived: self._result,
             events.RunFailed: self._run_failed,
             events.LateAnswer: self._late_answer,
-            events.Assembled: self._assembled,
             events.OperandReleased: self._operand_released,
             events.Alive: self._alive,
             events.Paused: self._paused,
@@ -107,12 +119,12 @@ class Dispatcher:
             events.Withdrawn: self._withdrawn,
         }
 
-    def handle(self, event: Event, now_s: float) -> list[Command]:
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event and return what is to be done about it, in order."""
-        self._commands = []
+        self._instructions = []
         self._now_s = now_s
         self._handlers[type(event)](event, now_s)
-        return self._commands
+        return self._instructions
 
     @property
     def devices(self) -> Sequence[int]:
@@ -215,7 +227,7 @@ class Dispatcher:
     def _finish_draining(self, device: DeviceLoad) -> None:
         if device.id in self._devices and device.draining and not device.running:
             self._forget_device(device.id)
-            self._commands.append(events.Drained(device.id))
+            self._instructions.append(Drained(device.id))
 
     def _lost(self, event: events.DeviceLost, now_s: float) -> None:
         device = self._forget_device(event.device)
@@ -387,7 +399,7 @@ class Dispatcher:
             for run in runs:
                 other.ended(run)
             if runs:
-                self._commands.append(events.SendCancel(other_id, runs))
+                self._instructions.append(SendCancel(other_id, runs))
             else:
                 other.queue.remove(unit)
             self.holdings.unwant(other, unit)
@@ -403,7 +415,7 @@ class Dispatcher:
         found = late_devices(self._devices, self._works, self._expected_since(), now_s)
         for device_id in found.overdue:
             self._devices[device_id].miss(now_s)
-            self._commands.append(events.Overdue(device_id, True))
+            self._instructions.append(Overdue(device_id, True))
         late = found.remaining_s
         if not late:
             return
@@ -426,7 +438,7 @@ class Dispatcher:
             return
         if now_s >= device.retry_s:
             device.overdue = False
-            self._commands.append(events.Overdue(event.device, False))
+            self._instructions.append(Overdue(event.device, False))
 
     # --- units that no device can do ---
 
@@ -434,7 +446,7 @@ class Dispatcher:
         """Some of a work waits for another device, or a better day; said once for each reason."""
         if self._stuck.get(work.id) != reason:
             self._stuck[work.id] = reason
-            self._commands.append(events.Stuck(work.id, reason))
+            self._instructions.append(Stuck(work.id, reason))
 
     def _hold(self, work: Work, unit: Unit, last: str) -> None:
         """Every device failed a unit: it is kept back, so that they are not busy with failing."""
@@ -484,11 +496,11 @@ class Dispatcher:
             for array in missing:
                 device.held[array.id] = array
                 device.occupied_bytes += array.nbytes
-                self._commands.append(events.SendArray(device.id, array))
+                self._instructions.append(SendArray(device.id, array))
             self.names.runs += 1
             run = self.names.runs
             device.asked(run, unit, room - unit.output_bytes, self._now_s)
-            self._commands.append(events.SendRun(device.id, run, unit))
+            self._instructions.append(SendRun(device.id, run, unit))
         self._tell_if_much(device)
 
     def _tell_if_much(self, device: DeviceLoad) -> None:
@@ -500,7 +512,7 @@ class Dispatcher:
         device.forget_bytes = 0
         while device.forget:
             some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
-            self._commands.append(events.SendDrop(device.id, tuple(some)))
+            self._instructions.append(SendDrop(device.id, tuple(some)))
 
     # --- answers ---
 
@@ -522,7 +534,7 @@ class Dispatcher:
     def _heard(self, device_id: int) -> None:
         device = self._devices.get(device_id)
         if device is not None and device.heard(self._now_s):
-            self._commands.append(events.Overdue(device_id, False))
+            self._instructions.append(Overdue(device_id, False))
 
     def _result(self, event: events.ResultArrived, now_s: float) -> None:
         taken = self._take(event.device, event.run)
@@ -536,7 +548,10 @@ class Dispatcher:
         if work is not None:
             self.counters.results += 1
             self.counters.flops += unit.flops
-            self._assemble(work.arrived(unit, event.payload))
+            for placed, payload in work.arrived(unit, event.payload):
+                self._instructions.append(Place(placed, payload))
+            if work.complete:
+                self._complete(work.id)
         self._pump(device)
         self._finish_draining(device)
 
@@ -559,18 +574,6 @@ class Dispatcher:
         self._pump(device)
         self._finish_draining(device)
 
-    def _assemble(self, ready: Iterable[tuple[Unit, Any]]) -> None:
-        for unit, payload in ready:
-            self._commands.append(events.Assemble(unit, payload))
-
-    def _assembled(self, event: events.Assembled, now_s: float) -> None:
-        work = self._works.get(event.unit.work)
-        if work is None:
-            return
-        self._assemble(work.assembled(event.unit))
-        if work.complete:
-            self._complete(work.id)
-
     def _complete(self, work: int) -> None:
         done, begun_s = self._works.pop(work), self._begun_s.pop(work)
         self._stuck.pop(work, None)
@@ -578,7 +581,7 @@ class Dispatcher:
         if done.expected_s is not None:
             took_s = self._now_s - begun_s
             self.finished.append(FinishedWork(work, done.title, done.expected_s, took_s))
-        self._commands.append(events.Finished(work))
+        self._instructions.append(Done(work))
 
     def _fail(self, work: int, reason: str) -> None:
         if self._works.pop(work, None) is None:
@@ -596,9 +599,9 @@ class Dispatcher:
                 device.ended(run)
                 self.holdings.unwant(device, unit)
             if runs:
-                self._commands.append(events.SendCancel(device.id, tuple(runs)))
+                self._instructions.append(SendCancel(device.id, tuple(runs)))
                 freed.append(device)
-        self._commands.append(events.Failed(work, reason))
+        self._instructions.append(Failed(work, reason))
         for device in freed:  # what waited for room may go now
             if device.id in self._devices:
                 self._pump(device)

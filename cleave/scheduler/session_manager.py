@@ -7,7 +7,6 @@ liveness, the three verbs) so that every shell, live or virtual, runs the same c
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -34,14 +33,17 @@ from cleave.scheduler.instructions import (
     Aside,
     Check,
     Close,
-    Done,
-    Failure,
+    Drained,
+    Instruction,
     Joined,
-    Late,
     Note,
-    Order,
-    Place,
+    Overdue,
     Send,
+    SendArray,
+    SendCancel,
+    SendDrop,
+    SendRun,
+    Stuck,
 )
 from cleave.scheduler.pace import Estimate, Pace, Sample, common_delay_s, expected
 from cleave.scheduler.probe import JOINING, STATED, THOROUGH, Probe
@@ -135,7 +137,7 @@ class Coordinator:
 
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
-    ) -> list[Order]:
+    ) -> list[Instruction]:
         """A message came on a session; one that breaks the protocol ends that session alone.
 
         Args:
@@ -170,7 +172,7 @@ class Coordinator:
             return ""
         return session.allowance.said(nbytes, now_s) if session.allowance is not None else ""
 
-    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[Order]:
+    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[Instruction]:
         """A device sent more than it may: its session ends, and it has to rest for a while."""
         session = self.sessions.get(session_id)
         if session is not None and session.known_as is not None:
@@ -195,7 +197,7 @@ class Coordinator:
         now_s: float,
         *,
         retry_after_s: float = 0.0,
-    ) -> list[Order]:
+    ) -> list[Instruction]:
         """End a session that broke the rules, and say why; one that has ended gets nothing more."""
         if session_id not in self.sessions:
             return []
@@ -204,20 +206,20 @@ class Coordinator:
             self.door.quarantined(session.identity, reason)
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
-        orders: list[Order] = [Send(session_id, error), Close(session_id)]
+        orders: list[Instruction] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
         return orders + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float
-    ) -> list[Order]:
+    ) -> list[Instruction]:
         """End every session of a device, and say why."""
         mine = [s.id for s in self.sessions.values() if s.identity == identity]
         return [order for id in mine for order in self.refuse(id, code, reason, now_s)]
 
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
-    ) -> list[Order]:
+    ) -> list[Instruction]:
         """A session ended, for whatever reason; its unfinished units go to others."""
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
@@ -230,9 +232,9 @@ class Coordinator:
         self.epoch += 1
         return self._do(events.DeviceLost(session_id), now_s)
 
-    def tick(self, now_s: float) -> list[Order]:
+    def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: end sessions that are silent or have not said hello."""
-        orders: list[Order] = []
+        orders: list[Instruction] = []
         for session in list(self.sessions.values()):
             joining = session.state is DeviceState.JOINING
             limit_s = limits.HANDSHAKE_S if joining else limits.SILENCE_S
@@ -253,7 +255,7 @@ class Coordinator:
         """Tell the doorkeeper what the connected devices did since it was told last."""
         self.regulars.credit(self.sessions.values(), now_s)
 
-    def _hello(self, session: Session, message: Message, now_s: float) -> list[Order]:
+    def _hello(self, session: Session, message: Message, now_s: float) -> list[Instruction]:
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
         if message.version != limits.VERSION:
@@ -335,7 +337,7 @@ class Coordinator:
         session.state = DeviceState.PROBING
         return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
-    def _take_over(self, admission: Admission, now_s: float) -> list[Order]:
+    def _take_over(self, admission: Admission, now_s: float) -> list[Instruction]:
         """A device that is here already comes again: the new session counts.
 
         Its old connection may be dead without anybody having noticed, so the new one cannot be the
@@ -363,7 +365,7 @@ class Coordinator:
         ended = self.refuse_identity(admission.identity, ErrorCode.DUPLICATE, reason, now_s)
         return [Note(text), *ended]
 
-    def _ready(self, session: Session, now_s: float) -> list[Order]:
+    def _ready(self, session: Session, now_s: float) -> list[Instruction]:
         assert session.rates is not None
         session.state = DeviceState.READY
         self.epoch += 1
@@ -375,8 +377,8 @@ class Coordinator:
 
     def _probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
-    ) -> list[Order]:
-        orders: list[Order] = [Send(session.id, m) for m in probe.result(message, now_s)]
+    ) -> list[Instruction]:
+        orders: list[Instruction] = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
             return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
@@ -393,7 +395,7 @@ class Coordinator:
             orders += self._ready(session, now_s)
         return orders
 
-    def _from_device(self, session: Session, message: Message, now_s: float) -> list[Order]:
+    def _from_device(self, session: Session, message: Message, now_s: float) -> list[Instruction]:
         match message:
             case messages.Result() if session.probe is not None:
                 return self._probed(session, session.probe, message, now_s)
@@ -422,7 +424,7 @@ class Coordinator:
                 return []
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
-                    farewell: list[Order] = [Send(session.id, _bye(ByeCode.DRAINED))]
+                    farewell: list[Instruction] = [Send(session.id, _bye(ByeCode.DRAINED))]
                     self.regulars.depart(
                         self.sessions.pop(session.id), "drained", now_s, lost=False
                     )
@@ -438,7 +440,9 @@ class Coordinator:
             case _:
                 raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
 
-    def _result(self, session: Session, message: messages.Result, now_s: float) -> list[Order]:
+    def _result(
+        self, session: Session, message: messages.Result, now_s: float
+    ) -> list[Instruction]:
         unit = session.expected.pop(message.id, None)
         if unit is None:
             return self._unexpected(session, now_s)
@@ -467,7 +471,7 @@ class Coordinator:
             return [Check(session.id, message.id, unit, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
 
-    def _unexpected(self, session: Session, now_s: float) -> list[Order]:
+    def _unexpected(self, session: Session, now_s: float) -> list[Instruction]:
         """An answer nobody waits for: the dispatcher hears of it, but does not get it.
 
         A run whose result is being checked is still under way there; a second answer to it must not
@@ -475,7 +479,7 @@ class Coordinator:
         """
         return self._do(events.LateAnswer(session.id), now_s)
 
-    def checked(self, order: Check, judgement: Judgement, now_s: float) -> list[Order]:
+    def checked(self, order: Check, judgement: Judgement, now_s: float) -> list[Instruction]:
         """A `Check` order is carried out.
 
         Args:
@@ -516,7 +520,7 @@ class Coordinator:
         if session.identity is not None:
             self.door.faulted(session.identity, reason, how.value)
 
-    def _judge(self, session: Session, last: str, now_s: float) -> list[Order]:
+    def _judge(self, session: Session, last: str, now_s: float) -> list[Instruction]:
         """Quarantine a device whose reputation is gone."""
         reputation = session.reputation
         if not reputation.quarantined or session.id not in self.sessions:
@@ -527,13 +531,13 @@ class Coordinator:
 
     # --- failures, and trials of those that get no work for them ---
 
-    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[Order]:
+    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[Instruction]:
         """A device could not do a run: another does it, and one that fails all is set aside."""
         reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
         session.failures += 1
         if session.rates is not None:
             session.pace.answered(run, session.rates, now_s, failed=True)
-        orders: list[Order] = []
+        orders: list[Instruction] = []
         if session.setbacks.failed(reason, now_s):
             self.epoch += 1
             orders.append(self._said_aside(session))
@@ -544,13 +548,13 @@ class Coordinator:
             orders.append(Note(f"{session.name} could not do a run: {reason}"))
         return orders + self._do(events.RunFailed(session.id, run, reason), now_s)
 
-    def _said_aside(self, session: Session) -> Order:
+    def _said_aside(self, session: Session) -> Instruction:
         """A device is set aside, or not any more: say so, and remember it."""
         session.reason = _why(session)
         self.regulars.remember(session)
         return Aside(session.id, session.setbacks.aside, session.reason)
 
-    def _try_again(self, session: Session, now_s: float) -> list[Order]:
+    def _try_again(self, session: Session, now_s: float) -> list[Instruction]:
         """Try a device that gets no work: with secret numbers, for which no job waits.
 
         It is one that was set aside, or is so slow that nothing is planned for it.
@@ -564,7 +568,7 @@ class Coordinator:
         slow = self.observe and session.pace.due(session.rates, now_s) and self.ready_devices > 1
         if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
             return []
-        orders: list[Order] = []
+        orders: list[Instruction] = []
         if not session.setbacks.aside:  # its memory is the trial's, for so long
             self.epoch += 1
             orders += self._do(events.DeviceAside(session.id), now_s)
@@ -576,8 +580,10 @@ class Coordinator:
 
     def _tried(
         self, session: Session, trial: Trial, message: messages.Result, now_s: float
-    ) -> list[Order]:
-        orders: list[Order] = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
+    ) -> list[Instruction]:
+        orders: list[Instruction] = [
+            Send(session.id, m) for m in trial.probe.result(message, now_s)
+        ]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
             return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
@@ -596,9 +602,9 @@ class Coordinator:
 
     def _failed_trial(
         self, session: Session, trial: Trial, reason: str, now_s: float
-    ) -> list[Order]:
+    ) -> list[Instruction]:
         session.trial = None
-        orders: list[Order] = [Send(session.id, m) for m in trial.probe.abandon()]
+        orders: list[Instruction] = [Send(session.id, m) for m in trial.probe.abandon()]
         if session.pace.estimate.slow:
             session.pace.put_off(now_s)
         if session.setbacks.aside:
@@ -610,7 +616,7 @@ class Coordinator:
         self.regulars.remember(session)
         return orders
 
-    def _come_back(self, session: Session, now_s: float) -> list[Order]:
+    def _come_back(self, session: Session, now_s: float) -> list[Instruction]:
         self.epoch += 1
         careful = session.setbacks.times > 0
         return self._do(events.DeviceBack(_bounded(session.planned_rates), careful=careful), now_s)
@@ -626,12 +632,12 @@ class Coordinator:
     def _common_delay_s(self) -> float:
         return common_delay_s(session.pace.delay_s for session in self.sessions.values())
 
-    def _judge_paces(self, now_s: float) -> list[Order]:
+    def _judge_paces(self, now_s: float) -> list[Instruction]:
         """Plan with devices as they turn out to be, where that is far from what was measured."""
         judged = [s for s in self.sessions.values() if s.pace.fresh and s.rates is not None]
         if not judged:
             return []
-        orders: list[Order] = []
+        orders: list[Instruction] = []
         common_s = self._common_delay_s()
         for session in judged:
             before = session.pace.estimate
@@ -648,77 +654,72 @@ class Coordinator:
 
     # --- work ---
 
-    def submit(self, work: GemmWork, a: Buffer, b: Buffer, now_s: float) -> list[Order]:
+    def submit(self, work: GemmWork, a: Buffer, b: Buffer, now_s: float) -> list[Instruction]:
         """Start a GEMM. `a` and `b` are its operands as they lie in memory."""
         self._buffers[work.a.operand] = a
         self._buffers[work.b.operand] = b
         return self._do(events.Submitted(work), now_s)
 
-    def placed(self, unit: Unit, now_s: float) -> list[Order]:
-        """A `Place` order is carried out."""
-        return self._do(events.Assembled(unit), now_s)
-
-    def release(self, operand: int, now_s: float) -> list[Order]:
+    def release(self, operand: int, now_s: float) -> list[Instruction]:
         """Nobody will use this operand again."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
-    def withdraw(self, work: int, now_s: float) -> list[Order]:
+    def withdraw(self, work: int, now_s: float) -> list[Instruction]:
         """A GEMM is done elsewhere; see `events.Withdrawn`."""
         return self._do(events.Withdrawn(work), now_s)
 
-    def pause(self, now_s: float) -> list[Order]:
+    def pause(self, now_s: float) -> list[Instruction]:
         """Nothing more is submitted for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)
 
-    def _do(self, event: events.Event, now_s: float) -> list[Order]:
-        return list(self._orders(self.dispatcher.handle(event, now_s), now_s))
+    def _do(self, event: events.Event, now_s: float) -> list[Instruction]:
+        """Tell the scheduler; what it wants sent becomes messages, the rest goes on as it is."""
+        done: list[Instruction] = []
+        for instruction in self.dispatcher.handle(event, now_s):
+            done += self._in_messages(instruction, now_s)
+        return done
 
-    def _orders(self, commands: Iterable[events.Command], now_s: float) -> Iterable[Order]:
-        for command in commands:
-            match command:
-                case events.SendArray(device, array):
-                    self.sessions[device].pace.array(array.nbytes)
-                    region = self._buffers[array.operand].region(array.rows, array.columns)
-                    rows, columns = region.shape
-                    put = messages.Put(array.id, rows, columns, region.dtype.value, region)
-                    yield Send(device, put)
-                case events.SendRun(device, run, unit):
-                    asked = self.sessions[device]
-                    asked.expected[run] = unit
-                    asked.crossing.sent(run)
-                    asked.pace.asked(run, unit.flops, unit.output_bytes, now_s)
-                    yield Send(device, _run_message(run, unit))
-                case events.Assemble(unit, payload):
-                    yield Place(unit, payload)
-                case events.SendDrop(device, ids):
-                    yield Send(device, messages.Drop(ids))
-                case events.SendCancel(device, runs):
-                    freed = self.sessions[device]
-                    for run in runs:
-                        if (awaited := freed.expected.pop(run, None)) is not None:
-                            freed.crossing.cancelled(run, awaited.output_bytes)
-                    if freed.rates is not None:
-                        freed.pace.given_up(runs, freed.rates, now_s)
-                    yield Send(device, messages.Cancel(runs))
-                case events.Finished(work):
-                    yield Done(work)
-                case events.Failed(work, reason):
-                    yield Failure(work, reason)
-                case events.Stuck(_, reason):
-                    if self._stuck_s is None or now_s - self._stuck_s >= NOTED_S:
-                        self._stuck_s = now_s
-                        yield Note(f"training waits: {reason}")
-                case events.Overdue(device, overdue):
-                    self.epoch += 1
-                    session = self.sessions[device]
-                    session.reason = "it does not answer" if overdue else _why(session)
-                    yield Late(device, overdue)
-                case events.Drained(device):
-                    yield Send(device, _bye(ByeCode.DRAINED))
-                    yield Close(device)
-                    if (drained := self.sessions.pop(device, None)) is not None:
-                        self.regulars.depart(drained, "drained", now_s, lost=False)
+    def _in_messages(self, instruction: Instruction, now_s: float) -> list[Instruction]:
+        match instruction:
+            case SendArray(device, array):
+                self.sessions[device].pace.array(array.nbytes)
+                region = self._buffers[array.operand].region(array.rows, array.columns)
+                rows, columns = region.shape
+                put = messages.Put(array.id, rows, columns, region.dtype.value, region)
+                return [Send(device, put)]
+            case SendRun(device, run, unit):
+                asked = self.sessions[device]
+                asked.expected[run] = unit
+                asked.crossing.sent(run)
+                asked.pace.asked(run, unit.flops, unit.output_bytes, now_s)
+                return [Send(device, _run_message(run, unit))]
+            case SendDrop(device, ids):
+                return [Send(device, messages.Drop(ids))]
+            case SendCancel(device, runs):
+                freed = self.sessions[device]
+                for run in runs:
+                    if (awaited := freed.expected.pop(run, None)) is not None:
+                        freed.crossing.cancelled(run, awaited.output_bytes)
+                if freed.rates is not None:
+                    freed.pace.given_up(runs, freed.rates, now_s)
+                return [Send(device, messages.Cancel(runs))]
+            case Stuck(_, reason):
+                if self._stuck_s is not None and now_s - self._stuck_s < NOTED_S:
+                    return []
+                self._stuck_s = now_s
+                return [Note(f"training waits: {reason}")]
+            case Overdue(device, overdue):
+                self.epoch += 1
+                session = self.sessions[device]
+                session.reason = "it does not answer" if overdue else _why(session)
+                return [instruction]
+            case Drained(device):
+                if (drained := self.sessions.pop(device, None)) is not None:
+                    self.regulars.depart(drained, "drained", now_s, lost=False)
+                return [Send(device, _bye(ByeCode.DRAINED)), Close(device)]
+            case _:
+                return [instruction]
 
 
 def _why(session: Session) -> str:

@@ -108,11 +108,7 @@ class Work(Protocol):
         ...
 
     def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
-        """A result came: the results that may be assembled now, in order."""
-        ...
-
-    def assembled(self, unit: Unit) -> Iterable[tuple[Unit, Any]]:
-        """A result is in place: results that waited for it and may be assembled now."""
+        """A result came: those that are to be put in place now, in order, it or others."""
         ...
 
     @property
@@ -146,5 +142,5 @@ class Work(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether every unit is assembled."""
+        """Whether every result is to be put in place, or is there."""
         ...

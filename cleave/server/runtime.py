@@ -1,4 +1,4 @@
-"""The live shell: real time, real connections, one asyncio loop that owns all sessions.
+"""The live runtime: real time, real connections, one asyncio loop that owns all sessions.
 
 The loop's thread alone touches the coordinator. The training thread meets it at `start`, where a
 GEMM is handed over, and at `wait`.
@@ -11,38 +11,24 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 import numpy as np
 
 from cleave.errors import FleetError, ProtocolError
-from cleave.fleet.block_checks import Checks
-from cleave.fleet.fleet import FleetCounters, GemmFuture, floor_bytes
-from cleave.planner.plan import DeviceRates
+from cleave.fleet.product import GemmFuture
+from cleave.fleet.runtime import Information, Runtime
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.features import may_send
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.admission import clean_text
 from cleave.scheduler.fleet_events import EventKind, Witness
-from cleave.scheduler.instructions import (
-    Aside,
-    Check,
-    Close,
-    Done,
-    Failure,
-    Joined,
-    Late,
-    Note,
-    Order,
-    Place,
-    Send,
-)
-from cleave.scheduler.reduction import Output
+from cleave.scheduler.instructions import Aside, Check, Instruction, Joined, Note, Overdue, Send
 from cleave.scheduler.session import Session
 from cleave.scheduler.session_manager import Coordinator
 from cleave.server.block_times import BlockTimes, Span
@@ -77,7 +63,7 @@ class _Peer:
     farewell: str = ""  # likewise, when it ended as it should
 
 
-class LiveShell:
+class LiveShell(Runtime):
     """Runs sessions in an asyncio loop; see the module's text.
 
     Args:
@@ -94,20 +80,16 @@ class LiveShell:
         notify: Callable[[str], None] | None = None,
         witness: Witness | None = None,
     ) -> None:
-        self.coordinator = coordinator
+        super().__init__(coordinator, lambda: np.random.default_rng(secrets.randbits(128)))
         self._witness = witness or _nobody
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self._notify = notify or (lambda _: None)
         self._peers: dict[int, _Peer] = {}
         self._ids = count(1)
-        self._futures: dict[int, GemmFuture] = {}
-        self._outputs: dict[int, Output] = {}
-        self._checks = Checks(lambda: np.random.default_rng(secrets.randbits(128)))
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
         self._checking = 0  # in the checker's thread
         self._finished: dict[int, threading.Event] = {}
-        self._counters = FleetCounters()
         self._closed = False
         self._ending = False
 
@@ -130,7 +112,7 @@ class LiveShell:
                 it was ended, if it was before the device was there to work; and the device's name.
         """
         session = next(self._ids)
-        self.coordinator.opened(session, self._now(), address)
+        self.coordinator.opened(session, self.now(), address)
         peer = _Peer(connection, self.coordinator.sessions[session])
         self._peers[session] = peer
         connection.await_results(lambda: Awaited(*self.coordinator.awaited_bytes(session)))
@@ -139,35 +121,37 @@ class LiveShell:
         reason = "the connection broke"
         try:
             if first is not None:
-                orders = self.coordinator.received(session, first, self._now())
-                turned_away = _refusal(orders, session)
+                done = self.coordinator.received(session, first, self.now())
+                turned_away = _refusal(done, session)
                 if answered is not None:
                     answered(turned_away, _name(peer.record))
-                self._obey(orders)
+                self.execute(done)
             while not peer.closing:
                 data = await connection.receive()
                 self._counters.uplink_bytes += len(data)
                 peer.record.uplink_bytes += len(data)
-                message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self._now()
+                message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self.now()
                 if isinstance(message, messages.Result) and peer.record.probe is None:
                     peer.times.answered(message.id, message.compute_s, now_s)
                 elif isinstance(message, messages.TaskError):
                     peer.times.given_up((message.id,))
-                self._obey(self.coordinator.received(session, message, now_s, len(data)))
+                self.execute(self.coordinator.received(session, message, now_s, len(data)))
         except CutError as error:
             reason = str(error)
-            self._obey(self.coordinator.exceeded(session, reason, self._now()))
+            self.execute(self.coordinator.exceeded(session, reason, self.now()))
         except ConnectionLostError as error:
             reason = str(error)
         except ProtocolError as error:
             reason = str(error)
-            self._obey(self.coordinator.refuse(session, ErrorCode.PROTOCOL, reason, self._now()))
+            self.execute(self.coordinator.refuse(session, ErrorCode.PROTOCOL, reason, self.now()))
         finally:
             known = self.coordinator.sessions.get(session)
             if self._ending:
                 reason = _CLOSING
             reason = clean_text(reason, _MAX_REASON)
-            self._obey(self.coordinator.closed(session, reason, self._now(), lost=not self._ending))
+            self.execute(
+                self.coordinator.closed(session, reason, self.now(), lost=not self._ending)
+            )
             refusal = peer.refusal
             why = reason if known is not None else peer.farewell
             why = refusal.message if refusal is not None else why
@@ -198,14 +182,14 @@ class LiveShell:
                         parts = await asyncio.to_thread(encode, message)
                     else:
                         parts = encode(message)
-                    began_s = self._now()
+                    began_s = self.now()
                     peer.times.sending(began_s)
                     self.coordinator.sending(peer.record.id, began_s)
                     sent_bytes = await peer.connection.send(parts)
                     self._counters.downlink_bytes += sent_bytes
                     peer.record.downlink_bytes += sent_bytes
                     if isinstance(message, messages.Run) and peer.record.probe is None:
-                        peer.times.asked(message.id, self._now())
+                        peer.times.asked(message.id, self.now())
                     elif isinstance(message, messages.Cancel):
                         peer.times.given_up(message.ids)
                 if peer.closing:
@@ -236,49 +220,45 @@ class LiveShell:
             return f"{ready} device{'' if ready == 1 else 's'}"
         return "no devices: training waits until one joins"
 
-    def _obey(self, orders: Sequence[Order]) -> None:
-        waiting = deque(orders)
+    def execute(self, instructions: Iterable[Instruction]) -> None:
+        """See `Runtime.execute`."""
         self._tell_of_reissues()
-        while waiting:
-            order = waiting.popleft()
-            match order:
-                case Send(session, message):
-                    peer = self._peers.get(session)
-                    # One who did not name a feature would have to refuse a message of it.
-                    if peer is not None and may_send(message, peer.record.features):
-                        if isinstance(message, messages.Error):
-                            peer.refusal = message
-                            peer.outbox.clear()  # nothing else matters to it any more
-                            peer.connection.dismiss()
-                        elif isinstance(message, messages.Bye):
-                            peer.farewell = message.reason
-                        peer.outbox.append(message)
-                        peer.wake.set()
-                case Check():
-                    self._check(order)
-                case Place(unit, payload):
-                    output = self._outputs.get(unit.work)
-                    if output is not None:  # else its work has failed, and nobody waits for it
-                        output.place(unit.detail, payload)
-                    waiting.extend(self.coordinator.placed(unit, self._now()))
-                case Done(work):
-                    self._conclude(work, "")
-                case Failure(work, reason):
-                    self._conclude(work, reason)
-                case Joined(session):
-                    self._announce(session)
-                case Late(session, late):
-                    text = "it does not answer" if late else "it answers again"
-                    self._witness(EventKind.OVERDUE, self.coordinator.sessions.get(session), text)
-                case Aside(session, aside, reason):
-                    self._tell_aside(session, reason if aside else "")
-                case Note(text):
-                    self._notify(text)
-                case Close(session):
-                    peer = self._peers.get(session)
-                    if peer is not None:
-                        peer.closing = True
-                        peer.wake.set()
+        super().execute(instructions)
+
+    def send(self, session: int, message: Message) -> None:
+        """See `Runtime.send`."""
+        peer = self._peers.get(session)
+        # One who did not name a feature would have to refuse a message of it.
+        if peer is None or not may_send(message, peer.record.features):
+            return
+        if isinstance(message, messages.Error):
+            peer.refusal = message
+            peer.outbox.clear()  # nothing else matters to it any more
+            peer.connection.dismiss()
+        elif isinstance(message, messages.Bye):
+            peer.farewell = message.reason
+        peer.outbox.append(message)
+        peer.wake.set()
+
+    def end(self, session: int) -> None:
+        """See `Runtime.end`."""
+        peer = self._peers.get(session)
+        if peer is not None:
+            peer.closing = True
+            peer.wake.set()
+
+    def tell(self, information: Information) -> None:
+        """See `Runtime.tell`."""
+        match information:
+            case Joined(session):
+                self._announce(session)
+            case Overdue(session, overdue):
+                text = "it does not answer" if overdue else "it answers again"
+                self._witness(EventKind.OVERDUE, self.coordinator.sessions.get(session), text)
+            case Aside(session, aside, reason):
+                self._tell_aside(session, reason if aside else "")
+            case Note(text):
+                self._notify(text)
 
     def _tell_aside(self, session: int, reason: str) -> None:
         """A device is set aside, and why; without a reason it is back."""
@@ -297,68 +277,59 @@ class LiveShell:
             units = "unit was" if more == 1 else "units were"
             self._witness(EventKind.REISSUE, None, f"{more} {units} given to other devices")
 
-    def _check(self, order: Check) -> None:
+    def check(self, check: Check) -> list[Instruction]:
         """Check a result: a small one at once, a larger one in a thread, so the loop stays free.
 
         One at a time, for what is known of a GEMM's vectors is shared by its blocks.
         """
-        future = self._futures.get(order.unit.work)
-        if future is None or self.loop is None:  # nobody waits for it any more
-            self._checked(order, Judgement(), 0.0)
-        elif order.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
+        future = self._futures.get(check.unit.work)
+        if future is None or self.loop is None:
+            return super().check(check)
+        if check.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
             try:
-                found = self._judge(order, future)
+                found = self.judge(check, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                self._check_broke(order, error)
+                return self._check_broke(check, error)
+            return self.checked(check, *found)
+        loop = self.loop
+        self._checking += 1
+
+        def finished(judgement: Judgement, took_s: float) -> None:
+            self._checking -= 1
+            self.execute(self.checked(check, judgement, took_s))
+
+        def failed(error: Exception) -> None:
+            self._checking -= 1
+            self.execute(self._check_broke(check, error))
+
+        def in_thread() -> None:
+            try:
+                found = self.judge(check, future)
+            except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
+                loop.call_soon_threadsafe(failed, error)
             else:
-                self._checked(order, *found)
-        else:
-            loop = self.loop
-            self._checking += 1
+                loop.call_soon_threadsafe(finished, *found)
 
-            def finished(judgement: Judgement, took_s: float) -> None:
-                self._checking -= 1
-                self._checked(order, judgement, took_s)
+        self._checker.submit(in_thread)
+        return []
 
-            def failed(error: Exception) -> None:
-                self._checking -= 1
-                self._check_broke(order, error)
-
-            def check() -> None:
-                try:
-                    found = self._judge(order, future)
-                except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                    loop.call_soon_threadsafe(failed, error)
-                else:
-                    loop.call_soon_threadsafe(finished, *found)
-
-            self._checker.submit(check)
-
-    def _check_broke(self, order: Check, error: Exception) -> None:
+    def _check_broke(self, check: Check, error: Exception) -> list[Instruction]:
         """The work ends with the reason: its operands may go then, nobody is to go on with it."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
-        self._conclude(order.unit.work, reason)
-        self._withdraw(order.unit.work)
+        self.conclude(check.unit.work, reason)
+        return self.coordinator.withdraw(check.unit.work, self.now())
 
-    def _judge(self, order: Check, future: GemmFuture) -> tuple[Judgement, float]:
-        """Check a result; returns what was found and the processor time that it took."""
-        began_s = time.thread_time()
-        judgement = self._checks.judge(future, order.unit, order.payload)
-        return judgement, time.thread_time() - began_s
-
-    def _checked(self, order: Check, judgement: Judgement, took_s: float) -> None:
-        self._counters.verify_s += took_s
-        if order.unit.work not in self._futures:  # it was done meanwhile
-            self._checks.forget(order.unit.work)
+    def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[Instruction]:
+        """See `Runtime.checked`."""
         if (fault := judgement.fault) is not None:
-            record = self.coordinator.sessions.get(order.session)
-            name = record.name if record else f"device {order.session}"
+            record = self.coordinator.sessions.get(check.session)
+            name = record.name if record else f"device {check.session}"
             self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
             self._witness(EventKind.WRONG, record, fault.reason)
-        self._obey(self.coordinator.checked(order, judgement, self._now()))
+        return super().checked(check, judgement, took_s)
 
-    def _conclude(self, work: int, error: str) -> None:
-        self._checks.forget(work)
+    def conclude(self, work: int, error: str) -> None:
+        """See `Runtime.conclude`. The training thread finishes the sums."""
         future = self._futures.get(work)
         if future is None or self._finished[work].is_set():  # it has ended already
             return
@@ -371,7 +342,7 @@ class LiveShell:
         """Tell the coordinator the time, for silent devices; runs until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            self._obey(self.coordinator.tick(self._now()))
+            self.execute(self.coordinator.tick(self.now()))
 
     async def end_sessions(self) -> None:
         """Say bye to every device and let the farewells leave."""
@@ -382,51 +353,43 @@ class LiveShell:
             peer.wake.set()
         # Whoever still waits for a GEMM must not wait for ever.
         for work in list(self._futures):
-            self._conclude(work, "the fleet was closed")
+            self.conclude(work, "the fleet was closed")
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the loop."""
-        self._obey(self.coordinator.refuse_identity(identity, code, reason, self._now()))
+        self.execute(self.coordinator.refuse_identity(identity, code, reason, self.now()))
 
     def credit(self) -> None:
         """Have the doorkeeper told what devices did up to now. Call it in the loop."""
-        self.coordinator.credit(self._now())
+        self.coordinator.credit(self.now())
 
     def timeline(self, session: int) -> list[Span]:
         """The last blocks of a device, on the clock `time.monotonic`. Call it in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
-    @staticmethod
-    def _now() -> float:
+    def now(self) -> float:
+        """See `Runtime.now`."""
         return time.monotonic()
 
-    # --- the `Shell` of a fleet, in the training thread ---
+    # --- what a fleet asks for, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """See `Shell.start`."""
+        """See `Runtime.start`."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
-        work = future.work
-        down, up = floor_bytes(future)
-        self._counters.floor_down_bytes += down
-        self._counters.floor_up_bytes += up
-        self._counters.gemms += 1
-        self._finished[work.id] = threading.Event()
+        self.count(future)
+        self._finished[future.work.id] = threading.Event()
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
-        work = future.work
-        self._futures[work.id] = future
-        self._outputs[work.id] = Output(future.out)
-        a, b = future.a.operand.buffer, future.b.operand.buffer
         try:
-            self._obey(self.coordinator.submit(work, a, b, self._now()))
+            self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-            self._conclude(work.id, f"unexpected {type(error).__name__}: {error}")
+            self.conclude(future.work.id, f"unexpected {type(error).__name__}: {error}")
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """See `Shell.wait`."""
+        """See `Runtime.wait`."""
         began_s = time.perf_counter()
         work = future.work.id
         finished = self._finished[work].wait(timeout_s)
@@ -442,7 +405,7 @@ class LiveShell:
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """See `Shell.withdraw`."""
+        """See `Runtime.withdraw`."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._withdraw, future.work.id)
             self.wait(future)
@@ -450,43 +413,21 @@ class LiveShell:
             future.error, future.done = _CLOSING, True
 
     def _withdraw(self, work: int) -> None:
-        self._obey(self.coordinator.withdraw(work, self._now()))
+        self.execute(self.coordinator.withdraw(work, self.now()))
 
     def elsewhere(self, flops: float) -> None:
-        """See `Shell.elsewhere`: time has passed by itself."""
+        """See `Runtime.elsewhere`: time has passed by itself."""
 
     def release(self, operand: int) -> None:
-        """See `Shell.release`."""
+        """See `Runtime.release`."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._release, operand)
 
     def _release(self, operand: int) -> None:
-        self._obey(self.coordinator.release(operand, self._now()))
-
-    def counters(self) -> FleetCounters:
-        """See `Shell.counters`."""
-        done = self.coordinator.dispatcher.counters
-        return replace(
-            self._counters,
-            blocks=done.results,
-            reissued=done.reissued + done.hedged,
-            late=done.late,
-        )
-
-    def device_count(self) -> int:
-        """See `Shell.device_count`."""
-        return self.coordinator.ready_devices
-
-    def stuck(self, future: GemmFuture) -> str:
-        """See `Shell.stuck`."""
-        return self.coordinator.dispatcher.stuck(future.work.id)
-
-    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """See `Shell.fleet_rates`."""
-        return self.coordinator.epoch, self.coordinator.dispatcher.rates
+        self.execute(self.coordinator.release(operand, self.now()))
 
     def close(self) -> None:
-        """See `Shell.close`. The owner of the loop stops it."""
+        """See `Runtime.close`. The owner of the loop stops it."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
 
@@ -506,10 +447,10 @@ def _shown(per_s: float, unit: str) -> str:
     return f"{value:.0f} {prefix}{unit}" if value >= 10 else f"{value:.1f} {prefix}{unit}"
 
 
-def _refusal(orders: Sequence[Order], session: int) -> messages.Error | None:
+def _refusal(instructions: Sequence[Instruction], session: int) -> messages.Error | None:
     """What a peer is told that is turned away."""
-    sent = (order for order in orders if isinstance(order, Send))
-    said = (order.message for order in sent if order.session == session)
+    sent = (one for one in instructions if isinstance(one, Send))
+    said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)
 
 

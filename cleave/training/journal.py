@@ -37,7 +37,7 @@ import numpy as np
 
 from cleave.arrays import Array, Buffer, unpack
 from cleave.errors import CleaveError
-from cleave.fleet.fleet import Finished, Multiplier, Operand, Pending, Side
+from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side
 from cleave.training.disk import DiskFullError, Patience, cannot_write, is_full
 from cleave.training.run_folder import sync_folder
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cleave import arrays
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Multiplier, Operand, Pending, Side
+from cleave.fleet.product import Multiplier, Operand, Pending, Side
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError
-from cleave.fleet.fleet import Fleet, FleetCounters
+from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError, Fallback, FallbackFleet, Leaving, Presence
+from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.machine.backends import TorchExecutor
 from cleave.planner.planner import TilePlanner

@@ -16,7 +16,7 @@ import numpy as np
 
 from cleave.arrays import Buffer, DType, empty, narrow
 from cleave.errors import FleetError
-from cleave.fleet.fleet import Side
+from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.server.fleet_server import ServedFleet

@@ -17,7 +17,8 @@ from cleave.device.compute_thread import ExecutorComputer
 from cleave.device.host.policy import ALLOWED, Cause, Verdict
 from cleave.device.session import DeviceSession, DeviceStatus, RefusedError, device_hello
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyExecutor
 from cleave.protocol import messages
 from cleave.protocol.messages import Error, ErrorCode

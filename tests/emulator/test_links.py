@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.fleet.fleet import Side
+from cleave.fleet.product import Side
 from emulator.activity import Activity, Direction, Presence, Transfer
 from emulator.links import FractionalNoise, Link, Shared, SharedLines, links_of
 from emulator.virtual import Arithmetic, VirtualShell, emulated

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import FleetError
-from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import GemmFuture, Side
 from emulator.activity import Activity, Multiplication, Presence
 from emulator.trace import EventLog
 from emulator.virtual import VirtualShell, emulated

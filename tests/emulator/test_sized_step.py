@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, gemm_of
 from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
 from cleave.planner.plan import PsRates

@@ -13,7 +13,7 @@ import pytest
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Side
+from cleave.fleet.product import Side
 from emulator.activity import Activity
 from emulator.trace import EventLog, TraceWriter
 from emulator.virtual import VirtualShell, emulated

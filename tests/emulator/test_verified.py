@@ -8,7 +8,8 @@ import pytest
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyExecutor, execute
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID

@@ -14,7 +14,8 @@ from cleave.energy.account import Spell
 from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy, run_energy
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.machine.sensors import PowerMeter, Sensors
 from emulator.activity import Multiplication, Presence
 from emulator.run_meter import FleetMeter, RunMeter

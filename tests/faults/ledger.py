@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.fleet.fleet import FleetCounters, GemmFuture, Shell
+from cleave.fleet.product import GemmFuture
+from cleave.fleet.runtime import Runtime
 from cleave.machine.backends import Executor
-from cleave.planner.plan import DeviceRates
 from cleave.scheduler.gemm_job import GemmUnit
 from cleave.scheduler.reduction import Output
 
@@ -99,71 +99,23 @@ def rounding(a: Buffer, b: Buffer, product: Buffer) -> tuple[Any, Any]:
     return np.abs(product.float32() - exact), bound
 
 
-@dataclass
-class AuditedShell:
-    """A fleet's shell whose results are looked at before training gets them.
+def audit(runtime: Runtime, ledger: Ledger, reference: Executor | None = None) -> None:
+    """Have the results of a runtime looked at before training gets them.
 
     Args:
-        inner: the shell.
+        runtime: whose.
         ledger: where to write what is found.
         reference: see `Ledger.finished`.
     """
+    wait = runtime.wait
 
-    inner: Shell
-    ledger: Ledger
-    reference: Executor | None = None
-
-    @property
-    def clock(self) -> str:
-        """See `Shell.clock`."""
-        return self.inner.clock
-
-    @clock.setter
-    def clock(self, value: str) -> None:
-        self.inner.clock = value
-
-    def start(self, future: GemmFuture) -> None:
-        """See `Shell.start`."""
-        self.inner.start(future)
-
-    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """See `Shell.wait`."""
-        done = self.inner.wait(future, timeout_s)
+    def audited(future: GemmFuture, timeout_s: float | None = None) -> bool:
+        done = wait(future, timeout_s)
         if done and not future.error:
-            self.ledger.finished(future, self.reference)
+            ledger.finished(future, reference)
         return done
 
-    def withdraw(self, future: GemmFuture) -> None:
-        """See `Shell.withdraw`."""
-        self.inner.withdraw(future)
-
-    def stuck(self, future: GemmFuture) -> str:
-        """See `Shell.stuck`."""
-        return self.inner.stuck(future)
-
-    def elsewhere(self, flops: float) -> None:
-        """See `Shell.elsewhere`."""
-        self.inner.elsewhere(flops)
-
-    def release(self, operand: int) -> None:
-        """See `Shell.release`."""
-        self.inner.release(operand)
-
-    def counters(self) -> FleetCounters:
-        """See `Shell.counters`."""
-        return self.inner.counters()
-
-    def device_count(self) -> int:
-        """See `Shell.device_count`."""
-        return self.inner.device_count()
-
-    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """See `Shell.fleet_rates`."""
-        return self.inner.fleet_rates()
-
-    def close(self) -> None:
-        """See `Shell.close`."""
-        self.inner.close()
+    runtime.wait = audited  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -180,5 +132,5 @@ def placements(ledger: Ledger) -> Iterator[None]:
             ledger.place(self.out, unit)
 
     counted: Callable[[Buffer], Output] = Counted
-    with patch("cleave.server.runtime.Output", counted):
+    with patch("cleave.fleet.runtime.Output", counted):
         yield

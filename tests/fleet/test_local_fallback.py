@@ -13,8 +13,9 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.device.compute_thread import ExecutorComputer
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import FleetError
-from cleave.fleet.fleet import Fleet, Multiplier, Pending, Side
+from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, Presence
+from cleave.fleet.product import Multiplier, Pending, Side
 from cleave.machine.backends import NumpyExecutor
 from cleave.protocol import limits
 from cleave.scheduler.session_manager import Coordinator

@@ -8,7 +8,7 @@ import pytest
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
-from cleave.fleet.fleet import Multiplier, Side
+from cleave.fleet.product import Multiplier, Side
 from cleave.fleet.selection import Decision, SelectiveFleet, Selector, measure_ps, summarise
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyExecutor

@@ -12,7 +12,7 @@ from benchmarks.common import make_trainer
 from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
 from tests.faults.exact import FullDepthPlanner, InvariantExecutor
-from tests.faults.ledger import AuditedShell, Ledger, placements
+from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import Direction, Fault, Script, Seen
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
@@ -79,8 +79,8 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
         ) as proxy,
         Processes(proxy.url, 4) as processes,
     ):
-        audited = AuditedShell(served.shell, ledger, InvariantExecutor())
-        trainer = make_trainer(job, Fleet(audited, FullDepthPlanner()))
+        audit(served.shell, ledger, InvariantExecutor())
+        trainer = make_trainer(job, Fleet(served.shell, FullDepthPlanner()))
         while trainer.step < (MOST_STEPS if expected - set(proxy.counts()) else LEAST_STEPS):
             ours.append(trainer.train_step().loss)
         blocks = served.counters().blocks

@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 import cleave
 from cleave.arrays import Buffer, DType, empty
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.machine.backends import NumpyExecutor
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency

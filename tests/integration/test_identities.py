@@ -20,7 +20,8 @@ import pytest
 from cleave.arrays import Buffer, DType, empty
 from cleave.device.compute_thread import Computer, ExecutorComputer, Outcome
 from cleave.device.session import DeviceSession, RefusedError, device_hello
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyExecutor
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages

@@ -24,7 +24,8 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.device.compute_thread import ExecutorComputer
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError, UsageError
-from cleave.fleet.fleet import Fleet, GemmFuture, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import NumpyExecutor
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode

@@ -26,7 +26,8 @@ import cleave
 from cleave.arrays import Buffer, DType, empty
 from cleave.device.session import device_hello
 from cleave.errors import CleaveError
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role

@@ -17,7 +17,7 @@ from cleave.device.compute_thread import ExecutorComputer, Outcome
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.block_checks import Checks
-from cleave.fleet.fleet import GemmFuture, Side
+from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import NumpyExecutor
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID

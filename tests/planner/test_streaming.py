@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.arrays import Buffer, DType
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, even_cuts
 from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
 from cleave.planner.planner import TilePlanner

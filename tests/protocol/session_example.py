@@ -20,7 +20,7 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Drain, Hello, Message, Role
 from cleave.scheduler.admission import OneKey
 from cleave.scheduler.gemm_job import GemmWork, MatrixRef
-from cleave.scheduler.instructions import Done, Order, Place, Send
+from cleave.scheduler.instructions import Done, Instruction, Place, Send
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.session_manager import Coordinator
 
@@ -71,7 +71,7 @@ class _Talk:
         self.said.append(("device", data))
         self._obey(self._ps.received(1, decode(data), 0.0))
 
-    def _obey(self, orders: list[Order]) -> None:
+    def _obey(self, orders: list[Instruction]) -> None:
         waiting = deque(orders)
         while waiting:
             match waiting.popleft():
@@ -81,7 +81,6 @@ class _Talk:
                     self._hear(decode(data))
                 case Place(unit, payload):
                     self._output.place(unit.detail, payload)
-                    waiting.extend(self._ps.placed(unit, 0.0))
                 case Done():
                     self._output.finish()
                     self._done = True

@@ -137,21 +137,17 @@ def _slab_by_slab(gemm: Gemm, answers: Iterable[tuple[Unit, Buffer]]) -> Array:
 def _in_any_order(
     work: GemmWork, out: DType, answers: list[tuple[Unit, Buffer]], random: Random
 ) -> Array:
-    """Answers arrive, and are put in place, in some order that the work allows."""
+    """Answers arrive in any order, and are put in place in one that the work allows."""
     result = arrays.empty(work.gemm.m, work.gemm.n, out)
     output = Output(result)
-    coming, ready = answers.copy(), list[tuple[Unit, Any]]()
+    coming = answers.copy()
     random.shuffle(coming)
     placed = 0
-    while coming or ready:
+    while coming:
         assert not work.complete
-        if coming and (not ready or random.random() < 0.5):
-            ready += work.arrived(*coming.pop())
-        else:
-            unit, payload = ready.pop(random.randrange(len(ready)))
+        for unit, payload in work.arrived(*coming.pop()):
             output.place(unit.detail, payload)
             placed += 1
-            ready += work.assembled(unit)
     assert work.complete
     assert placed == len(answers)
     output.finish()
@@ -178,11 +174,9 @@ def test_an_upper_slab_waits_for_the_lower_one() -> None:
     lowest, middle, top = (unit for _, unit in _units(work))
     assert list(work.arrived(top, "top")) == []
     assert list(work.arrived(middle, "middle")) == []
-    assert list(work.arrived(lowest, "lowest")) == [(lowest, "lowest")]
-    assert list(work.assembled(lowest)) == [(middle, "middle")]
     assert not work.complete
-    assert list(work.assembled(middle)) == [(top, "top")]
-    assert list(work.assembled(top)) == []
+    ready = list(work.arrived(lowest, "lowest"))
+    assert ready == [(lowest, "lowest"), (middle, "middle"), (top, "top")]
     assert work.complete
 
 
@@ -207,9 +201,8 @@ def test_finished_blocks_wait_for_nothing() -> None:
     work = _work(Gemm(64, 64, 8), TilePlanner())
     units = [unit for _, unit in _units(work)]
     for unit in reversed(units):
-        assert list(work.arrived(unit, "payload")) == [(unit, "payload")]
         assert not work.complete
-        assert list(work.assembled(unit)) == []
+        assert list(work.arrived(unit, "payload")) == [(unit, "payload")]
     assert work.complete
 
 

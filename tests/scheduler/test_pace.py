@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyExecutor
 from cleave.planner.plan import DeviceRates, ElementBytes
@@ -268,7 +269,7 @@ class LateShell(VirtualShell):
             session.heard_s = self.now_s  # the emulated send no heartbeats
         orders = self.coordinator.tick(self.now_s)
         self.notes += [order.text for order in orders if isinstance(order, Note)]
-        self._obey(orders)
+        self.execute(orders)
         self._at(self.now_s + TICK_S, self._look)
 
     def _to_ps(self, device: Any, message: Message, nbytes: int) -> None:

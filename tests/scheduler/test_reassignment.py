@@ -125,13 +125,12 @@ def test_undone_blocks_cut_anew_give_the_same_product(
             assert sum(unit.flops for unit in others) == volume
             work.replace(lost, others)
             undone = [unit for unit in undone if unit not in lost] + others
-        elif ready and choice < 0.5:
-            unit = ready.pop(random.randrange(len(ready)))
+        elif ready:
+            unit = ready.pop(0)
             block = unit.detail.block
             product = a[slice(*block.m), slice(*block.k)] @ b[slice(*block.k), slice(*block.n)]
             dtype = DType(unit.detail.out)
             output.place(unit.detail, Buffer(arrays.narrow(product, dtype), dtype))
-            ready += [u for u, _ in work.assembled(unit)]
         elif undone:
             unit = undone.pop(random.randrange(len(undone)))
             ready += [u for u, _ in work.arrived(unit, None)]
@@ -158,10 +157,7 @@ def test_partial_sums_are_added_in_the_order_of_k_after_a_loss_too() -> None:
         random.shuffle(undone)
         placed: list[Unit] = []
         for unit in undone:
-            ready = [u for u, _ in work.arrived(unit, None)]
-            while ready:
-                placed.append(ready.pop())
-                ready += [u for u, _ in work.assembled(placed[-1])]
+            placed += [u for u, _ in work.arrived(unit, None)]
         depths: dict[tuple[int, int], list[int]] = {}
         for unit in placed:
             block = unit.detail.block

@@ -50,7 +50,7 @@ from cleave.scheduler import scheduler as dispatcher_module
 from cleave.scheduler import setbacks
 from cleave.scheduler import stragglers as lateness
 from cleave.scheduler.gemm_job import GemmWork, MatrixRef
-from cleave.scheduler.instructions import Close, Done, Failure, Order, Place, Send
+from cleave.scheduler.instructions import Close, Done, Failed, Instruction, Place, Send
 from cleave.scheduler.load import DeviceLoad
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
@@ -177,7 +177,6 @@ class Shell:
         self.peers: dict[int, Peer] = {}
         self.jobs: dict[int, Job] = {}
         self.matrices: dict[int, Matrix] = {}
-        self.places: list[Place] = []
         self.faults: Counter[int] = Counter()  # by unit, real failures that the PS was told of
         self.smallest: dict[int, int] = {}  # by job, least memory of any device in its life
         self.unit_of: dict[int, Unit] = {}  # keeps units alive, so that ids stay unique
@@ -263,7 +262,7 @@ class Shell:
 
     def steps(self) -> list[tuple[str, int]]:
         """What may happen next."""
-        found = [("place", i) for i in range(len(self.places))]
+        found: list[tuple[str, int]] = []
         for peer in self.peers.values():
             found += [("down", peer.id)] * bool(peer.down)
             found += [("up", peer.id)] * bool(peer.up)
@@ -278,8 +277,6 @@ class Shell:
         self.now_s += 0.001
         kind, which = random.choice(steps)
         match kind:
-            case "place":
-                self._place(self.places.pop(which))
             case "down":
                 self._deliver_down(self.peers[which])
             case "up":
@@ -288,12 +285,6 @@ class Shell:
                 peer = self.peers[which]
                 self._compute(peer, peer.orders.pop(random.randrange(len(peer.orders))))
         return True
-
-    def _place(self, place: Place) -> None:
-        job = self.jobs[place.unit.work]
-        if not job.done:
-            job.output.place(place.unit.detail, place.payload)
-        self._obey(self.coordinator.placed(place.unit, self.now_s))
 
     def _deliver_down(self, peer: Peer) -> None:
         message = decode(peer.down.popleft())
@@ -325,7 +316,7 @@ class Shell:
     def _up(self, peer: Peer, message: Message) -> None:
         peer.up.append(b"".join(encode(message)))
 
-    def _obey(self, orders: Sequence[Order]) -> None:
+    def _obey(self, orders: Sequence[Instruction]) -> None:
         for order in orders:
             match order:
                 case Send(session, message):
@@ -333,15 +324,15 @@ class Shell:
                         self.peers[session].down.append(b"".join(encode(message)))
                 case Close(session):
                     self.peers.pop(session, None)
-                case Place():
-                    self.places.append(order)
+                case Place(unit, payload):
+                    self.jobs[unit.work].output.place(unit.detail, payload)
                 case Done(work):
                     job = self.jobs[work]
                     assert not job.done
                     job.output.finish()
                     job.done = True
                     assert np.array_equal(job.output.out.float32(), job.expected)
-                case Failure(work, reason):
+                case Failed(work, reason):
                     raise AssertionError(f"work {work} fails: {reason}")
         for work in self.unfinished():
             if reason := self.coordinator.dispatcher.stuck(work):
@@ -658,12 +649,10 @@ class FixedPlanner:
 def _settled(shell: Shell, *, but: Sequence[int] = ()) -> None:
     """Deliver and compute everything, except on some devices."""
     random = Random(0)
-    while steps := [s for s in shell.steps() if s[0] == "place" or s[1] not in but]:
+    while steps := [s for s in shell.steps() if s[1] not in but]:
         kind, which = random.choice(steps)
         peer = shell.peers.get(which)
-        if kind == "place":
-            shell._place(shell.places.pop(which))
-        elif kind == "compute" and peer is not None:
+        if kind == "compute" and peer is not None:
             shell._compute(peer, peer.orders.pop())
         elif peer is not None:
             (shell._deliver_down if kind == "down" else shell._deliver_up)(peer)

@@ -39,8 +39,21 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler import events
 from cleave.scheduler import scheduler as dispatcher_module
-from cleave.scheduler.events import Command, Event
+from cleave.scheduler.events import Event
 from cleave.scheduler.gemm_job import GemmUnit, GemmWork, MatrixRef
+from cleave.scheduler.instructions import (
+    Done,
+    Drained,
+    Failed,
+    Instruction,
+    Overdue,
+    Place,
+    SendArray,
+    SendCancel,
+    SendDrop,
+    SendRun,
+    Stuck,
+)
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import MAX_FAILURES, Dispatcher
 from cleave.scheduler.tasks import Stored, Unit
@@ -106,7 +119,6 @@ class Model:
         self.devices: dict[int, Calculator] = {}
         self.tasks: dict[int, Task] = {}
         self.matrices: dict[int, Buffer] = {}
-        self.places: list[events.Assemble] = []
         self.late: list[tuple[int, int]] = []  # answers nobody waits for, by device and run
         self.regions: dict[int, tuple[int, Span, Span]] = {}  # by name
         self.runs_named: set[int] = set()
@@ -120,33 +132,32 @@ class Model:
 
     # --- commands ---
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: Instruction) -> None:
         match command:
-            case events.SendArray(device, array):
+            case SendArray(device, array):
                 self._store(self.devices[device], array)
-            case events.SendRun(device, run, unit):
+            case SendRun(device, run, unit):
                 self._run(self.devices[device], run, unit)
-            case events.SendDrop(device, ids):
+            case SendDrop(device, ids):
                 self._drop(self.devices[device], ids)
-            case events.SendCancel(device, runs):
+            case SendCancel(device, runs):
                 for run in runs:
                     del self.devices[device].runs[run]
                     self.late.append((device, run))
-            case events.Assemble(unit, payload):
+            case Place(unit, payload):
                 assert payload is not WRONG, "an answer that nobody asked for is used"
-                assert not self.tasks[unit.work].ended
-                self.places.append(command)
-            case events.Finished(work):
+                self._place(unit, payload)
+            case Done(work):
                 self._finished(self.tasks[work])
-            case events.Failed(work, reason):
+            case Failed(work, reason):
                 raise AssertionError(f"work {work} fails: {reason}")
-            case events.Stuck(work, reason):
+            case Stuck(work, reason):
                 self._stuck(self.tasks[work], reason)
-            case events.Drained(device):
+            case Drained(device):
                 gone = self.devices.pop(device)
                 assert gone.draining
                 assert not gone.runs, "it is let go before it answered"
-            case events.Overdue(device):
+            case Overdue(device):
                 assert device in self.devices
             case _:
                 raise AssertionError(f"unknown command {command}")
@@ -182,7 +193,6 @@ class Model:
         assert (task.depth == task.work.gemm.k).all(), "finished with elements missing"
         task.output.finish()
         assert np.array_equal(task.output.out.float32(), task.expected)
-        assert not any(p.unit.work == task.work.id for p in self.places)
 
     def _stuck(self, task: Task, reason: str) -> None:
         assert not task.ended
@@ -261,17 +271,15 @@ class Model:
         self.tasks[unit.work].faults += 1
         self.tell(events.RunFailed(device, run, reason))
 
-    def place(self, which: int) -> None:
-        """Carry out an `Assemble`, as shells do."""
-        order = self.places.pop(which)
-        task = self.tasks[order.unit.work]
-        if not task.ended:
-            block = order.unit.detail.block
-            depth = task.depth[block.m.start : block.m.stop, block.n.start : block.n.stop]
-            assert (depth == block.k.start).all(), "assembled twice, or not in the order of k"
-            depth += block.k.size
-            task.output.place(order.unit.detail, order.payload)
-        self.tell(events.Assembled(order.unit))
+    def _place(self, unit: Unit, payload: Any) -> None:
+        """Carry out a `Place`, as runtimes do."""
+        task = self.tasks[unit.work]
+        assert not task.ended
+        block = unit.detail.block
+        depth = task.depth[block.m.start : block.m.stop, block.n.start : block.n.stop]
+        assert (depth == block.k.start).all(), "placed twice, or not in the order of k"
+        depth += block.k.size
+        task.output.place(unit.detail, payload)
 
     def pass_time(self, took_s: float) -> None:
         self.now_s += took_s
@@ -292,15 +300,10 @@ class Model:
 
     def step(self, random: Random) -> bool:
         """Something that a healthy fleet does; False when nothing is left to do."""
-        choices = len(self.places) + len(self.running)
-        if not choices:
+        if not self.running:
             return False
         self.now_s += 1e-3
-        chosen = random.randrange(choices)
-        if chosen < len(self.places):
-            self.place(chosen)
-        else:
-            self.answer(*self.running[chosen - len(self.places)])
+        self.answer(*random.choice(self.running))
         return True
 
     def settle(self, random: Random) -> None:

@@ -21,7 +21,7 @@ from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.gemm_job import GemmWork, MatrixRef
-from cleave.scheduler.instructions import Check, Close, Done, Joined, Order, Place, Send
+from cleave.scheduler.instructions import Check, Close, Done, Instruction, Joined, Place, Send
 from cleave.scheduler.reputation import QUARANTINE
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import FULL_RETRY_S, Coordinator
@@ -39,16 +39,16 @@ HELLO = Hello(
 )
 
 
-def _sent(orders: list[Order], session: int = 1) -> list[Message]:
+def _sent(orders: list[Instruction], session: int = 1) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send) and o.session == session]
 
 
-def _ready(coordinator: Coordinator, session: int = 1, hello: Hello = HELLO) -> list[Order]:
+def _ready(coordinator: Coordinator, session: int = 1, hello: Hello = HELLO) -> list[Instruction]:
     coordinator.opened(session, 0.0)
     return coordinator.received(session, hello, 0.0)
 
 
-def _submit(coordinator: Coordinator, side: int = 4, work: int = 1) -> list[Order]:
+def _submit(coordinator: Coordinator, side: int = 4, work: int = 1) -> list[Instruction]:
     ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
     refs = MatrixRef(10 * work, False), MatrixRef(10 * work + 1, False)
     gemm = GemmWork(
@@ -57,7 +57,7 @@ def _submit(coordinator: Coordinator, side: int = 4, work: int = 1) -> list[Orde
     return coordinator.submit(gemm, ones, ones, 1.0)
 
 
-def _refusal(orders: list[Order]) -> messages.Error:
+def _refusal(orders: list[Instruction]) -> messages.Error:
     """The error that a refused peer gets, before its session is closed."""
     send, close = orders[:2]
     assert isinstance(send, Send)
@@ -201,7 +201,7 @@ def test_whatever_a_device_states_work_can_be_planned(values: dict[str, Any]) ->
     assert any(isinstance(m, messages.Run) for o in [_submit(coordinator, 64)] for m in _all(o))
 
 
-def _all(orders: list[Order]) -> list[Message]:
+def _all(orders: list[Instruction]) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send)]
 
 
@@ -316,9 +316,9 @@ def _result(run: messages.Run, **changes: Any) -> messages.Result:
 
 def test_a_result_is_placed_and_counted() -> None:
     coordinator, run = _work_on_one()
-    (place,) = coordinator.received(1, _result(run), 2.0)
+    place, done = coordinator.received(1, _result(run), 2.0)
     assert isinstance(place, Place)
-    assert coordinator.placed(place.unit, 2.0) == [Done(1)]
+    assert done == Done(1)
     session = coordinator.sessions[1]
     assert (session.blocks, session.compute_s) == (1, 0.25)
 
@@ -343,7 +343,7 @@ def test_a_result_of_another_form_is_a_failed_run(changes: dict[str, Any]) -> No
     assert again.id != run.id
     assert again.inputs == run.inputs
     assert coordinator.sessions[1].blocks == 0
-    (place,) = coordinator.received(1, _result(again), 3.0)
+    place, _ = coordinator.received(1, _result(again), 3.0)
     assert isinstance(place, Place)
 
 
@@ -367,7 +367,7 @@ def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
     assert isinstance(check, Check)
     assert coordinator.received(1, _result(run, **changes), 2.0) == []
     assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
-    (place,) = coordinator.checked(check, Judgement(), 3.0)
+    place, _ = coordinator.checked(check, Judgement(), 3.0)
     assert isinstance(place, Place)
     assert place.payload is check.payload
 
@@ -377,7 +377,7 @@ def test_rows_in_doubt_are_used_as_the_server_mended_them_and_nobody_is_blamed()
     (check,) = coordinator.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
     mended = arrays.empty(1, 1, DType.FP32)
-    (place,) = coordinator.checked(check, Judgement(mended=mended, recomputed=1), 3.0)
+    place, _ = coordinator.checked(check, Judgement(mended=mended, recomputed=1), 3.0)
     assert isinstance(place, Place)
     assert place.payload is mended
     assert not coordinator.sessions[1].reputation.wrong
@@ -428,9 +428,7 @@ def test_results_of_another_session_do_not_count() -> None:
 
 def test_a_released_operand_is_dropped_with_the_next_message() -> None:
     coordinator, run = _work_on_one()
-    (place,) = coordinator.received(1, _result(run), 2.0)
-    assert isinstance(place, Place)
-    coordinator.placed(place.unit, 2.0)
+    coordinator.received(1, _result(run), 2.0)
     for operand in (10, 11):
         coordinator.release(operand, 3.0)
     first, *_ = _sent(_submit(coordinator, work=2))
@@ -508,8 +506,10 @@ def test_a_link_that_is_not_stated_is_measured(
 def test_work_waits_for_the_probe() -> None:
     link = _Link(10e6, 5e6, 0.0, 2**30)
     assert _submit(link.coordinator) == []
+    assert not link.coordinator.dispatcher.idle
     link.run()
-    assert not link.coordinator.dispatcher.idle  # the block waits to be placed
+    assert link.coordinator.dispatcher.idle
+    assert link.coordinator.dispatcher.counters.results == 1
 
 
 def test_a_device_that_cannot_do_the_probe_is_refused() -> None:
@@ -602,9 +602,8 @@ def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes)
     assert isinstance(check, Check)
     assert coordinator.received(1, replace(answer, payload=second), 2.0) == []
     assert coordinator.dispatcher.counters.late == 1
-    (place,) = coordinator.checked(check, Judgement(), 3.0)
-    assert place == Place(check.unit, answer.payload)
-    assert coordinator.placed(check.unit, 3.0) == [Done(1)]
+    used = coordinator.checked(check, Judgement(), 3.0)
+    assert used == [Place(check.unit, answer.payload), Done(1)]
 
 
 def test_shapes_that_fit_make_a_gemm() -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
-from cleave.fleet.fleet import FleetCounters
+from cleave.fleet.runtime import FleetCounters
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import Clearance, Refusal
 from cleave.server.api.event_log import EventLog

@@ -12,7 +12,7 @@ from cleave.arrays import DType, empty
 from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.fleet import FleetCounters
+from cleave.fleet.runtime import FleetCounters
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -21,7 +21,7 @@ from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Reply, Role
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmWork, MatrixRef
-from cleave.scheduler.instructions import Order, Place, Send
+from cleave.scheduler.instructions import Instruction, Send
 from cleave.scheduler.session_manager import Coordinator
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
@@ -66,7 +66,7 @@ class Fleet:
         hello = dataclasses.replace(HELLO, **changes)
         self.coordinator.received(id, hello, self._clock())
 
-    def submit(self, gemm: Gemm) -> list[Order]:
+    def submit(self, gemm: Gemm) -> list[Instruction]:
         element = ElementBytes(4, 4, 4)
         work = GemmWork(
             7,
@@ -86,9 +86,7 @@ class Fleet:
         unit = self.coordinator.sessions[order.session].expected[run.id]
         rows, columns = unit.detail.block.m.size, unit.detail.block.n.size
         result = messages.Result(run.id, rows, columns, "fp32", 0.5, bytes(unit.output_bytes))
-        for placed in self.coordinator.received(order.session, result, self._clock()):
-            if isinstance(placed, Place):
-                self.coordinator.placed(placed.unit, self._clock())
+        self.coordinator.received(order.session, result, self._clock())
 
 
 @pytest.fixture

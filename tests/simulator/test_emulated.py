@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType
-from cleave.fleet.fleet import Fleet, Side
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner

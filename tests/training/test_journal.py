@@ -14,7 +14,7 @@ import pytest
 from benchmarks.crash import OrderedExecutor
 from cleave.arrays import Buffer, DType, empty
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Side
+from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyExecutor
 from cleave.training import journal as j
 from cleave.training.disk import Patience

@@ -59,7 +59,7 @@ def run(
         setting = Setting(fleet, seen.append, impatient.stop, impatient.clock)
         train(job, RunFolder(folder), setting, resume=resume, materials=materials)
         assert not fleet._under_way
-        assert fleet.shell.coordinator.dispatcher.idle  # type: ignore[attr-defined]
+        assert fleet.shell.coordinator.dispatcher.idle
     return seen, impatient.asked
 
 

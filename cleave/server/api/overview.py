@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.fleet import FleetCounters
+from cleave.fleet.runtime import FleetCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmWork
 from cleave.scheduler.scheduler import Dispatcher

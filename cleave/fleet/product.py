@@ -1,0 +1,141 @@
+"""One product on a fleet: its operands, and who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cleave.arrays import Buffer, DType
+from cleave.errors import FleetError
+from cleave.gemm import Gemm, gemm_of
+from cleave.planner.plan import ElementBytes
+from cleave.scheduler.gemm_job import GemmWork
+
+
+class Operand:
+    """One version of one matrix, under one name, for as long as this object lives.
+
+    Devices may keep what they were sent of it; when the object goes, they are told to forget it.
+    The matrix must not change meanwhile.
+
+    Attributes:
+        id: its name; never used again.
+        buffer: the matrix, row-major or not.
+    """
+
+    __slots__ = ("__weakref__", "buffer", "id")
+
+    def __init__(self, id: int, buffer: Buffer) -> None:
+        self.id = id
+        self.buffer = buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An operand as one side of a product, as it lies or transposed."""
+
+    operand: Operand
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.operand.buffer.shape
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    @property
+    def matrix(self) -> Buffer:
+        """The matrix as it enters the product."""
+        return self.operand.buffer.T if self.transposed else self.operand.buffer
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class GemmFuture:
+    """A GEMM under way. `result` waits for it."""
+
+    work: GemmWork
+    a: Side
+    b: Side
+    out: Buffer
+    _wait: Callable[[GemmFuture], object]
+    done: bool = False
+    error: str = ""
+
+    def result(self) -> Buffer:
+        """The product, once every block of it is in place.
+
+        Raises:
+            FleetError: when the fleet cannot finish it.
+        """
+        if not self.done:
+            self._wait(self)
+        if self.error:
+            raise FleetError(self.error)
+        return self.out
+
+
+class Pending(Protocol):
+    """A multiplication under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the product is there, so that `result` does not wait."""
+        ...
+
+    def result(self) -> Buffer:
+        """See `GemmFuture.result`."""
+        ...
+
+
+class Multiplier(Protocol):
+    """What a model needs of a fleet; a `Fleet`, or one wrapped in others of this kind."""
+
+    def operand(self, buffer: Buffer) -> Operand:
+        """See `Fleet.operand`."""
+        ...
+
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
+        """See `Fleet.submit`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A product that is there already."""
+
+    out: Buffer
+
+    @property
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return True
+
+    def result(self) -> Buffer:
+        """See `GemmFuture.result`."""
+        return self.out
+
+
+def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType]:
+    """Return the GEMM ``out = a @ b``, its elements' sizes, and its operands' dtype.
+
+    Raises:
+        ValueError: when shapes or dtypes do not fit.
+    """
+    gemm = gemm_of(a.shape, b.shape)
+    dtype = a.operand.buffer.dtype
+    if out.shape != (gemm.m, gemm.n) or b.operand.buffer.dtype is not dtype:
+        raise ValueError(
+            f"{a.shape} {dtype.value} @ {b.shape} {b.operand.buffer.dtype.value} does not go "
+            f"into {out.shape}"
+        )
+    if out.dtype not in (dtype, DType.FP32):
+        raise ValueError(
+            f"a product of {dtype.value} matrices is {dtype.value} or fp32, not {out.dtype.value}"
+        )
+    return gemm, ElementBytes(dtype.itemsize, out.dtype.itemsize), dtype
+
+
+def floor_bytes(future: GemmFuture) -> tuple[int, int]:
+    """Bytes down and up if every operand and result of a GEMM crossed once."""
+    down = future.a.operand.buffer.nbytes + future.b.operand.buffer.nbytes
+    return down, future.out.nbytes

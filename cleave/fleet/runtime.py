@@ -1,0 +1,260 @@
+"""Carrying out what the server's core wants done.
+
+A `Runtime` executes the instructions of a session manager for a fleet, and keeps its products'
+futures, outputs and checks. What moves time and bytes is left to two kinds: over real connections
+(`cleave.server.runtime`), and in virtual time (`emulator.virtual`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from cleave.arrays import Buffer
+from cleave.fleet.block_checks import Checks
+from cleave.fleet.product import GemmFuture, floor_bytes
+from cleave.planner.plan import DeviceRates
+from cleave.protocol.messages import Message
+from cleave.scheduler.gemm_job import GemmUnit
+from cleave.scheduler.instructions import (
+    Aside,
+    Check,
+    Close,
+    Done,
+    Failed,
+    Instruction,
+    Joined,
+    Note,
+    Overdue,
+    Place,
+    Send,
+)
+from cleave.scheduler.reduction import Output
+from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.tasks import Unit
+from cleave.verify import Judgement
+
+
+@dataclass(slots=True)
+class FleetCounters:
+    """What the fleet did since it was made; subtract two snapshots for a step.
+
+    Attributes:
+        fleet_s: seconds on the fleet's clock (virtual or wall) during which GEMMs were awaited.
+        waited_s: wall seconds that the caller spent inside `GemmFuture.result`.
+        verify_s: processor seconds spent on checking results.
+        downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
+        floor_down_bytes, floor_up_bytes: every operand of every GEMM crossing once, and every
+            result once.
+        gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
+        reissued: units given out again because a device was lost or failed.
+        late: answers that nobody waited for any more.
+        local_gemms: multiplied on the PS because no device was there.
+    """
+
+    fleet_s: float = 0.0
+    waited_s: float = 0.0
+    verify_s: float = 0.0
+    downlink_bytes: int = 0
+    uplink_bytes: int = 0
+    floor_down_bytes: int = 0
+    floor_up_bytes: int = 0
+    gemms: int = 0
+    tiles: int = 0
+    blocks: int = 0
+    reissued: int = 0
+    late: int = 0
+    local_gemms: int = 0
+
+    def __add__(self, more: FleetCounters) -> FleetCounters:
+        return FleetCounters(
+            **{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)}
+        )
+
+    def __sub__(self, earlier: FleetCounters) -> FleetCounters:
+        return FleetCounters(
+            **{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
+        )
+
+
+class Placing(Protocol):
+    """Where the blocks of one product go; `cleave.scheduler.reduction.Output`, or one like it."""
+
+    def place(self, unit: GemmUnit, payload: object) -> None:
+        """Put one block in its place."""
+        ...
+
+    def finish(self) -> None:
+        """Every block is there."""
+        ...
+
+
+Information = Joined | Overdue | Aside | Note
+"""Instructions that ask for nothing but that somebody be told."""
+
+
+class Runtime(ABC):
+    """What moves time and bytes for a fleet.
+
+    Args:
+        coordinator: the core whose instructions it carries out.
+        rng: makes a secret generator for the checks of each product.
+    """
+
+    clock: ClassVar[str]
+    """`virtual` or `wall`: what `FleetCounters.fleet_s` counts."""
+
+    def __init__(self, coordinator: Coordinator, rng: Callable[[], np.random.Generator]) -> None:
+        self.coordinator = coordinator
+        self._checks = Checks(rng)
+        self._futures: dict[int, GemmFuture] = {}
+        self._outputs: dict[int, Placing] = {}
+        self._counters = FleetCounters()
+
+    # --- what a fleet asks for ---
+
+    @abstractmethod
+    def start(self, future: GemmFuture) -> None:
+        """Take a GEMM; does not wait."""
+
+    @abstractmethod
+    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
+        """Return when the future is done, or so many seconds have passed on the runtime's clock.
+
+        Returns:
+            Whether it is done.
+        """
+
+    @abstractmethod
+    def withdraw(self, future: GemmFuture) -> None:
+        """Take a GEMM back. The future is done then: as withdrawn, or as it ended just before."""
+
+    @abstractmethod
+    def elsewhere(self, flops: float) -> None:
+        """The caller did so much work itself: the clock goes on by what that takes."""
+
+    @abstractmethod
+    def release(self, operand: int) -> None:
+        """An operand's name is not used any more. May be called from any thread, in any state."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all sessions."""
+
+    def counters(self) -> FleetCounters:
+        """Return a snapshot of the counters."""
+        done = self.coordinator.dispatcher.counters
+        return replace(
+            self._counters,
+            blocks=done.results,
+            reissued=done.reissued + done.hedged,
+            late=done.late,
+        )
+
+    def device_count(self) -> int:
+        """Return how many devices may be given work now."""
+        return self.coordinator.ready_devices
+
+    def stuck(self, future: GemmFuture) -> str:
+        """Say why no device that is there can finish a GEMM; empty where one can, or none is."""
+        return self.coordinator.dispatcher.stuck(future.work.id)
+
+    def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
+        """Return the fleet's epoch, and the rates of the devices that may be given work now."""
+        return self.coordinator.epoch, self.coordinator.dispatcher.rates
+
+    # --- carrying out instructions ---
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the time in seconds, on the runtime's clock."""
+
+    @abstractmethod
+    def send(self, session: int, message: Message) -> None:
+        """Send a message; to a device that is gone, nothing."""
+
+    @abstractmethod
+    def end(self, session: int) -> None:
+        """End a session, when what was sent on it has left."""
+
+    @abstractmethod
+    def conclude(self, work: int, error: str) -> None:
+        """Note that a GEMM has ended: all of it is in place, or with an error."""
+
+    def tell(self, information: Information) -> None:  # noqa: B027 - nobody need be told
+        """Tell whoever watches."""
+
+    def place(self, unit: Unit, payload: Any) -> None:
+        """Put a block in its place."""
+        output = self._outputs.get(unit.work)
+        if output is not None:  # else its work has failed, and nobody waits for it
+            output.place(unit.detail, payload)
+
+    def check(self, check: Check) -> list[Instruction]:
+        """Check a block. Returns what follows from it; nothing yet, if that takes a while."""
+        future = self._futures.get(check.unit.work)
+        if future is None:  # nobody waits for it any more
+            return self.checked(check, Judgement(), 0.0)
+        return self.checked(check, *self.judge(check, future))
+
+    def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
+        """Return what is found of a block, and the processor seconds that it took."""
+        began_s = time.thread_time()
+        judgement = self._checks.judge(future, check.unit, check.payload)
+        return judgement, time.thread_time() - began_s
+
+    def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[Instruction]:
+        """Tell the core what was found; returns what follows from it."""
+        self._counters.verify_s += took_s
+        if check.unit.work not in self._futures:  # it ended meanwhile
+            self._checks.forget(check.unit.work)
+        return self.coordinator.checked(check, judgement, self.now())
+
+    def execute(self, instructions: Iterable[Instruction]) -> None:
+        """Carry out instructions, and what follows from them, in order."""
+        waiting = deque(instructions)
+        while waiting:
+            match waiting.popleft():
+                case Send(session, message):
+                    self.send(session, message)
+                case Check() as check:
+                    waiting.extend(self.check(check))
+                case Place(unit, payload):
+                    self.place(unit, payload)
+                case Done(work):
+                    self._checks.forget(work)
+                    self.conclude(work, "")
+                case Failed(work, reason):
+                    self._checks.forget(work)
+                    self.conclude(work, reason)
+                case Close(session):
+                    self.end(session)
+                case Joined() | Overdue() | Aside() | Note() as information:
+                    self.tell(information)
+                case other:
+                    raise TypeError(f"a runtime cannot carry out {other}")
+
+    def submit(self, future: GemmFuture) -> None:
+        """Hand a GEMM to the core, in the thread that `execute` is called in."""
+        work = future.work
+        self._futures[work.id] = future
+        self._outputs[work.id] = self.output(future.out)
+        a, b = future.a.operand.buffer, future.b.operand.buffer
+        self.execute(self.coordinator.submit(work, a, b, self.now()))
+
+    def output(self, out: Buffer) -> Placing:
+        """Return where the blocks of a new product are put."""
+        return Output(out)
+
+    def count(self, future: GemmFuture) -> None:
+        """Count a GEMM that is about to start."""
+        down, up = floor_bytes(future)
+        self._counters.floor_down_bytes += down
+        self._counters.floor_up_bytes += up
+        self._counters.gemms += 1
