@@ -42,7 +42,7 @@ from cleave.planner.planner import TilePlanner
 from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.training.trainer import Trainer
-from tests.faults.exact import FullDepthPlanner, InvariantExecutor
+from tests.faults.exact import FullDepthPlanner, InvariantBackend
 from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import LOSSES, OF_MESSAGES, Fault, RandomFaults, losses
 from tests.faults.processes import Processes
@@ -94,7 +94,7 @@ class Outcome:
         error: why the run ended early; empty when it did not.
         ps_bytes: resident memory of the parameter server after each step.
         faults: how often each happened.
-        blocks: results that the dispatcher accepted.
+        blocks: results that the scheduler accepted.
         reissued, late: as `FleetCounters` counts them.
         wall_s, slowest_s: of all steps, and of the slowest.
     """
@@ -125,7 +125,7 @@ def undisturbed(job: JobSpec, options: Options) -> list[float]:
     """The losses of the same training without a fault."""
     if options.executor != "invariant":  # plain PyTorch
         return run_steps(make_trainer(job, None), min(options.steps, FIRST_LOSSES))
-    with cleave.emulated(1, executor=InvariantExecutor()) as fleet:
+    with cleave.emulated(1, executor=InvariantBackend()) as fleet:
         fleet.planner = FullDepthPlanner()
         return run_steps(make_trainer(job, fleet), options.steps)
 
@@ -156,8 +156,8 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
             proxy.url, options.devices, ("--executor", options.executor, "--probe")
         ) as processes,
     ):
-        audit(served.shell, ledger, InvariantExecutor() if invariant else None)
-        trainer = make_trainer(job, Fleet(served.shell, planner))
+        audit(served.runtime, ledger, InvariantBackend() if invariant else None)
+        trainer = make_trainer(job, Fleet(served.runtime, planner))
         messages = 0  # of a device in a step, about
         try:
             for step in range(options.steps):

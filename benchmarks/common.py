@@ -16,18 +16,18 @@ from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
 from cleave.training.records import Record
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import Setting, Trainer, prepare
+from cleave.training.trainer import TrainContext, Trainer, prepare
 from cleave.transport.url_file import url_file
 from cleave.workload.models.build import build_model
 
 
 def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
     """A trainer that writes to a temporary folder and reports nothing."""
-    setting = Setting(fleet, _ignore)
-    materials = prepare(job, setting)
+    context = TrainContext(fleet, _ignore)
+    dataset = prepare(job, context)
     folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="cleave-benchmark-")))
-    spec = materials.source.spec
-    return Trainer(job, spec, build_model(spec, seed=job.seed), materials, folder, setting)
+    spec = dataset.source.spec
+    return Trainer(job, spec, build_model(spec, seed=job.seed), dataset, folder, context)
 
 
 def _ignore(record: Record) -> None:

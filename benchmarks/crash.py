@@ -188,7 +188,7 @@ class OrderedExecutor:
     name = "ordered"
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `Executor.matmul`."""
+        """See `MatmulBackend.matmul`."""
         left, right = a.float32().T.copy(), b.float32().copy()
         total = out.array.copy() if accumulate else np.zeros(out.shape, np.float32)
         product = np.empty_like(total)

@@ -40,7 +40,7 @@ from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.tls import Security
-from emulator.virtual import Arithmetic, VirtualShell
+from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.device_profile import DeviceProfile
 from profiles.fleet_device import FleetDevice
 from profiles.fleet_file import of_profile
@@ -108,9 +108,9 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
     """Seconds that each device computed for each task, as it reported them."""
     planner = Rows()
     fleet.planner = planner
-    coordinator = fleet.shell.coordinator
+    manager = fleet.runtime.manager
     rng = np.random.default_rng(0)
-    took = [{i: list[float]() for i in sorted(coordinator.sessions)} for _ in todo]
+    took = [{i: list[float]() for i in sorted(manager.sessions)} for _ in todo]
     for _ in range(1 + REPEATS):  # all shapes, and all again: so training meets them
         for task, of_task in zip(todo, took, strict=True):
             gemm, (turn_a, turn_b) = task.gemm, task.transposes
@@ -122,9 +122,9 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
                 buffer = Buffer(np.ascontiguousarray(narrow(numbers, task.dtype)), task.dtype)
                 sides.append(Side(fleet.operand(buffer), turned))
             a, b = sides
-            before = {i: s.compute_s for i, s in coordinator.sessions.items()}
+            before = {i: s.compute_s for i, s in manager.sessions.items()}
             fleet.submit(a, b, empty(gemm.m, gemm.n, task.out)).result()
-            for i, session in coordinator.sessions.items():
+            for i, session in manager.sessions.items():
                 of_task[i].append(session.compute_s - before[i])
     # The first time kernels are made for a shape.
     return [statistics.median(times[1:]) for each in took for times in each.values()]
@@ -142,7 +142,7 @@ def real_times(todo: Sequence[Task], devices: int) -> list[float]:
 def emulated_times(profile: DeviceProfile, todo: Sequence[Task], devices: int) -> list[float]:
     """The same on emulated devices of a profile, as contended as it says."""
     device = device_of(profile, devices)
-    fleet = Fleet(VirtualShell([device] * devices, None, Arithmetic.NONE))
+    fleet = Fleet(VirtualRuntime([device] * devices, None, Arithmetic.NONE))
     return tile_times(fleet, todo)
 
 
@@ -211,7 +211,7 @@ def compare_contention(profile: DeviceProfile, count: int) -> None:
 # --- rate-limited links ---
 
 
-def shell(command: str) -> None:
+def runtime(command: str) -> None:
     """Run a system command; raises with what it said."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -225,18 +225,18 @@ def limited_namespace(number: int, down: float, up: float) -> Iterator[tuple[str
     name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
     host, guest = f"10.77.{number}.1", f"10.77.{number}.2"
     try:
-        shell(f"ip netns add {name}")
-        shell(f"ip link add {here} type veth peer name {there}")
-        shell(f"ip link set {there} netns {name}")
-        shell(f"ip addr add {host}/24 dev {here}")
-        shell(f"ip link set {here} up")
+        runtime(f"ip netns add {name}")
+        runtime(f"ip link add {here} type veth peer name {there}")
+        runtime(f"ip link set {there} netns {name}")
+        runtime(f"ip addr add {host}/24 dev {here}")
+        runtime(f"ip link set {here} up")
         inside = f"ip netns exec {name}"
-        shell(f"{inside} ip addr add {guest}/24 dev {there}")
-        shell(f"{inside} ip link set {there} up")
-        shell(f"{inside} ip link set lo up")
+        runtime(f"{inside} ip addr add {guest}/24 dev {there}")
+        runtime(f"{inside} ip link set {there} up")
+        runtime(f"{inside} ip link set lo up")
         limit = "burst 32kb latency 100ms"
-        shell(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {limit}")
-        shell(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {limit}")
+        runtime(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {limit}")
+        runtime(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {limit}")
         yield name, host
     finally:
         for command in (f"ip link del {here}", f"ip netns del {name}"):

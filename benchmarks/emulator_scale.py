@@ -31,7 +31,7 @@ from cleave.planner.streaming import predicted_s
 from cleave.workload.registry import find_model
 from cleave_cli.own_server import own_server
 from emulator.sized_step import SizedStepper
-from emulator.virtual import VirtualShell, emulated
+from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 
@@ -54,17 +54,17 @@ def closed_form() -> None:
                     for i in range(devices)
                 ]
                 fleet = emulated(members, compute=False)
-                shell = fleet.shell
-                assert isinstance(shell, VirtualShell)
-                begin_s = shell.now_s
+                runtime = fleet.runtime
+                assert isinstance(runtime, VirtualRuntime)
+                begin_s = runtime.now_s
                 a, b = fleet.operand(matrix(m, k)), fleet.operand(matrix(k, n))
                 future = fleet.submit(Side(a), Side(b), matrix(m, n))
                 future.result()
-                plan = future.work.plan
+                plan = future.job.plan
                 assert plan is not None
-                rates = {d.device: d for d in shell.fleet_rates()[1]}
+                rates = {d.device: d for d in runtime.fleet_rates()[1]}
                 said = predicted_s(plan, ElementBytes(2, 2), rates)
-                worst = max(worst, abs((shell.now_s - begin_s) / said - 1))
+                worst = max(worst, abs((runtime.now_s - begin_s) / said - 1))
     print(f"closed form: emulated makespan at most {worst:.2%} off the prediction (at most 2 %)")
 
 
@@ -88,7 +88,7 @@ def events(strips: str, ps: PsRates | None) -> None:
 
 def _planning_s(fleet: object, planner: TilePlanner) -> float:
     """Plan a layer's GEMMs ahead, so that the emulation finds the plans."""
-    rates = fleet.shell.fleet_rates()[1]  # type: ignore[attr-defined]
+    rates = fleet.runtime.fleet_rates()[1]  # type: ignore[attr-defined]
     from cleave.gemm import Gemm
 
     began_s = time.process_time()

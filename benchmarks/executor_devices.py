@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from cleave.arrays import DType, empty
-from cleave.machine.backends import Executor, candidates, self_check
+from cleave.machine.backends import MatmulBackend, candidates, self_check
 
 TORCH_DTYPES = {
     DType.FP32: torch.float32,
@@ -35,7 +35,7 @@ def best_s(work: Callable[[], object], repeats: int = 5) -> float:
     return min(times)
 
 
-def from_host(executor: Executor, side: int, dtype: DType) -> float:
+def from_host(executor: MatmulBackend, side: int, dtype: DType) -> float:
     """FLOP/s of square products whose operands and result are in the host's memory."""
     a, b, out = (empty(side, side, dtype) for _ in range(3))
     for buffer in (a, b):

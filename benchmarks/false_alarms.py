@@ -45,7 +45,7 @@ from cleave.arrays import Buffer, DType
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.product import Finished, Operand, Side
 from cleave.gemm import Block, Gemm, Span, gemm_of, wavefront
-from cleave.machine.backends import NumpyExecutor, TorchExecutor
+from cleave.machine.backends import NumpyBackend, TorchBackend
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.training.data import BatchLoader, build_corpus
@@ -99,8 +99,8 @@ def in_turn(a: Buffer, b: Buffer, out: Buffer) -> None:
 
 
 EXECUTORS: dict[str, Multiply] = {
-    "numpy": NumpyExecutor().matmul,
-    "torch": TorchExecutor().matmul,
+    "numpy": NumpyBackend().matmul,
+    "torch": TorchBackend().matmul,
     "in turn": in_turn,
 }
 
@@ -145,7 +145,7 @@ class Judge:
         self._ids = count(1)
         self._planner = TilePlanner()
         self._plans: dict[Any, list[tuple[Block, bool]]] = {}
-        self._own = TorchExecutor()
+        self._own = TorchBackend()
         self._rng = np.random.default_rng(0)
         self._draw = np.random.default_rng(1)
         self._seen: set[Any] = set()  # what slow executors had a product of since the last report

@@ -7,9 +7,9 @@ which state, what came of it, which rule refused it) is kept and mutated further
 lines is not measured: Python 3.11 can only trace, which takes ten times as long as the codec.
 
 Most inputs go to the codec: it returns a message that is written as it was read, or raises
-`ProtocolError`. The others go through the codec into a coordinator with several hostile sessions
-and an honest device, see `tests.fuzzing.Arena`; every thousand of them the hostile go silent and
-everything that is unfinished must be done by the honest device, with the right result.
+`ProtocolError`. The others go through the codec into a session manager with several hostile
+sessions and an honest device, see `tests.fuzzing.Arena`; every thousand of them the hostile go
+silent and everything that is unfinished must be done by the honest device, with the right result.
 
 Exits with 1 when anything else happens; the inputs that did it are written to a file.
 """
@@ -93,7 +93,7 @@ def fuzz_codec(inputs: int, seed: int, report: Report, bar: Bar) -> Mutator:
 
 
 def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: Bar) -> None:
-    """Inputs for hostile sessions of a coordinator, in arenas of a thousand."""
+    """Inputs for hostile sessions of a session manager, in arenas of a thousand."""
     left = inputs
     number = 0
     while left > 0:

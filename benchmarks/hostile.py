@@ -57,7 +57,7 @@ from websockets.frames import Frame, Opcode
 from benchmarks.common import joined, resident_bytes, spread
 from cleave.device.core import DeviceCore
 from cleave.device.session import device_hello
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
@@ -198,7 +198,7 @@ class Attacker:
             await asyncio.sleep(2 * BEAT_S)
 
     async def _flood_inside(self, socket: ClientConnection, kind: str, per_s: float) -> None:
-        core, executor = DeviceCore(10**9), NumpyExecutor()
+        core, executor = DeviceCore(10**9), NumpyBackend()
         result_bytes = 4
         while True:  # the test of its arithmetic, which it passes
             try:

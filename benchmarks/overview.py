@@ -18,8 +18,8 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Role
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks
@@ -32,11 +32,11 @@ class Fleet:
     """Devices without sockets."""
 
     def __init__(self, devices: int) -> None:
-        self.coordinator = Coordinator()
+        self.manager = SessionManager()
         names = profile_names()
         for id in range(1, devices + 1):
             now_s = time.monotonic()
-            self.coordinator.opened(id, now_s)
+            self.manager.opened(id, now_s)
             hello = messages.Hello(
                 Role.DEVICE,
                 name=f"device-{id}",
@@ -48,7 +48,7 @@ class Fleet:
                 downlink_bytes_per_s=1e7,
                 uplink_bytes_per_s=5e6,
             )
-            self.coordinator.received(id, hello, now_s)
+            self.manager.received(id, hello, now_s)
 
     def counters(self) -> FleetCounters:
         return FleetCounters()
@@ -69,9 +69,9 @@ def main() -> None:
     overview.live = fleet
     gemm = Gemm(4096, 4096, 4096)
     a, b = MatrixRef(1, False), MatrixRef(2, False)
-    work = GemmWork(1, gemm, a, b, ElementBytes(4, 4, 4), "fp32", "fp32", TilePlanner())
+    job = GemmJob(1, gemm, a, b, ElementBytes(4, 4, 4), "fp32", "fp32", TilePlanner())
     matrix = empty(4096, 4096, DType.FP32)
-    fleet.coordinator.submit(work, matrix, matrix, time.monotonic())
+    fleet.manager.submit(job, matrix, matrix, time.monotonic())
     answers, encodings, size = [], [], 0
     for number in range(options.looks):
         began_s = time.perf_counter()

@@ -45,7 +45,7 @@ from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.server.fleet_server import ServedFleet
 from cleave.transport.url_file import url_file
-from emulator.virtual import VirtualShell, emulated
+from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 
 TOKENS = 128 * 1024
@@ -94,13 +94,13 @@ def makespan_s(gemm: Gemm, planner: TilePlanner, devices: int, loss: Loss | None
     """Virtual seconds of one GEMM on a fresh fleet."""
     fleet = emulated(paper_fleet(devices), compute=False)
     fleet.planner = planner
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
-    begin_s = shell.now_s
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    begin_s = runtime.now_s
     if loss is not None:
-        shell.lose(loss.device, in_s=loss.at_s)
+        runtime.lose(loss.device, in_s=loss.at_s)
     run(fleet, gemm)
-    return shell.now_s - begin_s
+    return runtime.now_s - begin_s
 
 
 def run(fleet: Fleet, gemm: Gemm) -> None:
@@ -192,7 +192,7 @@ class Course:
 
     Attributes:
         took_s: its makespan.
-        detected_s: from the signal to the first unit that another device was given.
+        detected_s: from the signal to the first task that another device was given.
     """
 
     took_s: float

@@ -31,10 +31,10 @@ from typing import Final
 
 import cleave
 from benchmarks.common import make_trainer
-from cleave.device.compute_thread import ExecutorComputer, Outcome
+from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID
 from cleave.server.fleet_server import ServedFleet
@@ -66,11 +66,11 @@ class Lateness:
     from_start: bool = False
 
 
-class LateComputer(ExecutorComputer):
+class LateComputer(ComputeThread):
     """Does what it is asked and says so later, until it is told that it has recovered."""
 
     def __init__(self, lateness: Lateness) -> None:
-        super().__init__(NumpyExecutor())
+        super().__init__(NumpyBackend())
         self._lateness = lateness
         self._free_s = 0.0
         self._working = lateness.from_start
@@ -133,7 +133,7 @@ def device(fleet: ServedFleet, name: str, lateness: Lateness) -> Iterator[subpro
 
 def steps_s(fleets: Sequence[ServedFleet], job: JobSpec) -> list[list[float]]:
     """By fleet, seconds of each step of a job that they do in turns."""
-    trainers = [make_trainer(job, Fleet(fleet.shell, fleet.planner)) for fleet in fleets]
+    trainers = [make_trainer(job, Fleet(fleet.runtime, fleet.planner)) for fleet in fleets]
     found: list[list[float]] = [[] for _ in fleets]
     for _ in range(job.steps):
         for trainer, steps in zip(trainers, found, strict=True):
@@ -148,7 +148,7 @@ def until_it_works(fleet: ServedFleet, job: JobSpec, name: str) -> float | None:
         found = (d for d in fleet.describe_devices() if d["name"] == name)
         return sum(int(str(d["blocks"])) for d in found)
 
-    trainer = make_trainer(job, Fleet(fleet.shell, fleet.planner))
+    trainer = make_trainer(job, Fleet(fleet.runtime, fleet.planner))
     began_s, before = time.monotonic(), blocks()
     while blocks() < before + 20:
         if time.monotonic() - began_s > _RECOVERY_S:

@@ -14,8 +14,9 @@
    by torch, and one product after the other. None is to be called wrong, no device to be
    quarantined. Blocks are 16 x 16, so that there are many in little time; the products of real
    training are judged by `benchmarks.false_alarms`.
-4. Liars: a fifth of an emulated fleet lies in one of nine ways, through the real coordinator and
-   dispatcher, every placed block compared with the exact product. GEMMs of 320 x 320, depth 128,
+4. Liars: a fifth of an emulated fleet lies in one of nine ways, through the real session
+   manager and scheduler, every placed block compared with the exact product. GEMMs of 320 x 320,
+   depth 128,
    are cut evenly: the planner would search a new plan for every liar that comes. One that is
    quarantined comes back under a new name before the next GEMM. Wrong by more than the stated
    tolerance: an element is off by more than `cleave.verify.LONE` deviations of its row. None of
@@ -56,18 +57,18 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
-from cleave.machine.backends import NumpyExecutor, TorchExecutor, execute
+from cleave.machine.backends import NumpyBackend, TorchBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile, Residency
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler.probe import FIRST_ID
 from cleave.scheduler.reputation import EVIDENCE, Reputation, Rounding, Wrong
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.tasks import Task
 from cleave.training.job import JobSpec
 from cleave.verify import LONE, GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass
 from cleave.verify.rounding import variance
-from emulator.virtual import Arithmetic, VirtualShell, _VirtualDevice
+from emulator.virtual import Arithmetic, VirtualRuntime, _VirtualDevice
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 
@@ -144,7 +145,7 @@ def counted(gemm: Gemm, blocks: list[Block], dtype: DType) -> tuple[float, float
     partial = 0
     for block in blocks:
         part = arrays.empty(block.m.size, block.n.size, dtype)
-        NumpyExecutor().matmul(a.region(block.m, block.k), b.region(block.k, block.n), part)
+        NumpyBackend().matmul(a.region(block.m, block.k), b.region(block.k, block.n), part)
         partial += part.nbytes
         assert check.judge(block, part).fault is None
     return check.flops / gemm.flops, check.read_bytes / (a.nbytes + b.nbytes + partial)
@@ -232,8 +233,8 @@ def one_after_another(a: Buffer, b: Buffer, out: Buffer) -> None:
 def honest(blocks_wanted: int) -> None:
     """Part three."""
     devices: list[Callable[[Buffer, Buffer, Buffer], None]] = [
-        NumpyExecutor().matmul,
-        TorchExecutor().matmul,
+        NumpyBackend().matmul,
+        TorchBackend().matmul,
         one_after_another,
     ]
     for dtype, out in MODES:
@@ -390,7 +391,7 @@ def deviations(a: Array, b: Array, exact: Array, dtype: DType) -> Array:
     return np.asarray(np.sqrt(variance(a_square, b_square, length, b.shape[1], a.shape[1], dtype)))
 
 
-class LyingShell(VirtualShell):
+class LyingShell(VirtualRuntime):
     """An emulated fleet with liars in it, which come back when they are thrown out.
 
     Attributes:
@@ -406,10 +407,10 @@ class LyingShell(VirtualShell):
         self.quarantined: Counter[bool] = Counter()
         self.exact: tuple[Array, Array] | None = None
         self.gone: list[FleetDevice] = []
-        super().__init__(members, NumpyExecutor(), Arithmetic.BLOCKS, seed=seed, verify="all")
+        super().__init__(members, NumpyBackend(), Arithmetic.BLOCKS, seed=seed, verify="all")
 
     def _product(self, device: _VirtualDevice, order: Compute) -> Buffer:
-        block = execute(NumpyExecutor(), order)
+        block = execute(NumpyBackend(), order)
         if not device.profile.name.startswith("liar") or order.run >= FIRST_ID:
             return block
         liar = self.liars.setdefault(device.id, Liar(self.lie, device.id))
@@ -420,9 +421,9 @@ class LyingShell(VirtualShell):
         self.lied += not np.array_equal(changed.array, block.array)
         return changed
 
-    def place(self, unit: Unit, payload: Any) -> None:
+    def place(self, task: Task, payload: Any) -> None:
         assert self.exact is not None
-        block, dtype = unit.detail.block, DType(unit.detail.out)
+        block, dtype = task.detail.block, DType(task.detail.out)
         a = self.exact[0][block.m.start : block.m.stop, block.k.start : block.k.stop]
         b = self.exact[1][block.k.start : block.k.stop, block.n.start : block.n.stop]
         exact = a @ b
@@ -433,7 +434,7 @@ class LyingShell(VirtualShell):
             self.above += 1
         elif (off > 4 * sigma[:, None]).any():
             self.below += 1
-        super().place(unit, payload)
+        super().place(task, payload)
 
     def end(self, session: int) -> None:
         device = self.devices.get(session)
@@ -481,24 +482,24 @@ def liars(blocks_wanted: int) -> None:
                 FleetDevice("honest" if i % 5 else "liar", 1e9, 1e8, 1e8, 0.0, 10**8)
                 for i in range(20)
             ]
-            shell = LyingShell(members, lie, number)
-            fleet = Fleet(shell, Evenly())
+            runtime = LyingShell(members, lie, number)
+            fleet = Fleet(runtime, Evenly())
             rng = np.random.default_rng(number)
-            while shell.placed < blocks_wanted / len(LIES):
+            while runtime.placed < blocks_wanted / len(LIES):
                 a, b = (
                     Buffer(arrays.narrow(rng.standard_normal(shape, np.float32), dtype), dtype)
                     for shape in ((320, 128), (128, 320))
                 )
-                shell.come_again()
-                shell.exact = a.float32().astype(np.float64), b.float32().astype(np.float64)
+                runtime.come_again()
+                runtime.exact = a.float32().astype(np.float64), b.float32().astype(np.float64)
                 left, right = (Side(fleet.operand(x)) for x in (a, b))
                 fleet.submit(left, right, arrays.empty(320, 320, out)).result()
-            placed += shell.placed
-            above += shell.above
-            blamed += shell.quarantined[False]
+            placed += runtime.placed
+            above += runtime.above
+            blamed += runtime.quarantined[False]
             table.append(
-                f"  {name(dtype, out):5} {lie.__name__:20} {shell.placed:7,} {shell.lied:6,} "
-                f"{shell.quarantined[True]:6,} {shell.above:6} {shell.below:6}"
+                f"  {name(dtype, out):5} {lie.__name__:20} {runtime.placed:7,} {runtime.lied:6,} "
+                f"{runtime.quarantined[True]:6,} {runtime.above:6} {runtime.below:6}"
             )
         what = f"wrong blocks above the tolerance that reached the model, of {placed:,}, "
         said(what + name(dtype, out), above, 0, str(above))

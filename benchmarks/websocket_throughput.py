@@ -194,9 +194,9 @@ class BareServer:
 
 def record_traffic(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> Script:
     """What one pass sends and receives, by device."""
-    shell: Any = fleet.shell
+    runtime: Any = fleet.runtime
     script: dict[int, list[tuple[str, int]]] = {}
-    for number, peer in shell._peers.items():
+    for number, peer in runtime._peers.items():
         connection, log = peer.connection, script.setdefault(number, [])
         send, receive = connection.send, connection.receive
 
@@ -215,7 +215,7 @@ def record_traffic(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) 
     for log in script.values():
         log.clear()
     one_pass(fleet, layers, in_flight)
-    for peer in shell._peers.values():
+    for peer in runtime._peers.values():
         del peer.connection.send
         del peer.connection.receive
     return [list(log) for log in script.values()]  # copies: a pending receive notes once more

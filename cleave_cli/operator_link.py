@@ -92,7 +92,7 @@ async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[
 
 def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Do it without a server."""
-    from cleave.server.api.device_admin import Desk
+    from cleave.server.api.device_admin import DeviceAdmin
     from cleave.server.auth.access import Access
     from cleave.server.store.job_history import as_without_server
     from cleave.server.store.store import JobRecord, Store
@@ -106,7 +106,7 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
         def jobs() -> list[JobRecord]:
             return [as_without_server(job) for job in store.jobs()]
 
-        return Desk(access, jobs, time.time).answer(action, arguments)
+        return DeviceAdmin(access, jobs, time.time).answer(action, arguments)
 
 
 def when(unix_s: float | None) -> str:

@@ -19,9 +19,9 @@ import numpy as np
 from cleave.arrays import Array, Buffer
 from cleave.errors import UsageError
 from cleave.gemm import Span
-from cleave.machine.backends import Executor, as_buffer, execute
+from cleave.machine.backends import MatmulBackend, as_buffer, execute
 from cleave.machine.multiplication import Compute
-from cleave.scheduler.gemm_job import GemmUnit
+from cleave.scheduler.gemm_job import GemmTask
 from cleave.scheduler.reduction import Output
 
 
@@ -30,7 +30,7 @@ class DeferredProduct:
     """The result of a computation that has not been done yet."""
 
     order: Compute
-    executor: Executor
+    executor: MatmulBackend
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +63,7 @@ class SizedOutput:
     def __init__(self, out: Buffer) -> None:
         return None
 
-    def place(self, unit: GemmUnit, payload: Any) -> None:
+    def place(self, task: GemmTask, payload: Any) -> None:
         """Nothing to place."""
 
     def finish(self) -> None:
@@ -75,38 +75,38 @@ class DeferredOutput:
 
     def __init__(self, out: Buffer) -> None:
         self._output = Output(out)
-        self._arrived: dict[int, list[tuple[GemmUnit, Any]]] = {}
+        self._arrived: dict[int, list[tuple[GemmTask, Any]]] = {}
 
-    def place(self, unit: GemmUnit, payload: Any) -> None:
+    def place(self, task: GemmTask, payload: Any) -> None:
         """Take one result."""
-        self._arrived.setdefault(unit.tile, []).append((unit, payload))
+        self._arrived.setdefault(task.tile, []).append((task, payload))
 
     def finish(self) -> None:
         """Everything is in: multiply, tile by tile, partial sums in the order of k."""
         for tile in sorted(self._arrived.values(), key=lambda t: (t[0][0].block.k, t[0][0].tile)):
             if not self._multiply_whole(tile):
-                for unit, payload in tile:
+                for task, payload in tile:
                     block = payload.compute() if isinstance(payload, DeferredProduct) else payload
-                    self._output.place(unit, block)
+                    self._output.place(task, block)
         self._arrived.clear()
         self._output.finish()
 
-    def _multiply_whole(self, tile: Sequence[tuple[GemmUnit, Any]]) -> bool:
+    def _multiply_whole(self, tile: Sequence[tuple[GemmTask, Any]]) -> bool:
         """One multiplication for a tile whose strips lie side by side in memory."""
-        deferred: list[tuple[GemmUnit, DeferredProduct]] = []
-        for unit, payload in tile:
+        deferred: list[tuple[GemmTask, DeferredProduct]] = []
+        for task, payload in tile:
             if not isinstance(payload, DeferredProduct):
                 return False
-            deferred.append((unit, payload))
+            deferred.append((task, payload))
         first = deferred[0][0]
-        m = _hull(unit.block.m for unit, _ in deferred)
-        n = _hull(unit.block.n for unit, _ in deferred)
-        if sum(unit.block.elements for unit, _ in deferred) != m.size * n.size:
+        m = _hull(task.block.m for task, _ in deferred)
+        n = _hull(task.block.n for task, _ in deferred)
+        if sum(task.block.elements for task, _ in deferred) != m.size * n.size:
             return False
         a_parts: dict[tuple[Span, Span], Buffer] = {}
         b_parts: dict[tuple[Span, Span], Buffer] = {}
-        for unit, product in deferred:
-            block, order = unit.block, product.order
+        for task, product in deferred:
+            block, order = task.block, product.order
             for k, (a, b) in zip(block.pieces, order.pairs, strict=True):
                 if (block.m, k) not in a_parts:
                     a_parts[block.m, k] = _oriented(a, order.transpose_a)
@@ -158,11 +158,11 @@ def _address(view: Array) -> int:
     return int(view.__array_interface__["data"][0])
 
 
-def default_executor() -> Executor:
+def default_executor() -> MatmulBackend:
     """torch where it is installed: then the operands are its tensors anyway."""
-    from cleave.machine.backends import NumpyExecutor, TorchExecutor
+    from cleave.machine.backends import NumpyBackend, TorchBackend
 
     try:
-        return TorchExecutor()
+        return TorchBackend()
     except ImportError:
-        return NumpyExecutor()
+        return NumpyBackend()

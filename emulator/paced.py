@@ -20,7 +20,7 @@ from typing import Final
 
 from cleave.device.compute_thread import Outcome, multiply
 from cleave.errors import ProtocolError
-from cleave.machine.backends import Executor
+from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode
@@ -214,7 +214,7 @@ class PacedComputer:
     def __init__(
         self,
         processor: EmulatedProcessor,
-        executor: Executor | None,
+        executor: MatmulBackend | None,
         pool: Pool,
         clock: Clock,
         lateness: Lateness,

@@ -17,7 +17,7 @@ from typing import Final
 from cleave.device.agent import DRAIN_S
 from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, UsageError
-from cleave.machine.backends import Executor
+from cleave.machine.backends import MatmulBackend
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import JoinUrl
 from emulator.activity import Activity, Presence
@@ -99,7 +99,7 @@ class RealTimeFleet:
         self,
         devices: Sequence[FleetDevice],
         target: JoinUrl,
-        executor: Executor | None,
+        executor: MatmulBackend | None,
         *,
         speed: float = 1.0,
         seed: int = 0,

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cleave.energy.account import Spell
+from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
 from cleave.machine.sensors import PowerMeter
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
-from emulator.virtual import VirtualShell
+from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
 _Alike = tuple[str, float | None]  # profile, and power as a fleet file states it
@@ -28,12 +28,12 @@ class _Sums:
 
 
 class FleetMeter:
-    """Adds up what emulated devices do. It is an observer of their shell.
+    """Adds up what emulated devices do. It is an observer of their runtime.
 
     Args:
         profiles: which profile a device has, by its name.
         here: the names of the connected devices, by id.
-        now_s: on the shell's clock.
+        now_s: on the runtime's clock.
         active_power_w: what devices draw by multiplying as their fleet states it, by their name.
     """
 
@@ -79,13 +79,13 @@ class FleetMeter:
         self._since_s[device] = at_s
         self._sums[alike].names.add(name)
 
-    def spells(self, now_s: float) -> tuple[Spell, ...]:
+    def usages(self, now_s: float) -> tuple[DeviceUsage, ...]:
         """What they did so far."""
         present: defaultdict[_Alike, float] = defaultdict(float)
         for device, since_s in self._since_s.items():
             present[self._alike[device]] += now_s - since_s
         return tuple(
-            Spell(
+            DeviceUsage(
                 profile,
                 len(sums.names),
                 sums.present_s + present[profile, active_power_w],
@@ -108,7 +108,7 @@ class RunMeter:
 
     Args:
         power: of this machine.
-        shell: of the emulated fleet, which is observed; None without one.
+        runtime: of the emulated fleet, which is observed; None without one.
         members: its devices.
         clock: in seconds.
     """
@@ -116,19 +116,19 @@ class RunMeter:
     def __init__(
         self,
         power: PowerMeter,
-        shell: VirtualShell | None = None,
+        runtime: VirtualRuntime | None = None,
         members: Sequence[FleetDevice] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._power, self._shell, self._clock = power, shell, clock
+        self._power, self._runtime, self._clock = power, runtime, clock
         self._began_s = clock()
         self._fleet: FleetMeter | None = None
-        if shell is not None:
-            here = {id: device.profile.name for id, device in shell.devices.items()}
+        if runtime is not None:
+            here = {id: device.profile.name for id, device in runtime.devices.items()}
             names = {member.name: member.profile for member in members}
             active_power_w = {member.name: member.active_power_w for member in members}
-            self._fleet = FleetMeter(names, here, shell.now_s, active_power_w)
-            shell.observers.append(self._fleet)
+            self._fleet = FleetMeter(names, here, runtime.now_s, active_power_w)
+            runtime.observers.append(self._fleet)
         power.sample()
 
     def sample(self) -> None:
@@ -140,8 +140,8 @@ class RunMeter:
         self._power.sample()
         wall_s = self._clock() - self._began_s
         machine_j, source = self._power.joules, self._power.source
-        if self._shell is None or self._fleet is None:
+        if self._runtime is None or self._fleet is None:
             return RunEnergy(wall_s, wall_s, (), machine_j, source)
-        now_s = self._shell.now_s
-        spells = self._fleet.spells(now_s)
-        return RunEnergy(self._fleet.duration_s(now_s), wall_s, spells, machine_j, source)
+        now_s = self._runtime.now_s
+        usages = self._fleet.usages(now_s)
+        return RunEnergy(self._fleet.duration_s(now_s), wall_s, usages, machine_j, source)

@@ -22,7 +22,7 @@ from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec
 from cleave.workload.step import LinearShape, siblings_in_order
 from emulator.timeline import Timelines
-from emulator.virtual import VirtualShell
+from emulator.virtual import VirtualRuntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class SizedStepper:
     def __init__(
         self, fleet: Fleet, spec: ModelSpec, tokens: int, dtype: DType, *, reuse: bool = True
     ) -> None:
-        shell = fleet.shell
-        if not isinstance(shell, VirtualShell):
+        runtime = fleet.runtime
+        if not isinstance(runtime, VirtualRuntime):
             raise TypeError("steps by sizes alone run on emulated fleets")
         self._fleet = fleet
-        self._shell = shell
+        self._runtime = runtime
         self._tokens = tokens
         self._dtype = dtype
         self._resident = fleet.device_count <= RESIDENCY_DEVICES
         self._groups = siblings_in_order(spec)
-        self._timelines = None if self._resident else Timelines(shell, reuse=reuse)
+        self._timelines = None if self._resident else Timelines(runtime, reuse=reuse)
         self._kept: dict[tuple[int, str], Operand] = {}
 
     @property
@@ -99,9 +99,9 @@ class SizedStepper:
     def _measured(
         self, order: list[tuple[int, bool]], progress: Callable[[int, int], None] | None
     ) -> SizedStep:
-        shell, timelines = self._shell, self._timelines
-        begin_s, wall_s = shell.now_s, time.perf_counter()
-        events, counters = shell.events, shell.counters()
+        runtime, timelines = self._runtime, self._timelines
+        begin_s, wall_s = runtime.now_s, time.perf_counter()
+        events, counters = runtime.events, runtime.counters()
         reused = timelines.reused_events if timelines else 0
         with collector_paused():  # all along: events make no cycles, and many objects that live on
             for done, (index, forward) in enumerate(order):
@@ -109,13 +109,13 @@ class SizedStepper:
                 if progress is not None:
                     progress(done + 1, len(order))
             self._kept.clear()
-            shell.settle()
+            runtime.settle()
         return SizedStep(
-            shell.now_s - begin_s,
+            runtime.now_s - begin_s,
             time.perf_counter() - wall_s,
-            shell.events - events,
+            runtime.events - events,
             (timelines.reused_events if timelines else 0) - reused,
-            shell.counters() - counters,
+            runtime.counters() - counters,
         )
 
     def _group(self, index: int, *, forward: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from cleave.fleet.runtime import FleetCounters
-from emulator.virtual import VirtualShell
+from emulator.virtual import VirtualRuntime
 
 _NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # where msgpack needs another byte for a number
 
@@ -27,31 +27,31 @@ class _Moment:
     counters: FleetCounters
     arrays: int
     runs: int
-    units: int
+    tasks: int
     results: int
     devices: dict[int, tuple[int, int, int, float]]  # blocks and FLOPs there, blocks and s here
 
     @classmethod
-    def of(cls, shell: VirtualShell) -> _Moment:
-        dispatcher = shell.coordinator.dispatcher
+    def of(cls, runtime: VirtualRuntime) -> _Moment:
+        scheduler = runtime.manager.scheduler
         devices = {
             number: (
                 device.core.blocks,
                 device.core.flops,
-                shell.coordinator.sessions[number].blocks,
-                shell.coordinator.sessions[number].compute_s,
+                runtime.manager.sessions[number].blocks,
+                runtime.manager.sessions[number].compute_s,
             )
-            for number, device in shell.devices.items()
-            if number in shell.coordinator.sessions
+            for number, device in runtime.devices.items()
+            if number in runtime.manager.sessions
         }
         return cls(
-            shell.now_s,
-            shell.events,
-            shell.counters(),
-            dispatcher.names.arrays,
-            dispatcher.names.runs,
-            dispatcher.counters.units,
-            dispatcher.counters.results,
+            runtime.now_s,
+            runtime.events,
+            runtime.counters(),
+            scheduler.names.arrays,
+            scheduler.names.runs,
+            scheduler.counters.tasks,
+            scheduler.counters.results,
             devices,
         )
 
@@ -70,7 +70,7 @@ class Timelines:
     """Runs groups of GEMMs on a virtual fleet, event by event or from a recorded timeline.
 
     Args:
-        shell: of the fleet.
+        runtime: of the fleet.
         reuse: False emulates everything, event by event.
 
     Attributes:
@@ -78,10 +78,10 @@ class Timelines:
         reused_events: how many events those would have been.
     """
 
-    def __init__(self, shell: VirtualShell, *, reuse: bool = True) -> None:
+    def __init__(self, runtime: VirtualRuntime, *, reuse: bool = True) -> None:
         self.reused = 0
         self.reused_events = 0
-        self._shell = shell
+        self._runtime = runtime
         self._reuse = reuse
         self._recorded: dict[Hashable, _Timeline] = {}
 
@@ -92,27 +92,27 @@ class Timelines:
             key: what makes it the same as another: shapes, dtypes, which operands are shared.
             group: does it.
         """
-        shell = self._shell
-        at_rest = shell.settle() and self._repeatable()
-        begin = _Moment.of(shell)
-        known = self._recorded.get((key, shell.coordinator.epoch))
+        runtime = self._runtime
+        at_rest = runtime.settle() and self._repeatable()
+        begin = _Moment.of(runtime)
+        known = self._recorded.get((key, runtime.manager.epoch))
         if at_rest and known is not None and self._fits(known, begin):
             self._replay(known)
             return
-        epoch = shell.coordinator.epoch
+        epoch = runtime.manager.epoch
         group()
-        if shell.settle() and at_rest and epoch == shell.coordinator.epoch:
-            self._recorded[key, epoch] = _Timeline(begin, _Moment.of(shell))
+        if runtime.settle() and at_rest and epoch == runtime.manager.epoch:
+            self._recorded[key, epoch] = _Timeline(begin, _Moment.of(runtime))
 
     def _repeatable(self) -> bool:
         """Whether nothing random happens, and nobody wants to see every message."""
-        shell = self._shell
-        if not self._reuse or shell.observers:
+        runtime = self._runtime
+        if not self._reuse or runtime.observers:
             return False
-        return all(d.profile.steady for d in shell.devices.values())
+        return all(d.profile.steady for d in runtime.devices.values())
 
     def _fits(self, timeline: _Timeline, begin: _Moment) -> bool:
-        if self._shell.next_event_s <= begin.now_s + timeline.lasts_s:
+        if self._runtime.next_event_s <= begin.now_s + timeline.lasts_s:
             return False
         for name in ("arrays", "runs"):
             there, then = getattr(timeline.begin, name), getattr(timeline.end, name)
@@ -123,17 +123,17 @@ class Timelines:
         return True
 
     def _replay(self, timeline: _Timeline) -> None:
-        begin, end, shell = timeline.begin, timeline.end, self._shell
-        dispatcher = shell.coordinator.dispatcher
-        shell.now_s += timeline.lasts_s
-        dispatcher.names.arrays += end.arrays - begin.arrays
-        dispatcher.names.runs += end.runs - begin.runs
-        dispatcher.counters.units += end.units - begin.units
-        dispatcher.counters.results += end.results - begin.results
-        shell.add(end.counters - begin.counters)
+        begin, end, runtime = timeline.begin, timeline.end, self._runtime
+        scheduler = runtime.manager.scheduler
+        runtime.now_s += timeline.lasts_s
+        scheduler.names.arrays += end.arrays - begin.arrays
+        scheduler.names.runs += end.runs - begin.runs
+        scheduler.counters.tasks += end.tasks - begin.tasks
+        scheduler.counters.results += end.results - begin.results
+        runtime.add(end.counters - begin.counters)
         for number, after in end.devices.items():
             before = begin.devices[number]
-            device, session = shell.devices[number], shell.coordinator.sessions[number]
+            device, session = runtime.devices[number], runtime.manager.sessions[number]
             device.core.blocks += after[0] - before[0]
             device.core.flops += after[1] - before[1]
             session.blocks += after[2] - before[2]

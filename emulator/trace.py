@@ -34,7 +34,7 @@ class TraceWriter:
         self._names: dict[int, str] = {}
 
     def __call__(self, activity: Activity) -> None:
-        """Take one activity; an observer of `VirtualShell`."""
+        """Take one activity; an observer of `VirtualRuntime`."""
         match activity:
             case Transfer():
                 down = activity.direction is Direction.DOWN
@@ -128,7 +128,7 @@ class EventLog:
         self._write = write
 
     def __call__(self, activity: Activity) -> None:
-        """Take one activity; an observer of `VirtualShell`."""
+        """Take one activity; an observer of `VirtualRuntime`."""
         match activity:
             case Transfer():
                 line = [

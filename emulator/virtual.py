@@ -1,4 +1,4 @@
-"""The virtual-time runtime: one event heap drives the real dispatcher and real device cores.
+"""The virtual-time runtime: one event heap drives the real scheduler and real device cores.
 
 Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; everything else
 is what runs over a network. The clock moves only while somebody waits for a result, so GEMMs
@@ -27,7 +27,7 @@ from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import FleetCounters, Placing, Runtime
-from cleave.machine.backends import Executor
+from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
 from cleave.planner.collector import collector_paused
 from cleave.planner.plan import PsRates
@@ -38,7 +38,7 @@ from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import ASSUMED_FLOPS_PER_S, Coordinator
+from cleave.scheduler.session_manager import ASSUMED_FLOPS_PER_S, SessionManager
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
@@ -78,7 +78,7 @@ class _VirtualDevice:
     alive: bool = True
 
 
-class VirtualShell(Runtime):
+class VirtualRuntime(Runtime):
     """Moves virtual time and modelled bytes. Use `emulated` to make a fleet of it.
 
     Args:
@@ -89,8 +89,9 @@ class VirtualShell(Runtime):
         seed: of everything that is drawn; the same seed gives the same events.
         start_hour: the hour of the day at time zero, for devices that keep hours.
         verify: which results are checked; `auto` checks none, for they never leave the process.
-        observe: plan with devices as they turn out to be, where the coordinator is told the time;
-            without, they are planned with as they state, so that the same is planned every time.
+        observe: plan with devices as they turn out to be, where the session manager is told the
+            time; without, they are planned with as they state, so that the same is planned every
+            time.
 
     Attributes:
         now_s: the virtual clock.
@@ -103,7 +104,7 @@ class VirtualShell(Runtime):
     def __init__(
         self,
         profiles: Sequence[FleetDevice],
-        executor: Executor | None,
+        executor: MatmulBackend | None,
         arithmetic: Arithmetic = Arithmetic.WHOLE_TILES,
         ps: PsRates | None = None,
         seed: int = 0,
@@ -119,7 +120,7 @@ class VirtualShell(Runtime):
         self.observers: list[Callable[[Activity], None]] = []
         secrets = random.Random(f"{seed} secrets")
         super().__init__(
-            Coordinator(
+            SessionManager(
                 verify=verify,
                 crossed=False,
                 rng=random.Random(f"{seed} checks"),
@@ -127,7 +128,7 @@ class VirtualShell(Runtime):
             ),
             lambda: np.random.default_rng(secrets.getrandbits(128)),
         )
-        if self.coordinator.verify and arithmetic is not Arithmetic.BLOCKS:
+        if self.manager.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(
                 f"results of arithmetic {arithmetic.value!r} cannot be checked one by one; "
                 f"use whole_tiles=False, or no verify"
@@ -165,7 +166,7 @@ class VirtualShell(Runtime):
 
     def _joining(self, device: _VirtualDevice) -> bool:
         """Whether it waits to be welcomed, or refused; some leave before that."""
-        session = self.coordinator.sessions.get(device.id)
+        session = self.manager.sessions.get(device.id)
         waits = session is None or session.state in (DeviceState.JOINING, DeviceState.PROBING)
         return waits and device.alive and not device.core.draining
 
@@ -211,7 +212,7 @@ class VirtualShell(Runtime):
         core = DeviceCore(profile.memory_bytes)
         device = _VirtualDevice(number, profile, core, processor, down, up)
         self.devices[number] = device
-        self.coordinator.opened(number, self.now_s)
+        self.manager.opened(number, self.now_s)
         self._tell(Presence(self.now_s, number, profile.name, True))
         self._send_up(device, hello_of(profile))
         return number
@@ -228,7 +229,7 @@ class VirtualShell(Runtime):
                 while len(link.queue) > 1:  # the first of it is in a shared line already
                     link.queue.pop()
             self._part(device)
-            self.execute(self.coordinator.closed(device_id, "the device vanished", self.now_s))
+            self.execute(self.manager.closed(device_id, "the device vanished", self.now_s))
 
     def _drain(self, device_id: int) -> None:
         device = self.devices.get(device_id)
@@ -277,9 +278,9 @@ class VirtualShell(Runtime):
 
     def withdraw(self, future: GemmFuture) -> None:
         """See `Runtime.withdraw`."""
-        self.execute(self.coordinator.withdraw(future.work.id, self.now_s))
+        self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
-    def elsewhere(self, flops: float) -> None:
+    def advance_for_local_work(self, flops: float) -> None:
         """See `Runtime.elsewhere`: or devices that are due would never come."""
         until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
         while self.next_event_s <= until_s:
@@ -292,7 +293,7 @@ class VirtualShell(Runtime):
 
     def add(self, counters: FleetCounters) -> None:
         """Count what was done without being emulated (`emulator.timeline`)."""
-        # The last three are the dispatcher's; no time was spent on waiting.
+        # The last three are the scheduler's; no time was spent on waiting.
         kept = replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
         self._counters = self._counters + kept
 
@@ -320,7 +321,7 @@ class VirtualShell(Runtime):
             Whether the fleet is then as it was when it was new: nothing held, nothing under way.
         """
         self._forget_released()
-        self.execute(self.coordinator.pause(self.now_s))
+        self.execute(self.manager.pause(self.now_s))
         last_s = self.now_s
         for device in self.devices.values():
             down, up = device.down, device.up
@@ -329,7 +330,7 @@ class VirtualShell(Runtime):
         while self._heap and self._heap[0][0] <= last_s:
             self._step()
         self.now_s = max(self.now_s, last_s)
-        return self.coordinator.dispatcher.blank
+        return self.manager.scheduler.blank
 
     @property
     def next_event_s(self) -> float:
@@ -338,7 +339,7 @@ class VirtualShell(Runtime):
 
     def _forget_released(self) -> None:
         while self._released:
-            self.execute(self.coordinator.release(self._released.popleft(), self.now_s))
+            self.execute(self.manager.release(self._released.popleft(), self.now_s))
 
     # --- carrying out instructions ---
 
@@ -358,9 +359,9 @@ class VirtualShell(Runtime):
         if device is not None:
             self._part(device)
 
-    def conclude(self, work: int, error: str) -> None:
+    def conclude(self, job: int, error: str) -> None:
         """See `Runtime.conclude`."""
-        output, future = self._outputs.pop(work), self._futures.pop(work)
+        output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
             self._counters.tiles += _tiles(future)
@@ -467,7 +468,7 @@ class VirtualShell(Runtime):
 
     def _handle(self, device: _VirtualDevice, message: Message) -> None:
         if device.alive:
-            self.execute(self.coordinator.received(device.id, message, self.now_s))
+            self.execute(self.manager.received(device.id, message, self.now_s))
 
     def _tell(self, activity: Activity) -> None:
         for observer in self.observers:
@@ -499,14 +500,14 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
 
 
 def _tiles(future: GemmFuture) -> int:
-    plan = future.work.plan
+    plan = future.job.plan
     return len(plan.tiles) if plan else 0
 
 
 def emulated(
     devices: int | Sequence[FleetDevice] = 8,
     *,
-    executor: Executor | None = None,
+    executor: MatmulBackend | None = None,
     whole_tiles: bool = True,
     compute: bool = True,
     ps: PsRates | None = None,
@@ -538,5 +539,5 @@ def emulated(
     if not compute:
         arithmetic = Arithmetic.NONE
     chosen = None if not compute else executor or default_executor()
-    shell = VirtualShell(profiles, chosen, arithmetic, ps, seed, start_hour, verify)
-    return Fleet(shell, TilePlanner(ps) if ps else TilePlanner())
+    runtime = VirtualRuntime(profiles, chosen, arithmetic, ps, seed, start_hour, verify)
+    return Fleet(runtime, TilePlanner(ps) if ps else TilePlanner())

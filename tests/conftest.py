@@ -49,12 +49,12 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobSpec], list[float]]:
     """The losses of a job in plain PyTorch, in this process."""
     from cleave.training.run_folder import RunFolder
-    from cleave.training.trainer import Setting, train  # torch, which most tests do not need
+    from cleave.training.trainer import TrainContext, train  # torch, which most tests do not need
 
     @cache
     def plain(job: JobSpec) -> list[float]:
         seen: list[Record] = []
-        train(job, RunFolder(tmp_path_factory.mktemp("plain")), Setting(None, seen.append))
+        train(job, RunFolder(tmp_path_factory.mktemp("plain")), TrainContext(None, seen.append))
         return [record.loss for record in seen if isinstance(record, StepRecord)]
 
     return plain

@@ -26,14 +26,14 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
-from cleave.scheduler.gemm_job import GemmUnit, GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, GemmTask, MatrixRef
 from cleave.scheduler.instructions import (
     Check,
     Close,
@@ -46,7 +46,7 @@ from cleave.scheduler.instructions import (
 )
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.verify import Fault, Judgement
 from tests.scheduler.test_scheduler import BoxPlanner
 
@@ -357,8 +357,8 @@ HELLOS: Final = (
 
 
 @dataclass
-class _Task:
-    work: GemmWork
+class _Product:
+    job: GemmJob
     left: Array
     right: Array
     output: Output
@@ -374,7 +374,7 @@ class _Peer:
 
 
 class Arena:
-    """A coordinator, an honest device, and hostile sessions; carries out orders like a shell.
+    """A session manager, an honest device, and hostile sessions; carries out orders like a runtime.
 
     It raises AssertionError when the server does what it must not: orders for sessions that have
     ended, an error without an end, the honest device refused, a wrong result used, work that fails.
@@ -386,12 +386,12 @@ class Arena:
 
     def __init__(self, random: Random, *, thorough: bool = True) -> None:
         self.random = random
-        self.coordinator = Coordinator(_CREDENTIAL, verify=True)
+        self.manager = SessionManager(_CREDENTIAL, verify=True)
         self.mutator = Mutator(random)
         self.now_s = 0.0
         self.peers: dict[int, _Peer] = {}  # hostile sessions that are open
         self.gone: list[int] = []
-        self.tasks: dict[int, _Task] = {}
+        self.products: dict[int, _Product] = {}
         self.checks: list[Check] = []
         self.done = 0
         self._thorough = thorough
@@ -399,26 +399,26 @@ class Arena:
         self._names = count(1)
         self._core = DeviceCore(HELLO.memory_bytes)
         self._computing: list[Compute] = []
-        self._executor = NumpyExecutor()
+        self._executor = NumpyBackend()
         self._planner = TilePlanner()
-        self.coordinator.opened(next(self._ids), self.now_s)
-        self._obey(self.coordinator.received(HONEST, HELLO, self.now_s))
+        self.manager.opened(next(self._ids), self.now_s)
+        self._obey(self.manager.received(HONEST, HELLO, self.now_s))
         while self.work_honestly() or self.checks:  # it is there before the others come
             self.check()
-        assert HONEST in self.coordinator.dispatcher.devices
+        assert HONEST in self.manager.scheduler.devices
 
-    # --- what a shell does ---
+    # --- what a runtime does ---
 
     def open(self) -> int:
         """A hostile peer connects."""
         session = next(self._ids)
         self.peers[session] = _Peer()
-        self.coordinator.opened(session, self.now_s)
+        self.manager.opened(session, self.now_s)
         return session
 
     def receive(self, session: int, data: bytes) -> str:
         """Bytes came on a session; returns what came of it, in words."""
-        known = self.coordinator.sessions.get(session)
+        known = self.manager.sessions.get(session)
         state = known.state.value if known else "gone"
         self.now_s += 1e-3
         try:
@@ -426,14 +426,14 @@ class Arena:
         except ProtocolError as error:
             kind = "no message"
             reason = str(error)
-            orders = self.coordinator.refuse(session, ErrorCode.PROTOCOL, reason, self.now_s)
+            orders = self.manager.refuse(session, ErrorCode.PROTOCOL, reason, self.now_s)
         else:
             kind = message.TYPE
             # Half of those that come have passed the test of their arithmetic, so to speak.
             passed = isinstance(message, messages.Hello) and self.random.random() < 0.5
-            self.coordinator.verify = not passed
-            orders = self.coordinator.received(session, message, self.now_s)
-            self.coordinator.verify = True
+            self.manager.verify = not passed
+            orders = self.manager.received(session, message, self.now_s)
+            self.manager.verify = True
         if known is None:
             assert not orders, f"orders for a session that has ended: {orders}"
         self._obey(orders)
@@ -449,33 +449,33 @@ class Arena:
     def break_off(self, session: int) -> None:
         """The connection of a hostile session breaks."""
         self._forget(session)
-        self._obey(self.coordinator.closed(session, "the connection broke", self.now_s))
+        self._obey(self.manager.closed(session, "the connection broke", self.now_s))
 
     def tick(self, took_s: float) -> None:
         """Time passes, in which the honest device gives signs of life."""
         self.now_s += took_s
-        self._obey(self.coordinator.received(HONEST, messages.Heartbeat(), self.now_s))
-        self._obey(self.coordinator.tick(self.now_s))
+        self._obey(self.manager.received(HONEST, messages.Heartbeat(), self.now_s))
+        self._obey(self.manager.tick(self.now_s))
 
     def check(self) -> None:
-        """Carry out a pending check of a result, which a shell does in a thread."""
+        """Carry out a pending check of a result, which a runtime does in a thread."""
         if not self.checks:
             return
         order = self.checks.pop(self.random.randrange(len(self.checks)))
-        task, detail, fault = self.tasks.get(order.unit.work), order.unit.detail, None
-        if task is not None:  # else it was done meanwhile
+        product, detail, fault = self.products.get(order.task.job), order.task.detail, None
+        if product is not None:  # else it was done meanwhile
             rows, columns = detail.block.m.size, detail.block.n.size
             result = arrays.unpack(order.payload, rows, columns, DType(detail.out))
-            if not np.array_equal(result.array, self._product(task, detail)):
+            if not np.array_equal(result.array, self._product(product, detail)):
                 fault = Fault("it is off")
-        self._obey(self.coordinator.checked(order, Judgement(fault), self.now_s))
+        self._obey(self.manager.checked(order, Judgement(fault), self.now_s))
 
     @staticmethod
-    def _product(task: _Task, unit: GemmUnit) -> Array:
-        block = unit.block
-        left = task.left[block.m.start : block.m.stop, block.k.start : block.k.stop]
+    def _product(wanted: _Product, task: GemmTask) -> Array:
+        block = task.block
+        left = wanted.left[block.m.start : block.m.stop, block.k.start : block.k.stop]
         product: Array = (
-            left @ task.right[block.k.start : block.k.stop, block.n.start : block.n.stop]
+            left @ wanted.right[block.k.start : block.k.stop, block.n.start : block.n.stop]
         )
         return product
 
@@ -501,24 +501,26 @@ class Arena:
                         peer.runs[message.id] = message
                 case Close(session):
                     assert session in self.peers, "a session is closed that has ended"
-                    assert session not in self.coordinator.sessions
+                    assert session not in self.manager.sessions
                     self._forget(session)
                 case Joined():
                     pass
                 case Check():
                     self.checks.append(order)
-                case Place(unit, payload):
-                    task = self.tasks[unit.work]
-                    assert not task.done
-                    task.output.place(unit.detail, payload)
-                case Done(work):
-                    task = self.tasks.pop(work)
-                    task.output.finish()
-                    found = task.output.out.float32()
-                    assert np.array_equal(found, task.left @ task.right), "a wrong result is used"
+                case Place(task, payload):
+                    product = self.products[task.job]
+                    assert not product.done
+                    product.output.place(task.detail, payload)
+                case Done(job):
+                    product = self.products.pop(job)
+                    product.output.finish()
+                    found = product.output.out.float32()
+                    assert np.array_equal(found, product.left @ product.right), (
+                        "a wrong result is used"
+                    )
                     self.done += 1
-                    for side in (task.work.a, task.work.b):
-                        self._obey(self.coordinator.release(side.operand, self.now_s))
+                    for side in (product.job.a, product.job.b):
+                        self._obey(self.manager.release(side.operand, self.now_s))
                 case Failed(_, reason):
                     raise AssertionError(f"hostile devices make a work fail: {reason}")
         assert not any(peer.erred for peer in self.peers.values()), "an error that ends nothing"
@@ -540,7 +542,7 @@ class Arena:
         for answer in self._core.computed(order.run, payload, 1e-4):
             assert isinstance(answer, messages.Result)
             data = b"".join(encode(answer))
-            self._obey(self.coordinator.received(HONEST, decode(data), self.now_s))
+            self._obey(self.manager.received(HONEST, decode(data), self.now_s))
         return True
 
     def submit(self) -> None:
@@ -553,7 +555,7 @@ class Arena:
         planner: Planner = BoxPlanner(random.randrange(2**32))
         if self._thorough and random.random() < 0.2:
             planner = self._planner
-        work = GemmWork(
+        job = GemmJob(
             next(self._names),
             Gemm(m, n, k),
             MatrixRef(next(self._names), False),
@@ -563,16 +565,16 @@ class Arena:
             "fp32",
             planner,
         )
-        self.tasks[work.id] = _Task(work, left, right, Output(arrays.empty(m, n, DType.FP32)))
+        self.products[job.id] = _Product(job, left, right, Output(arrays.empty(m, n, DType.FP32)))
         a, b = Buffer(left, DType.FP32), Buffer(right, DType.FP32)
-        self._obey(self.coordinator.submit(work, a, b, self.now_s))
+        self._obey(self.manager.submit(job, a, b, self.now_s))
 
     # --- hostile devices ---
 
     def message(self, session: int) -> Message:
         """Something that a hostile device may well say now."""
         random = self.random
-        known = self.coordinator.sessions.get(session)
+        known = self.manager.sessions.get(session)
         if known is None or known.state is DeviceState.JOINING:
             return random.choice(HELLOS) if random.random() < 0.9 else self.mutator.message()
         match random.randrange(16):
@@ -602,7 +604,7 @@ class Arena:
         random = self.random
         asked = self.peers[session].runs
         rows, columns, dtype, payload = 1, 1, "fp32", bytes(4)
-        known = self.coordinator.sessions[session]
+        known = self.manager.sessions[session]
         run = random.choice([*known.expected] or [*asked][-1:] or [1])
         match random.randrange(10):
             case 0:
@@ -611,9 +613,9 @@ class Arena:
                 run = random.choice([*asked])
             case _:
                 pass
-        unit = known.expected.get(run)
-        if unit is not None and unit.work in self.tasks:
-            right = self._product(self.tasks[unit.work], unit.detail)
+        task = known.expected.get(run)
+        if task is not None and task.job in self.products:
+            right = self._product(self.products[task.job], task.detail)
             if random.random() < 0.6:
                 right = right + 1
             rows, columns, payload = *right.shape, right.astype("<f4").tobytes()
@@ -638,7 +640,7 @@ class Arena:
     def step(self) -> str:
         """One hostile input, and now and then what honest ones do; returns what came of it."""
         random = self.random
-        if len(self.tasks) < 3 and random.random() < 0.1:
+        if len(self.products) < 3 and random.random() < 0.1:
             self.submit()
         if random.random() < 0.1:
             self.work_honestly()
@@ -669,10 +671,10 @@ class Arena:
         assert not self.peers, "silent sessions stay"
         while self.work_honestly() or self.checks:
             self.check()
-        assert not self.tasks, f"{len(self.tasks)} works are stuck"
-        assert list(self.coordinator.sessions) == [HONEST]
-        assert list(self.coordinator.dispatcher.devices) == [HONEST]
-        assert self.coordinator.dispatcher.idle
-        self._obey(self.coordinator.pause(self.now_s))
+        assert not self.products, f"{len(self.products)} jobs are stuck"
+        assert list(self.manager.sessions) == [HONEST]
+        assert list(self.manager.scheduler.devices) == [HONEST]
+        assert self.manager.scheduler.idle
+        self._obey(self.manager.pause(self.now_s))
         assert self._core.occupied_bytes == 0
-        assert not self.coordinator._buffers
+        assert not self.manager._buffers

@@ -89,7 +89,7 @@ Look: TypeAlias = Callable[[], Awaitable[Verdict]]
 """Looks at the machine: may it work now?"""
 
 
-class Guest:
+class Agent:
     """Keeps a machine on a server as long as it may work.
 
     With a policy it stays: a server that is not there is tried again, ever less often. Without, it

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeAlias
 
-from cleave.machine.backends import Executor, execute
+from cleave.machine.backends import MatmulBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 
@@ -31,7 +31,7 @@ class Computer(Protocol):
         ...
 
 
-class ExecutorComputer:
+class ComputeThread:
     """Multiplies with an executor, in a thread of its own unless that would take longer.
 
     Args:
@@ -39,7 +39,7 @@ class ExecutorComputer:
         inline_flops: what is over sooner than a thread is woken for it.
     """
 
-    def __init__(self, executor: Executor, inline_flops: float = INLINE_FLOPS) -> None:
+    def __init__(self, executor: MatmulBackend, inline_flops: float = INLINE_FLOPS) -> None:
         self._executor = executor
         self._inline_flops = inline_flops
         self._pool = ThreadPoolExecutor(1, "cleave-executor")
@@ -68,7 +68,7 @@ class ExecutorComputer:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def multiply(executor: Executor, order: Compute) -> Outcome:
+def multiply(executor: MatmulBackend, order: Compute) -> Outcome:
     """Do one computation, and take its time; what goes wrong is for the PS, which reassigns it."""
     began_s = time.perf_counter()
     try:

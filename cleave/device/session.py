@@ -1,4 +1,4 @@
-"""The device's shell: one connection, a device core, and a computer beside it."""
+"""The device's runtime: one connection, a device core, and a computer beside it."""
 
 from __future__ import annotations
 

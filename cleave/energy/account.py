@@ -29,7 +29,7 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class DeviceUsage:
     """What devices of one profile did, in sum.
 
     Attributes:
@@ -148,7 +148,7 @@ class Ps:
 
 
 def fleet_footprint(
-    spells: Sequence[Spell],
+    usages: Sequence[DeviceUsage],
     profiles: Mapping[str, DeviceProfile],
     typical: Typical,
     assumptions: Assumptions,
@@ -168,38 +168,38 @@ def fleet_footprint(
     unknown = unmade = measured = 0
     gaps: Counter[Gap] = Counter()
     standing_in: Counter[DeviceKind] = Counter()
-    for spell in spells:
-        profile = profiles.get(spell.profile)
-        kind = spell.kind_by(profiles)
-        known = _power_of(spell, profile, typical)
+    for usage in usages:
+        profile = profiles.get(usage.profile)
+        kind = usage.kind_by(profiles)
+        known = _power_of(usage, profile, typical)
         ratio = _supply(kind, assumptions) if kind is not None else 1.0
-        if spell.measured_j is not None:
-            measured += spell.devices
-            measured_j += spell.measured_j
-            supply_j += spell.measured_j * (ratio - 1)
+        if usage.measured_j is not None:
+            measured += usage.devices
+            measured_j += usage.measured_j
+            supply_j += usage.measured_j * (ratio - 1)
         elif known.power is None:
-            unknown += spell.devices
+            unknown += usage.devices
         else:
-            computing_s = min(spell.compute_s, spell.present_s)
-            parts = parts_of(known.power, spell.present_s, computing_s, spell.radio_s)
+            computing_s = min(usage.compute_s, usage.present_s)
+            parts = parts_of(known.power, usage.present_s, computing_s, usage.radio_s)
             compute_j += parts.compute_j
             idle_j += parts.idle_j
             radio_j += parts.radio_j
             # What a meter at the socket showed has the loss in it; the radio's share was added.
             lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
             supply_j += lossy_j * (ratio - 1)
-            gaps.update(dict.fromkeys(_gaps(known), spell.devices))
+            gaps.update(dict.fromkeys(_gaps(known), usage.devices))
         own = profile.embodied if profile is not None else None
         made_g = None
         if kind is not None:
-            made_g = _making(kind, own, spell.present_s, assumptions)
+            made_g = _making(kind, own, usage.present_s, assumptions)
         if kind is None or made_g is None:
-            unmade += spell.devices
+            unmade += usage.devices
         else:
             embodied_g += made_g
             if own is None:
-                standing_in[kind] += spell.devices
-    nbytes = sum(spell.crossing_bytes for spell in spells)
+                standing_in[kind] += usage.devices
+    nbytes = sum(usage.crossing_bytes for usage in usages)
     network_j = nbytes * assumptions.network_j_per_byte.value
     ps = ps or Ps()
     modelled = Basis.MODELLED
@@ -214,7 +214,7 @@ def fleet_footprint(
         Part("parameter server", ps.energy_j, ps.basis),
     )
     energy_j = sum(part.energy_j for part in found if part.energy_j is not None)
-    devices = sum(spell.devices for spell in spells)
+    devices = sum(usage.devices for usage in usages)
     assumed = []
     if measured:
         assumed.append(f"{measured} of {devices} devices: energy as they measured it themselves")
@@ -243,7 +243,7 @@ def fleet_footprint(
 
 
 def cloud_footprint(
-    spell: CloudSpell, assumptions: Assumptions, gco2e_per_kwh: float | None
+    usage: CloudSpell, assumptions: Assumptions, gco2e_per_kwh: float | None
 ) -> Footprint:
     """What a run in a data centre cost.
 
@@ -254,16 +254,16 @@ def cloud_footprint(
     Raises:
         ValueError: when the GPU's power is unknown.
     """
-    profile, power = spell.profile, spell.profile.power
+    profile, power = usage.profile, usage.profile.power
     if power is None or power.compute_w is None:
         raise ValueError(
             f"the power of {profile.name!r} is not known, so neither is its energy; "
             f"compare with a profile that states compute_w"
         )
-    gpu_j = spell.gpus * power.compute_w * spell.time_s
+    gpu_j = usage.gpus * power.compute_w * usage.time_s
     host_j = gpu_j * assumptions.host_share.value
     overhead_j = (gpu_j + host_j) * (assumptions.pue.value - 1)
-    made_g = _making(profile.kind, profile.embodied, spell.time_s * spell.gpus, assumptions)
+    made_g = _making(profile.kind, profile.embodied, usage.time_s * usage.gpus, assumptions)
     assumed = [
         f"the GPU draws {power.compute_w:g} W all the time",
         f"what is around it {assumptions.host_share.value:.0%} of that, "
@@ -287,8 +287,8 @@ def cloud_footprint(
         found,
         None if gco2e_per_kwh is None else operational_gco2e(energy_j, gco2e_per_kwh),
         made_g or 0.0,
-        spell.gpus,
-        embodied_unknown=spell.gpus if made_g is None else 0,
+        usage.gpus,
+        embodied_unknown=usage.gpus if made_g is None else 0,
         assumed=tuple(assumed),
     )
 
@@ -296,15 +296,15 @@ def cloud_footprint(
 _MEASURED = "devices, as they measured it"
 
 
-def _power_of(spell: Spell, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
+def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
     """What its devices draw: by their profile or its class, else as their fleet file states."""
     known = KnownPower(None)
     if profile is not None:
         known = typical.power_of(profile)
-    elif spell.kind is not None:
-        known = typical.power_of_kind(spell.kind, spell.flops_per_s)
-    if known.power is None and spell.active_power_w is not None:
-        return KnownPower(Power(compute_w=spell.active_power_w), (Gap.STATED,))
+    elif usage.kind is not None:
+        known = typical.power_of_kind(usage.kind, usage.flops_per_s)
+    if known.power is None and usage.active_power_w is not None:
+        return KnownPower(Power(compute_w=usage.active_power_w), (Gap.STATED,))
     return known
 
 

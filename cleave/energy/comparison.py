@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from cleave.energy.account import (
     CloudSpell,
+    DeviceUsage,
     Footprint,
     Ps,
-    Spell,
     cloud_footprint,
     fleet_footprint,
 )
@@ -62,7 +62,7 @@ class Question:
         cloud: None for the fleet alone.
     """
 
-    spells: Sequence[Spell]
+    usages: Sequence[DeviceUsage]
     profiles: Mapping[str, DeviceProfile]
     typical: Typical
     ps: Ps | None = None
@@ -71,14 +71,14 @@ class Question:
     @property
     def kinds(self) -> set[DeviceKind]:
         """Of what is in it."""
-        found = (spell.kind_by(self.profiles) for spell in self.spells)
+        found = (usage.kind_by(self.profiles) for usage in self.usages)
         kinds = {kind for kind in found if kind is not None}
         return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
 
     def fleet(self, case: Case) -> Footprint:
         """The fleet's footprint in a case."""
         return fleet_footprint(
-            self.spells,
+            self.usages,
             self.profiles,
             self.typical.at(case.class_power),
             case.assumptions,

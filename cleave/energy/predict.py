@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cleave.energy.account import CloudSpell, Spell
+from cleave.energy.account import CloudSpell, DeviceUsage
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import plan_step
@@ -55,7 +55,7 @@ class Work:
         return 4 if self.dtype == "fp32" else 2
 
 
-def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[Spell], float]:
+def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceUsage], float]:
     """What the devices would do, by profile, and how long the run would take in seconds.
 
     Raises:
@@ -76,8 +76,8 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[Spell],
     members: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
     for number, device in enumerate(fleet):
         members[device.profile, device.active_power_w].append(number)
-    spells = [
-        Spell(
+    usages = [
+        DeviceUsage(
             profile,
             len(numbers),
             step.predicted_s * work.steps * len(numbers),
@@ -93,7 +93,7 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[Spell],
         )
         for (profile, active_power_w), numbers in members.items()
     ]
-    return spells, step.predicted_s * work.steps
+    return usages, step.predicted_s * work.steps
 
 
 def _rates(number: int, device: FleetDevice) -> DeviceRates:

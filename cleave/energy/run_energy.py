@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cleave.energy.account import Ps, Spell
+from cleave.energy.account import DeviceUsage, Ps
 from cleave.energy.meter import Basis
 from cleave.errors import UsageError
 from profiles.device_profile import DeviceKind
@@ -37,7 +37,7 @@ class RunEnergy:
 
     duration_s: float
     wall_s: float
-    spells: tuple[Spell, ...] = ()
+    usages: tuple[DeviceUsage, ...] = ()
     machine_j: float | None = None
     machine_source: str = ""
     virtual: bool = True
@@ -61,17 +61,17 @@ class RunEnergy:
 
     @property
     def _shared(self) -> bool:
-        return bool(self.spells) and (self.virtual or self.devices_here > 0)
+        return bool(self.usages) and (self.virtual or self.devices_here > 0)
 
     def notes(self) -> list[str]:
         """What a reader should know."""
         notes = []
-        if self.spells and self.virtual:
+        if self.usages and self.virtual:
             notes.append(
                 "devices are emulated: modelled on the virtual clock, on which the PS's own work "
                 "takes no time"
             )
-        elif self.spells:
+        elif self.usages:
             notes.append("devices are those that joined the server, as they state their profiles")
         if self.machine_j is not None:
             apart = ""
@@ -110,7 +110,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
     return RunEnergy(
         sum(run.duration_s for run in found),
         sum(run.wall_s for run in found),
-        _merged(spell for run in found for spell in run.spells),
+        _merged(usage for run in found for usage in run.usages),
         sum(measured) if len(measured) == len(found) else None,
         found[-1].machine_source,
         any(run.virtual for run in found),
@@ -119,27 +119,27 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
     )
 
 
-def _merged(spells: Iterable[Spell]) -> tuple[Spell, ...]:
+def _merged(usages: Iterable[DeviceUsage]) -> tuple[DeviceUsage, ...]:
     """One spell a profile: a resumed run goes on with the same devices."""
-    merged: dict[tuple[str, DeviceKind | None, float | None, bool], Spell] = {}
-    for spell in spells:
-        alike = (spell.profile, spell.kind, spell.active_power_w, spell.measured_j is None)
+    merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
+    for usage in usages:
+        alike = (usage.profile, usage.kind, usage.active_power_w, usage.measured_j is None)
         before = merged.get(alike)
         merged[alike] = (
-            spell
+            usage
             if before is None
             else replace(
-                spell,
-                devices=max(before.devices, spell.devices),
-                present_s=before.present_s + spell.present_s,
-                compute_s=before.compute_s + spell.compute_s,
-                radio_s=before.radio_s + spell.radio_s,
-                down_bytes=before.down_bytes + spell.down_bytes,
-                up_bytes=before.up_bytes + spell.up_bytes,
+                usage,
+                devices=max(before.devices, usage.devices),
+                present_s=before.present_s + usage.present_s,
+                compute_s=before.compute_s + usage.compute_s,
+                radio_s=before.radio_s + usage.radio_s,
+                down_bytes=before.down_bytes + usage.down_bytes,
+                up_bytes=before.up_bytes + usage.up_bytes,
                 measured_j=None
-                if spell.measured_j is None or before.measured_j is None
-                else before.measured_j + spell.measured_j,
-                flops_per_s=max(before.flops_per_s, spell.flops_per_s),
+                if usage.measured_j is None or before.measured_j is None
+                else before.measured_j + usage.measured_j,
+                flops_per_s=max(before.flops_per_s, usage.flops_per_s),
             )
         )
     return tuple(merged.values())

@@ -1,4 +1,4 @@
-"""The checks of the GEMMs under way, for the shells that carry out `Check` orders."""
+"""The checks of the GEMMs under way, for the runtimes that carry out `Check` orders."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from cleave.arrays import Buffer, DType, unpack
 from cleave.fleet.product import GemmFuture
 from cleave.gemm import wavefront
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.tasks import Task
 from cleave.verify import GemmCheck, Judgement, Projector
 
 
-class Checks:
-    """The checks of the GEMMs under way; for the shells, one thread at a time.
+class BlockChecks:
+    """The checks of the GEMMs under way; for the runtimes, one thread at a time.
 
     Args:
         rng: makes a generator of secret vectors for each GEMM.
@@ -25,11 +25,11 @@ class Checks:
         self._project = Projector()
         self._checks: dict[int, GemmCheck] = {}
 
-    def judge(self, future: GemmFuture, unit: Unit, payload: object) -> Judgement:
+    def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
         """Check a result; the payload is a `Buffer`, or bytes."""
-        check = self._checks.get(future.work.id)
+        check = self._checks.get(future.job.id)
         if check is None:
-            plan = future.work.plan
+            plan = future.job.plan
             assert plan is not None
             blocks = (block for tile in plan.tiles for block in wavefront(tile.cut))
             a, b = (
@@ -37,14 +37,14 @@ class Checks:
                 for side in (future.a, future.b)
             )
             check = GemmCheck(a, b, blocks, self._rng(), self._project)
-            self._checks[future.work.id] = check
-        detail = unit.detail
+            self._checks[future.job.id] = check
+        detail = task.detail
         block = detail.block
         if not isinstance(payload, Buffer):
             assert isinstance(payload, bytes | memoryview)
             payload = unpack(payload, block.m.size, block.n.size, DType(detail.out))
         return check.judge(block, payload)
 
-    def forget(self, work: int) -> None:
+    def forget(self, job: int) -> None:
         """A GEMM is over."""
-        self._checks.pop(work, None)
+        self._checks.pop(job, None)

@@ -14,7 +14,7 @@ from cleave.fleet.product import GemmFuture, Operand, Side, product_of
 from cleave.fleet.runtime import FleetCounters, Runtime
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 
 
 @dataclass
@@ -25,28 +25,28 @@ class Fleet:
     what it is wrapped in: `cleave.fleet.local_fallback`, `cleave.fleet.selection`.
 
     Args:
-        shell: what moves time and bytes.
+        runtime: what moves time and bytes.
         planner: who chooses the tiles.
     """
 
-    shell: Runtime
+    runtime: Runtime
     planner: Planner = field(default_factory=TilePlanner)
 
     def __post_init__(self) -> None:
         self._operands = count(1)
-        self._works = count(1)
-        # While one is under way its shell holds it.
+        self._jobs = count(1)
+        # While one is under way its runtime holds it.
         self._under_way: WeakValueDictionary[int, GemmFuture] = WeakValueDictionary()
 
     @property
     def clock(self) -> str:
         """`virtual` or `wall`: what `fleet_s` counts."""
-        return self.shell.clock
+        return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
         """Name a matrix. It must not change while the operand lives."""
         operand = Operand(next(self._operands), buffer)
-        weakref.finalize(operand, self.shell.release, operand.id).atexit = False
+        weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand
 
     def submit(self, a: Side, b: Side, out: Buffer) -> GemmFuture:
@@ -60,8 +60,8 @@ class Fleet:
             ValueError: when shapes or dtypes do not fit.
         """
         gemm, element, dtype = product_of(a, b, out)
-        work = GemmWork(
-            next(self._works),
+        job = GemmJob(
+            next(self._jobs),
             gemm,
             MatrixRef(a.operand.id, a.transposed),
             MatrixRef(b.operand.id, b.transposed),
@@ -70,38 +70,38 @@ class Fleet:
             out.dtype.value,
             self.planner,
         )
-        future = GemmFuture(work, a, b, out, self._await)
+        future = GemmFuture(job, a, b, out, self._await)
         if gemm.volume:
-            self.shell.start(future)
-            self._under_way[work.id] = future
+            self.runtime.start(future)
+            self._under_way[job.id] = future
         else:  # nothing to multiply: an empty sum is zero
             out.array[...] = 0
             future.done = True
         return future
 
     def _await(self, future: GemmFuture) -> None:
-        self.shell.wait(future)
-        self._under_way.pop(future.work.id, None)
+        self.runtime.wait(future)
+        self._under_way.pop(future.job.id, None)
 
     def abandon(self) -> None:
         """Take back every GEMM that nobody has waited for to its end."""
         for future in list(self._under_way.values()):
             if not future.done:
-                self.shell.withdraw(future)
+                self.runtime.withdraw(future)
         self._under_way.clear()
 
     def counters(self) -> FleetCounters:
         """A snapshot of the counters."""
-        return self.shell.counters()
+        return self.runtime.counters()
 
     @property
     def device_count(self) -> int:
         """How many devices may be given work now."""
-        return self.shell.device_count()
+        return self.runtime.device_count()
 
     def close(self) -> None:
         """End all sessions. Closing twice does nothing."""
-        self.shell.close()
+        self.runtime.close()
 
     def __enter__(self) -> Self:
         return self

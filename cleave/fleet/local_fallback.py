@@ -1,7 +1,7 @@
 """What training does while no device can work: it waits, or multiplies on the PS itself.
 
 And how it comes away from waiting when it is to stop. All of it happens in the training thread, in
-`submit` and `result`; it knows the fleet by its shell: how many devices there are, and time.
+`submit` and `result`; it knows the fleet by its runtime: how many devices there are, and time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, GemmFuture, Operand, Pending, Side, product_of
 from cleave.fleet.runtime import FleetCounters
-from cleave.machine.backends import Executor
+from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5
@@ -55,14 +55,14 @@ class Fallback:
         after_s: seconds without any device, on the fleet's clock, before it does.
     """
 
-    executor: Executor
+    executor: MatmulBackend
     after_s: float
 
 
 class Leaving:
     """When training is to stop and does not wait any longer for the step under way.
 
-    A step that no device works on ends at once. While devices are there it gets some time to end
+    A step that no device jobs on ends at once. While devices are there it gets some time to end
     by itself.
 
     Args:
@@ -78,7 +78,7 @@ class Leaving:
         self,
         asked: Callable[[], bool],
         applied: Callable[[], bool],
-        executor: Executor,
+        executor: MatmulBackend,
         clock: Callable[[], float],
         patience_s: float = STEP_END_S,
     ) -> None:
@@ -131,7 +131,7 @@ class FallbackFleet:
     ) -> None:
         self.presence = Presence.PRESENT
         self._fleet = fleet
-        self._shell = fleet.shell
+        self._runtime = fleet.runtime
         self._tell = tell
         self._fallback = fallback
         self._leaving = leaving
@@ -167,29 +167,29 @@ class FallbackFleet:
             AbandonedError: when training is to stop and the step can be given up. The future is
                 still under way then.
         """
-        shell = self._shell
+        runtime = self._runtime
         while True:
             timeout_s: float | None = LOOK_S
-            if self._leaving is not None and self._leaving.now(shell.device_count()):
-                if shell.wait(future, 0.0):
+            if self._leaving is not None and self._leaving.now(runtime.device_count()):
+                if runtime.wait(future, 0.0):
                     return
                 self._leaving.give_up()
                 self._take_back(future, Fallback(self._leaving.executor, 0.0))
                 return
-            if shell.device_count() and (reason := shell.stuck(future)):
+            if runtime.device_count() and (reason := runtime.stuck(future)):
                 self._say_once(reason)
                 if self._fallback is not None:  # there is nothing to wait for
                     self._take_back(future, self._fallback)
                     return
-                if shell.clock == "virtual":
+                if runtime.clock == "virtual":
                     timeout_s = None
-            elif shell.device_count():
+            elif runtime.device_count():
                 self._become(Presence.PRESENT)
-            elif shell.wait(future, 0.0):  # the last device answered before it went
+            elif runtime.wait(future, 0.0):  # the last device answered before it went
                 return
             elif self._fallback is None:
                 self._become(Presence.ABSENT)
-                if shell.clock == "virtual":  # which knows when nobody is due any more
+                if runtime.clock == "virtual":  # which knows when nobody is due any more
                     timeout_s = None
             else:
                 if self.presence is Presence.PRESENT:
@@ -201,17 +201,17 @@ class FallbackFleet:
                     return
                 timeout_s = min(LOOK_S, left_s)
                 self._absent_s += timeout_s
-            if shell.wait(future, timeout_s):
+            if runtime.wait(future, timeout_s):
                 return
 
     def _takes(self) -> Fallback | None:
         """Who multiplies a new GEMM instead of the fleet; None when the fleet is to."""
-        if self._leaving is not None and self._leaving.now(self._shell.device_count()):
+        if self._leaving is not None and self._leaving.now(self._runtime.device_count()):
             self._leaving.give_up()
             return Fallback(self._leaving.executor, 0.0)
         if self.presence is not Presence.LOCAL:
             return None
-        if self._shell.device_count():
+        if self._runtime.device_count():
             self._become(Presence.PRESENT)
             return None
         return self._fallback
@@ -220,10 +220,10 @@ class FallbackFleet:
         """Do a GEMM here and now."""
         fallback.executor.matmul(a.matrix, b.matrix, out)
         self._local_gemms += 1
-        self._shell.elsewhere(product_of(a, b, out)[0].flops)
+        self._runtime.advance_for_local_work(product_of(a, b, out)[0].flops)
 
     def _take_back(self, future: GemmFuture, fallback: Fallback) -> None:
-        self._shell.withdraw(future)
+        self._runtime.withdraw(future)
         if future.error == WITHDRAWN:  # else it was finished, or failed, at the last moment
             future.error = ""
             self._multiply(future.a, future.b, future.out, fallback)

@@ -10,7 +10,7 @@ from cleave.arrays import Buffer, DType
 from cleave.errors import FleetError
 from cleave.gemm import Gemm, gemm_of
 from cleave.planner.plan import ElementBytes
-from cleave.scheduler.gemm_job import GemmWork
+from cleave.scheduler.gemm_job import GemmJob
 
 
 class Operand:
@@ -53,7 +53,7 @@ class Side:
 class GemmFuture:
     """A GEMM under way. `result` waits for it."""
 
-    work: GemmWork
+    job: GemmJob
     a: Side
     b: Side
     out: Buffer

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from cleave.arrays import Buffer
-from cleave.fleet.block_checks import Checks
+from cleave.fleet.block_checks import BlockChecks
 from cleave.fleet.product import GemmFuture, floor_bytes
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
-from cleave.scheduler.gemm_job import GemmUnit
+from cleave.scheduler.gemm_job import GemmTask
 from cleave.scheduler.instructions import (
     Aside,
     Check,
@@ -36,8 +36,8 @@ from cleave.scheduler.instructions import (
     Send,
 )
 from cleave.scheduler.reduction import Output
-from cleave.scheduler.session_manager import Coordinator
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.tasks import Task
 from cleave.verify import Judgement
 
 
@@ -53,7 +53,7 @@ class FleetCounters:
         floor_down_bytes, floor_up_bytes: every operand of every GEMM crossing once, and every
             result once.
         gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
-        reissued: units given out again because a device was lost or failed.
+        reissued: tasks given out again because a device was lost or failed.
         late: answers that nobody waited for any more.
         local_gemms: multiplied on the PS because no device was there.
     """
@@ -86,7 +86,7 @@ class FleetCounters:
 class Placing(Protocol):
     """Where the blocks of one product go; `cleave.scheduler.reduction.Output`, or one like it."""
 
-    def place(self, unit: GemmUnit, payload: object) -> None:
+    def place(self, task: GemmTask, payload: object) -> None:
         """Put one block in its place."""
         ...
 
@@ -103,16 +103,16 @@ class Runtime(ABC):
     """What moves time and bytes for a fleet.
 
     Args:
-        coordinator: the core whose instructions it carries out.
+        session manager: the core whose instructions it carries out.
         rng: makes a secret generator for the checks of each product.
     """
 
     clock: ClassVar[str]
     """`virtual` or `wall`: what `FleetCounters.fleet_s` counts."""
 
-    def __init__(self, coordinator: Coordinator, rng: Callable[[], np.random.Generator]) -> None:
-        self.coordinator = coordinator
-        self._checks = Checks(rng)
+    def __init__(self, manager: SessionManager, rng: Callable[[], np.random.Generator]) -> None:
+        self.manager = manager
+        self._checks = BlockChecks(rng)
         self._futures: dict[int, GemmFuture] = {}
         self._outputs: dict[int, Placing] = {}
         self._counters = FleetCounters()
@@ -136,7 +136,7 @@ class Runtime(ABC):
         """Take a GEMM back. The future is done then: as withdrawn, or as it ended just before."""
 
     @abstractmethod
-    def elsewhere(self, flops: float) -> None:
+    def advance_for_local_work(self, flops: float) -> None:
         """The caller did so much work itself: the clock goes on by what that takes."""
 
     @abstractmethod
@@ -149,25 +149,25 @@ class Runtime(ABC):
 
     def counters(self) -> FleetCounters:
         """Return a snapshot of the counters."""
-        done = self.coordinator.dispatcher.counters
+        done = self.manager.scheduler.counters
         return replace(
             self._counters,
             blocks=done.results,
-            reissued=done.reissued + done.hedged,
+            reissued=done.reissued + done.speculative,
             late=done.late,
         )
 
     def device_count(self) -> int:
         """Return how many devices may be given work now."""
-        return self.coordinator.ready_devices
+        return self.manager.ready_devices
 
     def stuck(self, future: GemmFuture) -> str:
         """Say why no device that is there can finish a GEMM; empty where one can, or none is."""
-        return self.coordinator.dispatcher.stuck(future.work.id)
+        return self.manager.scheduler.stuck(future.job.id)
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
         """Return the fleet's epoch, and the rates of the devices that may be given work now."""
-        return self.coordinator.epoch, self.coordinator.dispatcher.rates
+        return self.manager.epoch, self.manager.scheduler.rates
 
     # --- carrying out instructions ---
 
@@ -184,21 +184,21 @@ class Runtime(ABC):
         """End a session, when what was sent on it has left."""
 
     @abstractmethod
-    def conclude(self, work: int, error: str) -> None:
+    def conclude(self, job: int, error: str) -> None:
         """Note that a GEMM has ended: all of it is in place, or with an error."""
 
     def tell(self, information: Information) -> None:  # noqa: B027 - nobody need be told
         """Tell whoever watches."""
 
-    def place(self, unit: Unit, payload: Any) -> None:
+    def place(self, task: Task, payload: Any) -> None:
         """Put a block in its place."""
-        output = self._outputs.get(unit.work)
+        output = self._outputs.get(task.job)
         if output is not None:  # else its work has failed, and nobody waits for it
-            output.place(unit.detail, payload)
+            output.place(task.detail, payload)
 
     def check(self, check: Check) -> list[Instruction]:
         """Check a block. Returns what follows from it; nothing yet, if that takes a while."""
-        future = self._futures.get(check.unit.work)
+        future = self._futures.get(check.task.job)
         if future is None:  # nobody waits for it any more
             return self.checked(check, Judgement(), 0.0)
         return self.checked(check, *self.judge(check, future))
@@ -206,15 +206,15 @@ class Runtime(ABC):
     def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
         """Return what is found of a block, and the processor seconds that it took."""
         began_s = time.thread_time()
-        judgement = self._checks.judge(future, check.unit, check.payload)
+        judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[Instruction]:
         """Tell the core what was found; returns what follows from it."""
         self._counters.verify_s += took_s
-        if check.unit.work not in self._futures:  # it ended meanwhile
-            self._checks.forget(check.unit.work)
-        return self.coordinator.checked(check, judgement, self.now())
+        if check.task.job not in self._futures:  # it ended meanwhile
+            self._checks.forget(check.task.job)
+        return self.manager.checked(check, judgement, self.now())
 
     def execute(self, instructions: Iterable[Instruction]) -> None:
         """Carry out instructions, and what follows from them, in order."""
@@ -225,14 +225,14 @@ class Runtime(ABC):
                     self.send(session, message)
                 case Check() as check:
                     waiting.extend(self.check(check))
-                case Place(unit, payload):
-                    self.place(unit, payload)
-                case Done(work):
-                    self._checks.forget(work)
-                    self.conclude(work, "")
-                case Failed(work, reason):
-                    self._checks.forget(work)
-                    self.conclude(work, reason)
+                case Place(task, payload):
+                    self.place(task, payload)
+                case Done(job):
+                    self._checks.forget(job)
+                    self.conclude(job, "")
+                case Failed(job, reason):
+                    self._checks.forget(job)
+                    self.conclude(job, reason)
                 case Close(session):
                     self.end(session)
                 case Joined() | Overdue() | Aside() | Note() as information:
@@ -242,11 +242,11 @@ class Runtime(ABC):
 
     def submit(self, future: GemmFuture) -> None:
         """Hand a GEMM to the core, in the thread that `execute` is called in."""
-        work = future.work
-        self._futures[work.id] = future
-        self._outputs[work.id] = self.output(future.out)
+        job = future.job
+        self._futures[job.id] = future
+        self._outputs[job.id] = self.output(future.out)
         a, b = future.a.operand.buffer, future.b.operand.buffer
-        self.execute(self.coordinator.submit(work, a, b, self.now()))
+        self.execute(self.manager.submit(job, a, b, self.now()))
 
     def output(self, out: Buffer) -> Placing:
         """Return where the blocks of a new product are put."""

@@ -17,7 +17,7 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side, product_of
 from cleave.gemm import Gemm
-from cleave.machine.backends import Executor
+from cleave.machine.backends import MatmulBackend
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
@@ -40,7 +40,7 @@ class PsSpeed:
         return self.call_s + gemm.flops / self.flops_per_s
 
 
-def measure_ps(executor: Executor, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
+def measure_ps(executor: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
     """Time a few GEMMs on this machine (some tens of milliseconds).
 
     Args:
@@ -98,7 +98,7 @@ class Selector:
     def __init__(
         self,
         planner: Planner,
-        executor: Executor,
+        executor: MatmulBackend,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.executor = executor
@@ -213,5 +213,5 @@ class SelectiveFleet:
         return summarise(decisions)
 
     def _decide(self, gemm: Gemm, element: ElementBytes, dtype: DType) -> Decision:
-        epoch, devices = self._fleet.shell.fleet_rates()
+        epoch, devices = self._fleet.runtime.fleet_rates()
         return self._selector.decide(gemm, element, dtype, devices, epoch)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cleave.machine.multiplication import Compute, StoredArray
 
 
-class Executor(Protocol):
+class MatmulBackend(Protocol):
     """Multiplies matrices."""
 
     @property
@@ -35,13 +35,13 @@ class Executor(Protocol):
         ...
 
 
-class NumpyExecutor:
+class NumpyBackend:
     """Multiplies with numpy alone: 16-bit inputs are widened, exactly, products rounded once."""
 
     name = "numpy"
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `Executor.matmul`."""
+        """See `MatmulBackend.matmul`."""
         left, right = a.float32(), b.float32()
         if accumulate:
             out.array[...] += left @ right
@@ -51,7 +51,7 @@ class NumpyExecutor:
             out.array[...] = arrays.narrow(left @ right, out.dtype)
 
 
-class TorchExecutor:
+class TorchBackend:
     """Multiplies with torch.
 
     On the CPU it works in place. Any other device has memory of its own: operands are copied there
@@ -85,7 +85,7 @@ class TorchExecutor:
             torch.set_float32_matmul_precision("highest")
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `Executor.matmul`."""
+        """See `MatmulBackend.matmul`."""
         torch = self._torch
         left, right, target = (arrays.to_torch(x) for x in (a, b, out))
         with torch.inference_mode():
@@ -105,14 +105,14 @@ class TorchExecutor:
                 torch.mm(left, right, out=target)
 
 
-def executor_named(name: str) -> Executor:
+def backend_named(name: str) -> MatmulBackend:
     """The executor that calls itself so.
 
     Raises:
         ImportError: when it is one of torch, which is not installed.
     """
     library, _, device = name.partition(":")
-    return TorchExecutor(device or "cpu") if library == "torch" else NumpyExecutor()
+    return TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
 
 
 def torch_devices() -> list[str]:
@@ -136,7 +136,7 @@ def as_buffer(array: StoredArray) -> Buffer:
     return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
 
 
-def execute(executor: Executor, order: Compute) -> Buffer:
+def execute(executor: MatmulBackend, order: Compute) -> Buffer:
     """Do one computation: the sum of the products of its pairs, accumulated in fp32.
 
     Returns:
@@ -160,12 +160,12 @@ def execute(executor: Executor, order: Compute) -> Buffer:
 class Speed:
     """A quick measurement of an executor."""
 
-    executor: Executor
+    executor: MatmulBackend
     flops_per_s: float
 
 
 def measure(
-    executor: Executor,
+    executor: MatmulBackend,
     side: int = 512,
     repeats: int = 3,
     dtype: DType = DType.FP32,
@@ -194,7 +194,7 @@ _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
 """Rows, columns, depth: odd sides, a single column, and a sum that no 16-bit register holds."""
 
 
-def self_check(executor: Executor) -> str | None:
+def self_check(executor: MatmulBackend) -> str | None:
     """Compare small products with those of float64: every dtype, orientation, and accumulating.
 
     Finds what silently calculates with less than it is given, as TF32 and 16-bit sums do.
@@ -237,7 +237,7 @@ class Candidate:
     """An executor that could be used here."""
 
     name: str
-    make: Callable[[], Executor]
+    make: Callable[[], MatmulBackend]
 
 
 NAMES: Final = ("auto", "numpy", "torch", "torch:cpu", "torch:cuda", "torch:mps", "torch:xpu")
@@ -248,8 +248,8 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
     """What could multiply here; torch is only loaded when it is asked for."""
     devices = torch_devices() if torch else []
     return [
-        Candidate("numpy", NumpyExecutor),
-        *(Candidate(f"torch:{device}", partial(TorchExecutor, device)) for device in devices),
+        Candidate("numpy", NumpyBackend),
+        *(Candidate(f"torch:{device}", partial(TorchBackend, device)) for device in devices),
     ]
 
 

@@ -35,5 +35,5 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is Android: Python says so from 3.13 on, Termux's shell always."""
+    """Whether this is Android: Python says so from 3.13 on, Termux's runtime always."""
     return platform == "android" or "ANDROID_ROOT" in environ

@@ -15,7 +15,7 @@ class DeviceRates:
     """What the planner knows of one device.
 
     Attributes:
-        device: the dispatcher's id of it.
+        device: the scheduler's id of it.
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one way, taken equal in both directions.
@@ -90,7 +90,7 @@ class PlannedTile(NamedTuple):
     """A tile, the device that gets it, and what it is predicted to cost.
 
     Attributes:
-        device: the dispatcher's id.
+        device: the scheduler's id.
         strips: the tile and how it is cut.
         download_bytes, upload_bytes: without message headers.
         time_s: from the first byte sent to the last byte back, with strips without number.

@@ -1,4 +1,4 @@
-"""Who may come in: what the coordinator asks of whoever keeps the door, and a door with one key."""
+"""Who may come in: what the session manager asks, and a server with one credential for all."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Admission:
 
     @property
     def known_as(self) -> int | None:
-        """Which device it is, whether it works or only has its link measured."""
+        """Which device it is, whether it jobs or only has its link measured."""
         return self.identity if self.identity is not None else self.measures
 
 
@@ -63,7 +63,7 @@ class Refusal:
     retry_after_s: float = 0.0
 
 
-class Clearance(Enum):
+class AccessLevel(Enum):
     """What somebody who is no device may do."""
 
     OPERATOR = "operator"
@@ -73,7 +73,7 @@ class Clearance(Enum):
     """Look at what the fleet is doing."""
 
 
-Verdict: TypeAlias = Admission | Refusal
+AdmissionResult: TypeAlias = Admission | Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Contribution:
 CONTRIBUTION_FIELDS: Final = tuple(field.name for field in fields(Contribution))
 
 
-class Doorkeeper(Protocol):
+class Authenticator(Protocol):
     """Knows who may come in, and keeps what is learnt of devices. Called in the server's loop.
 
     Attributes:
@@ -116,7 +116,7 @@ class Doorkeeper(Protocol):
 
     server: str
 
-    def admit(self, hello: Hello, address: str) -> Verdict:
+    def admit(self, hello: Hello, address: str) -> AdmissionResult:
         """Let a device in, or say why not. A join code may be used up by it.
 
         Args:
@@ -125,7 +125,7 @@ class Doorkeeper(Protocol):
         """
         ...
 
-    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
+    def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
         """Let an operator or a viewer in, or say why not."""
         ...
 
@@ -142,7 +142,7 @@ class Doorkeeper(Protocol):
         ...
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """How a device works is to be remembered for its next session."""
+        """How a device jobs is to be remembered for its next session."""
         ...
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
@@ -154,8 +154,8 @@ class Doorkeeper(Protocol):
         ...
 
 
-class OneKey:
-    """A door with one credential for all devices, who have no identity, and one for operators.
+class SharedSecretAuth:
+    """One credential for all devices, who have no identity, and one for operators.
 
     It is what a program's own fleet has. The credentials are random and long, so that guessing
     needs no limit.
@@ -171,8 +171,8 @@ class OneKey:
         self._credential = credential
         self._operator_credential = operator_credential
 
-    def admit(self, hello: Hello, address: str) -> Verdict:
-        """See `Doorkeeper.admit`."""
+    def admit(self, hello: Hello, address: str) -> AdmissionResult:
+        """See `Authenticator.admit`."""
         # A device may send a credential of another server, kept for this address, and ours as code.
         keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
         if one_is(keys, self._credential):
@@ -180,10 +180,10 @@ class OneKey:
         reason = "the credential is not valid; use the join URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
-    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
-        """See `Doorkeeper.admit_operator`."""
+    def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
+        """See `Authenticator.admit_operator`."""
         if same_secret(credential, self._operator_credential):
-            return Clearance.OPERATOR
+            return AccessLevel.OPERATOR
         reason = "the credential is not valid; use the operator's URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 

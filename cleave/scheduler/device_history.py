@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.admission import Contribution, Doorkeeper
+from cleave.scheduler.admission import Authenticator, Contribution
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.session import Session
 from profiles.power_limits import believable_j
 
 CREDIT_S: Final = 15.0
-"""How often the doorkeeper is told what devices did."""
+"""How often the authenticator is told what devices did."""
 
 GRACE_S: Final = 60.0
 """A device that comes back within this time goes on with the link, and the speed, that were
@@ -55,15 +55,15 @@ class _Departure:
         return self.rates.flops_per_s if same else None
 
 
-class Regulars:
-    """Tells the doorkeeper of devices that it knows.
+class DeviceHistory:
+    """Tells the authenticator of devices that it knows.
 
     Args:
-        door: who is told.
+        auth: who is told.
     """
 
-    def __init__(self, door: Doorkeeper) -> None:
-        self._door = door
+    def __init__(self, auth: Authenticator) -> None:
+        self._auth = auth
         self._credited_s = 0.0
         self._departed: dict[int, _Departure] = {}
         self._strangers: dict[tuple[str, str], Conduct] = {}  # by address and name
@@ -99,12 +99,12 @@ class Regulars:
             self._departed[session.identity] = _Departure(
                 now_s, session.address, session.rates, session.claimed_flops_per_s
             )
-        self._door.departed(session.identity, reason, lost=lost)
+        self._auth.departed(session.identity, reason, lost=lost)
 
     def remember(self, session: Session) -> None:
-        """How a device works has changed: it is to count in its next session, too."""
+        """How a device jobs has changed: it is to count in its next session, too."""
         if session.identity is not None:
-            self._door.conducted(session.identity, session.conduct)
+            self._auth.conducted(session.identity, session.conduct)
             return
         who = (session.address, session.name)
         self._strangers.pop(who, None)
@@ -118,7 +118,7 @@ class Regulars:
 
         Args:
             session: a new one, with its name.
-            known: what the doorkeeper knows.
+            known: what the authenticator knows.
         """
         if session.identity is not None:
             return known
@@ -148,7 +148,7 @@ class Regulars:
             return
         done = _contribution(session, now_s)
         if done != session.credited:
-            self._door.contributed(session.identity, done - session.credited)
+            self._auth.contributed(session.identity, done - session.credited)
             session.credited = done
 
 

@@ -1,6 +1,6 @@
 """Which arrays there are, and which devices hold them or will.
 
-The dispatcher's book of the fleet's memory: arrays get their names here, devices are said to want
+The scheduler's book of the fleet's memory: arrays get their names here, devices are said to want
 them and to hold them, and what has to go to make room is chosen.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cleave.gemm import Span
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.tasks import Stored, Unit
+from cleave.scheduler.tasks import ArrayRef, Task
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class Names:
     runs: int = 0
 
 
-class FleetHoldings:
-    """Arrays and their holders; the `Holdings` that work sees.
+class DeviceMemory:
+    """Arrays and their holders; the `HeldArrays` that work sees.
 
     Args:
         names: where the next array's name comes from.
@@ -34,7 +34,7 @@ class FleetHoldings:
     def __init__(self, names: Names, present: Callable[[], Iterable[DeviceRates]]) -> None:
         self._names = names
         self._present = present
-        self._arrays: dict[int, dict[tuple[Span, Span], Stored]] = {}  # by operand
+        self._arrays: dict[int, dict[tuple[Span, Span], ArrayRef]] = {}  # by operand
         self._holders: dict[int, set[int]] = {}  # by array: devices that hold or will hold it
 
     @property
@@ -42,20 +42,20 @@ class FleetHoldings:
         """Whether there is no array, and nobody who would hold one."""
         return not self._arrays and not self._holders
 
-    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> Stored:
-        """See `Holdings.stored`."""
+    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
+        """See `HeldArrays.stored`."""
         of_operand = self._arrays.setdefault(operand, {})
         array = of_operand.get((rows, columns))
         if array is None:
             nbytes = rows.size * columns.size * itemsize
             self._names.arrays += 1
-            array = Stored(self._names.arrays, operand, rows, columns, nbytes)
+            array = ArrayRef(self._names.arrays, operand, rows, columns, nbytes)
             of_operand[rows, columns] = array
         return array
 
-    def holders(self, operand: int) -> Mapping[int, Sequence[Stored]]:
-        """See `Holdings.holders`."""
-        found: dict[int, list[Stored]] = {}
+    def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
+        """See `HeldArrays.holders`."""
+        found: dict[int, list[ArrayRef]] = {}
         present = {rates.device for rates in self._present()}
         for array in self._arrays.get(operand, {}).values():
             for device in self._holders.get(array.id, ()):
@@ -63,15 +63,15 @@ class FleetHoldings:
                     found.setdefault(device, []).append(array)
         return found
 
-    def want(self, device: DeviceLoad, unit: Unit) -> None:
-        """A device is to do a unit: it will hold its inputs."""
-        for array in unit.inputs:
+    def retain(self, device: DeviceLoad, task: Task) -> None:
+        """A device is to do a task: it will hold its inputs."""
+        for array in task.inputs:
             device.needed[array.id] += 1
             self._holders.setdefault(array.id, set()).add(device.id)
 
-    def unwant(self, device: DeviceLoad, unit: Unit) -> None:
-        """A device did a unit, or is not to do it any more."""
-        for array in unit.inputs:
+    def release_inputs(self, device: DeviceLoad, task: Task) -> None:
+        """A device did a task, or is not to do it any more."""
+        for array in task.inputs:
             device.needed[array.id] -= 1
             if not device.needed[array.id]:
                 del device.needed[array.id]
@@ -80,12 +80,12 @@ class FleetHoldings:
                 elif array.operand not in self._arrays:
                     self._drop(device, array)
 
-    def make_room(self, device: DeviceLoad, unit: Unit, room_bytes: int) -> bool:
-        """Drop what a device can best do without, until there is room for what a unit needs.
+    def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
+        """Drop what a device can best do without, until there is room for what a task needs.
 
         Args:
             device: whose memory it is.
-            unit: its own inputs stay.
+            task: its own inputs stay.
             room_bytes: what must fit beside what is kept.
 
         Returns:
@@ -94,7 +94,7 @@ class FleetHoldings:
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
             return True
-        wanted = {array.id for array in unit.inputs}
+        wanted = {array.id for array in task.inputs}
         busy = {array.id for u in device.running.values() for array in u.inputs}
         # First what nobody queued needs, then, with nothing running, what is needed only later.
         rounds: list[Callable[[int], bool]] = [lambda i: not device.needed[i]]
@@ -108,9 +108,9 @@ class FleetHoldings:
                     self._drop(device, array)
         return device.occupied_bytes + room_bytes <= limit
 
-    def spoil(self, device: DeviceLoad, unit: Unit) -> None:
-        """A device's copies of a unit's inputs may be wrong: it is to forget them."""
-        for array in dict.fromkeys(unit.inputs):
+    def invalidate(self, device: DeviceLoad, task: Task) -> None:
+        """A device's copies of a task's inputs may be wrong: it is to forget them."""
+        for array in dict.fromkeys(task.inputs):
             if array.id in device.held:
                 self._drop(device, array)
 
@@ -133,7 +133,7 @@ class FleetHoldings:
                 if array.id in device.held and not device.needed[array.id]:
                     self._drop(device, array)
 
-    def _drop(self, device: DeviceLoad, array: Stored) -> None:
+    def _drop(self, device: DeviceLoad, array: ArrayRef) -> None:
         device.drop(array)
         if not device.needed[array.id]:
             self._unhold(array.id, device)

@@ -1,4 +1,4 @@
-"""What the dispatcher is told. What it wants done: `cleave.scheduler.instructions`."""
+"""What the scheduler is told. What it wants done: `cleave.scheduler.instructions`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.tasks import Work
+from cleave.scheduler.tasks import Job
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class DeviceLost:
 class Submitted:
     """There is new work."""
 
-    work: Work
+    job: Job
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class RunFailed:
     device: int
     run: int
     reason: str
-    spoiled: bool = False
+    invalidated: bool = False
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Tick:
 class Withdrawn:
     """Nobody wants this work done here any more: it fails, unless it is finished."""
 
-    work: int
+    job: int
 
 
 Event: TypeAlias = (

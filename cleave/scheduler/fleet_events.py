@@ -31,7 +31,7 @@ class EventKind(Enum):
     """Training has no device to multiply, or has one again."""
 
 
-class Witness(Protocol):
+class EventListener(Protocol):
     """Is told, in the server's loop, at once."""
 
     def __call__(self, kind: EventKind, session: Session | None, text: str) -> None:

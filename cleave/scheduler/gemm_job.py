@@ -1,4 +1,4 @@
-"""A GEMM as work for the dispatcher: its plan turned into units, its partial sums kept in order."""
+"""A GEMM as work for the scheduler: its plan turned into tasks, its partial sums kept in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cleave.planner.plan import (
 )
 from cleave.protocol import limits
 from cleave.protocol.messages import Op
-from cleave.scheduler.tasks import Holdings, Recut, Stored, Unit
+from cleave.scheduler.tasks import ArrayRef, HeldArrays, Repartition, Task
 
 RESIDENCY_DEVICES: Final = 64
 """In larger fleets what devices hold is not looked at: comparing holders pairwise costs too
@@ -42,8 +42,8 @@ class MatrixRef:
 
 
 @dataclass(frozen=True, slots=True)
-class GemmUnit:
-    """What shells need to know of a unit: how to ask for it and where its block goes."""
+class GemmTask:
+    """What runtimes need to know of a task: how to ask for it and where its block goes."""
 
     block: Block
     tile: int
@@ -71,7 +71,7 @@ class TileProgress:
     done: int = 0
 
 
-class GemmWork:
+class GemmJob:
     """C = A @ B on a fleet.
 
     Attributes:
@@ -98,11 +98,11 @@ class GemmWork:
         self.out = out
         self.plan: Plan | None = None
         self.tiles: dict[int, TileProgress] = {}
-        self._recut_tiles: dict[int, TileProgress] = {}  # a proposal's
+        self._repartitioned_tiles: dict[int, TileProgress] = {}  # a proposal's
         self._planner = planner
         self._remaining = 0
         self._tiles = 0  # numbers of tiles that were used
-        self._order: _FoldOrder | None = None
+        self._order: ReductionOrder | None = None
 
     @property
     def title(self) -> str:
@@ -120,15 +120,15 @@ class GemmWork:
         return self.dtype in device.dtypes
 
     def assign(
-        self, devices: Sequence[DeviceRates], holdings: Holdings
-    ) -> Iterable[tuple[int, Unit]]:
+        self, devices: Sequence[DeviceRates], device_memory: HeldArrays
+    ) -> Iterable[tuple[int, Task]]:
         """See `Work.assign`."""
-        residencies = list(self._residencies(holdings, len(devices)))
+        residencies = list(self._residencies(device_memory, len(devices)))
         self.plan = self._planner.plan(self.gemm, self.element, devices, residencies)
         assigned = [
-            (tile.device, unit)
+            (tile.device, task)
             for number, tile in enumerate(self.plan.tiles)
-            for unit in self._units(tile.cut, number, holdings)
+            for task in self._tasks(tile.cut, number, device_memory)
         ]
         self._remaining = len(assigned)
         self._tiles = len(self.plan.tiles)
@@ -137,27 +137,27 @@ class GemmWork:
             for number, tile in enumerate(self.plan.tiles)
         }
         self._count(assigned_unit for _, assigned_unit in assigned)
-        if any(unit.detail.partial for _, unit in assigned):
-            self._order = _FoldOrder([unit for _, unit in assigned if unit.detail.partial])
+        if any(task.detail.partial for _, task in assigned):
+            self._order = ReductionOrder([task for _, task in assigned if task.detail.partial])
         return assigned
 
-    def _count(self, units: Iterable[Unit], each: int = 1) -> None:
-        for unit in units:
-            self.tiles[unit.detail.tile].blocks += each
+    def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
+        for task in tasks:
+            self.tiles[task.detail.tile].blocks += each
 
-    def _units(self, cut: TileCut, number: int, holdings: Holdings) -> Iterator[Unit]:
+    def _tasks(self, cut: TileCut, number: int, device_memory: HeldArrays) -> Iterator[Task]:
         partial = cut.tile.is_partial(self.gemm)
         each = self.element.partial if partial else self.element.finished
-        a_strips = {m: [self._a(holdings, m, k) for k in cut.k_cuts] for m in cut.m_cuts}
-        b_strips = {n: [self._b(holdings, k, n) for k in cut.k_cuts] for n in cut.n_cuts}
+        a_strips = {m: [self._a(device_memory, m, k) for k in cut.k_cuts] for m in cut.m_cuts}
+        b_strips = {n: [self._b(device_memory, k, n) for k in cut.k_cuts] for n in cut.n_cuts}
         for block in wavefront(cut):
             pieces = zip(a_strips[block.m], b_strips[block.n], strict=True)
-            yield Unit(
+            yield Task(
                 self.id,
                 tuple(piece for pair in pieces for piece in pair),
                 block.flops,
                 block.elements * each,
-                GemmUnit(
+                GemmTask(
                     block,
                     number,
                     self.a.transposed,
@@ -167,11 +167,11 @@ class GemmWork:
                 ),
             )
 
-    def _a(self, holdings: Holdings, m: Span, k: Span) -> Stored:
-        return holdings.stored(self.a.operand, *self.a.region(m, k), self.element.sent)
+    def _a(self, device_memory: HeldArrays, m: Span, k: Span) -> ArrayRef:
+        return device_memory.stored(self.a.operand, *self.a.region(m, k), self.element.sent)
 
-    def _b(self, holdings: Holdings, k: Span, n: Span) -> Stored:
-        return holdings.stored(self.b.operand, *self.b.region(k, n), self.element.sent)
+    def _b(self, device_memory: HeldArrays, k: Span, n: Span) -> ArrayRef:
+        return device_memory.stored(self.b.operand, *self.b.region(k, n), self.element.sent)
 
     # --- what was lost, cut anew ---
 
@@ -180,18 +180,18 @@ class GemmWork:
         """See `Work.expected_s`."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
-    def recut(
+    def repartition(
         self,
-        units: Sequence[Unit],
+        tasks: Sequence[Task],
         devices: Sequence[DeviceRates],
         busy_s: Mapping[int, float],
-        holdings: Holdings,
-    ) -> Recut | None:
+        device_memory: HeldArrays,
+    ) -> Repartition | None:
         """See `Work.recut`: every box of undone blocks is planned like a GEMM of its own."""
-        found = Recut([], 0.0)
-        self._recut_tiles = {}
+        found = Repartition([], 0.0)
+        self._repartitioned_tiles = {}
         planned_s, number = 0.0, self._tiles
-        for box in boxes_of([unit.detail.block for unit in units]):
+        for box in boxes_of([task.detail.block for task in tasks]):
             gemm = Gemm(box.m.size, box.n.size, box.k.size)
             partial = box.is_partial(self.gemm)
             finished = self.element.partial if partial else self.element.finished
@@ -205,8 +205,10 @@ class GemmWork:
             for tile in plan.tiles:
                 cut = _moved(tile.cut, box)
                 found.finish_s = max(found.finish_s, busy_s[tile.device] + planned_s)
-                found.assigned += [(tile.device, u) for u in self._units(cut, number, holdings)]
-                self._recut_tiles[number] = TileProgress(tile.device, cut.tile)
+                found.assigned += [
+                    (tile.device, u) for u in self._tasks(cut, number, device_memory)
+                ]
+                self._repartitioned_tiles[number] = TileProgress(tile.device, cut.tile)
                 number += 1
         return found
 
@@ -215,37 +217,40 @@ class GemmWork:
             return self._planner.plan_part(gemm, element, devices)
         return self._planner.plan(gemm, element, devices)
 
-    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """See `Work.replace`."""
-        self._remaining += len(others) - len(units)
-        self._tiles = 1 + max(unit.detail.tile for unit in others)
-        self.tiles |= self._recut_tiles
-        self._count(units, -1)
+        self._remaining += len(others) - len(tasks)
+        self._tiles = 1 + max(task.detail.tile for task in others)
+        self.tiles |= self._repartitioned_tiles
+        self._count(tasks, -1)
         self._count(others)
         self.tiles = {number: tile for number, tile in self.tiles.items() if tile.blocks}
         if self._order is not None:
-            self._order.replace(units, others)
-        elif any(unit.detail.partial for unit in others):
-            self._order = _FoldOrder([unit for unit in others if unit.detail.partial])
+            self._order.replace(tasks, others)
+        elif any(task.detail.partial for task in others):
+            self._order = ReductionOrder([task for task in others if task.detail.partial])
 
     # --- results ---
 
-    def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
+    def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
         """See `Work.arrived`."""
-        self.tiles[unit.detail.tile].done += 1
-        ready = [(unit, payload)]
-        if self._order is not None and unit.detail.partial:
-            ready = self._order.arrived(unit, payload)
+        self.tiles[task.detail.tile].done += 1
+        ready = [(task, payload)]
+        if self._order is not None and task.detail.partial:
+            ready = self._order.arrived(task, payload)
         self._remaining -= len(ready)
         return ready
 
     # --- what devices hold already ---
 
-    def _residencies(self, holdings: Holdings, fleet: int) -> Iterator[Residency]:
+    def _residencies(self, device_memory: HeldArrays, fleet: int) -> Iterator[Residency]:
         """Covers of the GEMM by tiles whose A side, or B side, devices hold without overlap."""
         if fleet > RESIDENCY_DEVICES:
             return
-        held_a, held_b = holdings.holders(self.a.operand), holdings.holders(self.b.operand)
+        held_a, held_b = (
+            device_memory.holders(self.a.operand),
+            device_memory.holders(self.b.operand),
+        )
         whole = Tile(Span(0, self.gemm.m), Span(0, self.gemm.n), Span(0, self.gemm.k))
         for held in (held_a, held_b):
             tiles = {}
@@ -287,8 +292,8 @@ class GemmWork:
     def _held_bytes(
         self,
         tiles: Mapping[int, TileCut],
-        held_a: Mapping[int, Sequence[Stored]],
-        held_b: Mapping[int, Sequence[Stored]],
+        held_a: Mapping[int, Sequence[ArrayRef]],
+        held_b: Mapping[int, Sequence[ArrayRef]],
     ) -> dict[int, int]:
         total = {}
         for device, cut in tiles.items():
@@ -308,7 +313,7 @@ class _Grid:
     columns: tuple[Span, ...]
 
 
-def _grid(arrays: Sequence[Stored], transposed: bool) -> _Grid | None:
+def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
     """The grid that arrays form, in the orientation of the GEMM; None when they form none."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
@@ -330,65 +335,65 @@ def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
     return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])
 
 
-class _FoldOrder:
+class ReductionOrder:
     """Partial sums are added in the order of k: each waits for the lower ones of its elements.
 
     Results then do not depend on the order in which devices answer (design, section 4).
     """
 
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self._waits = dict.fromkeys(units, 0)
-        self._followers: dict[Unit, list[Unit]] = {unit: [] for unit in units}
-        self._parked: dict[Unit, Any] = {}
-        # All cuts together divide C into cells. In a cell a unit waits for the one before it in k,
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._waits = dict.fromkeys(tasks, 0)
+        self._followers: dict[Task, list[Task]] = {task: [] for task in tasks}
+        self._parked: dict[Task, Any] = {}
+        # All cuts together divide C into cells. In a cell a task waits for the one before it in k,
         # which waited for the one before that.
-        rows = _cells({span for unit in units for span in unit.detail.block.m})
-        columns = _cells({span for unit in units for span in unit.detail.block.n})
-        latest: dict[tuple[int, int], Unit] = {}
-        for unit in sorted(units, key=lambda u: u.detail.block.k):
-            block = unit.detail.block
+        rows = _cells({span for task in tasks for span in task.detail.block.m})
+        columns = _cells({span for task in tasks for span in task.detail.block.n})
+        latest: dict[tuple[int, int], Task] = {}
+        for task in sorted(tasks, key=lambda u: u.detail.block.k):
+            block = task.detail.block
             before = set()
             for row in range(rows[block.m.start], rows[block.m.stop]):
                 for column in range(columns[block.n.start], columns[block.n.stop]):
                     cell = (row, column)
                     if cell in latest:
                         before.add(latest[cell])
-                    latest[cell] = unit
-            self._waits[unit] = len(before)
+                    latest[cell] = task
+            self._waits[task] = len(before)
             for lower in before:
-                self._followers[lower].append(unit)
+                self._followers[lower].append(task)
 
-    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """Units that have not arrived give way to others that cover the same elements."""
-        gone = {unit for unit in units if unit in self._waits}
+        gone = {task for task in tasks if task in self._waits}
         before, after = [], []
-        for unit, later in self._followers.items():
+        for task, later in self._followers.items():
             kept = [u for u in later if u not in gone]
-            if unit not in gone and len(kept) < len(later):
-                before.append(unit)
-                self._followers[unit] = kept
-        for unit in gone:
-            del self._waits[unit]
-            for follower in self._followers.pop(unit):
+            if task not in gone and len(kept) < len(later):
+                before.append(task)
+                self._followers[task] = kept
+        for task in gone:
+            del self._waits[task]
+            for follower in self._followers.pop(task):
                 if follower not in gone:
                     self._waits[follower] -= 1
                     after.append(follower)
-        added = dict.fromkeys(unit for unit in others if unit.detail.partial)
+        added = dict.fromkeys(task for task in others if task.detail.partial)
         self._waits |= dict.fromkeys(added, 0)
-        self._followers |= {unit: [] for unit in added}
-        around = _FoldOrder([*before, *added, *dict.fromkeys(after)])
+        self._followers |= {task: [] for task in added}
+        around = ReductionOrder([*before, *added, *dict.fromkeys(after)])
         for lower, later in around._followers.items():
             for upper in later:
                 if lower in added or upper in added:
                     self._followers[lower].append(upper)
                     self._waits[upper] += 1
 
-    def arrived(self, unit: Unit, payload: Any) -> list[tuple[Unit, Any]]:
+    def arrived(self, task: Task, payload: Any) -> list[tuple[Task, Any]]:
         """A partial sum came: those that are to be added now, in order."""
-        if self._waits[unit]:
-            self._parked[unit] = payload
+        if self._waits[task]:
+            self._parked[task] = payload
             return []
-        ready = [(unit, payload)]
+        ready = [(task, payload)]
         for lower, _ in ready:  # which grows
             for follower in self._followers.pop(lower):
                 self._waits[follower] -= 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cleave.protocol.messages import Message
-from cleave.scheduler.tasks import Stored, Unit
+from cleave.scheduler.tasks import ArrayRef, Task
 
 # --- from the scheduler to the session manager ---
 
@@ -20,16 +20,16 @@ class SendArray:
     """Cut this array out of its operand and send it."""
 
     device: int
-    array: Stored
+    array: ArrayRef
 
 
 @dataclass(slots=True)
 class SendRun:
-    """Ask the device to do this unit, as run `run`."""
+    """Ask the device to do this task, as run `run`."""
 
     device: int
     run: int
-    unit: Unit
+    task: Task
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Drained:
 class Stuck:
     """For information: no device that is there can do this work, or some of it; it waits."""
 
-    work: int
+    job: int
     reason: str
 
 
@@ -87,7 +87,7 @@ class Check:
 
     session: int
     run: int
-    unit: Unit
+    task: Task
     payload: Any
 
 
@@ -95,7 +95,7 @@ class Check:
 class Place:
     """Put this result in its place in the output of its work, at once."""
 
-    unit: Unit
+    task: Task
     payload: Any
 
 
@@ -103,14 +103,14 @@ class Place:
 class Done:
     """All results of this work are in place."""
 
-    work: int
+    job: int
 
 
 @dataclass(slots=True)
 class Failed:
     """This work cannot be completed."""
 
-    work: int
+    job: int
     reason: str
 
 

@@ -33,7 +33,7 @@ from cleave.protocol.messages import Message, Op
 from cleave.verify import GemmCheck
 
 FIRST_ID: Final = 2**52
-"""Probes name their arrays and runs from here on, so that they never meet the dispatcher's; still
+"""Probes name their arrays and runs from here on, so that they never meet the scheduler's; still
 a whole number in JavaScript."""
 
 _FIRST_BYTES: Final = 8 * 1024  # over within 12 s on the slowest link that a device may have

@@ -1,6 +1,6 @@
 """Who takes over what a device leaves undone, and who helps a device that is late.
 
-Pure choices over predicted times; the dispatcher carries them out.
+Pure choices over predicted times; the scheduler carries them out.
 """
 
 from __future__ import annotations
@@ -11,94 +11,94 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.tasks import Task
 
 WORTH_HELPING: Final = 0.8
-"""A unit is given to a second device that is predicted to finish it within this share of the time
+"""A task is given to a second device that is predicted to finish it within this share of the time
 that its own device still needs: below 1, for predictions err and what is done twice is paid for."""
 
 _COMPARED: Final = 16
 
-UnitSeconds = Callable[[int, Unit], float]
-"""What a unit takes on a device, predicted."""
+UnitSeconds = Callable[[int, Task], float]
+"""What a task takes on a device, predicted."""
 
 
 @dataclass(slots=True)
-class Takeover:
+class Reassignment:
     """Units for other devices.
 
     Attributes:
-        assigned: units with the device of each, in order.
+        assigned: tasks with the device of each, in order.
         finish_s: when the last of these devices is done, predicted, seconds from now.
-        unassigned: units that no device may take.
+        unassigned: tasks that no device may take.
     """
 
-    assigned: list[tuple[int, Unit]] = field(default_factory=list)
+    assigned: list[tuple[int, Task]] = field(default_factory=list)
     finish_s: float = 0.0
-    unassigned: list[Unit] = field(default_factory=list)
+    unassigned: list[Task] = field(default_factory=list)
 
 
-def take_over(
-    units: Iterable[Unit],
+def reassign(
+    tasks: Iterable[Task],
     remaining_s: Mapping[int, float],
-    able: Callable[[int, Unit], bool],
-    unit_s: UnitSeconds,
-) -> Takeover:
-    """Give every unit to the device that is predicted to finish it first.
+    able: Callable[[int, Task], bool],
+    task_s: UnitSeconds,
+) -> Reassignment:
+    """Give every task to the device that is predicted to finish it first.
 
     Args:
-        units: to be given away, in this order.
+        tasks: to be given away, in this order.
         remaining_s: by device, what it has to do already, seconds.
-        able: whether a device may take a unit.
+        able: whether a device may take a task.
         unit_s: what it takes.
     """
-    takers = _Takers(remaining_s, able, unit_s)
-    found = Takeover()
-    for unit in units:
-        best = takers.best(unit)
+    takers = _Takers(remaining_s, able, task_s)
+    found = Reassignment()
+    for task in tasks:
+        best = takers.best(task)
         if best is None:
-            found.unassigned.append(unit)
+            found.unassigned.append(task)
             continue
         takers.take(best)
         found.finish_s = max(found.finish_s, best[0])
-        found.assigned.append((best[1], unit))
+        found.assigned.append((best[1], task))
     return found
 
 
-def help_late(
-    late: Mapping[int, Sequence[Unit]],
+def speculate(
+    late: Mapping[int, Sequence[Task]],
     remaining_s: Mapping[int, float],
     helpers: Mapping[int, float],
-    able: Callable[[int, Unit], bool],
-    unit_s: UnitSeconds,
-) -> list[tuple[int, int, Unit]]:
-    """Give the last units of late devices to others as well; the first valid answer will count.
+    able: Callable[[int, Task], bool],
+    task_s: UnitSeconds,
+) -> list[tuple[int, int, Task]]:
+    """Give the last tasks of late devices to others as well; the first valid answer will count.
 
     Args:
-        late: by device, the units that it has still to answer, in its order.
+        late: by device, the tasks that it has still to answer, in its order.
         remaining_s: by late device, how long it is expected to need for them; may be infinite.
         helpers: by device, what it has to do already, seconds.
-        able: whether a helper may take a unit.
+        able: whether a helper may take a task.
         unit_s: what it takes.
 
     Returns:
-        Late device, helper, unit.
+        Late device, helper, task.
     """
-    takers = _Takers(helpers, able, unit_s)
-    left = {device: list(units) for device, units in late.items() if units}
-    share_s = {device: remaining_s[device] / len(units) for device, units in left.items()}
+    takers = _Takers(helpers, able, task_s)
+    left = {device: list(tasks) for device, tasks in late.items() if tasks}
+    share_s = {device: remaining_s[device] / len(tasks) for device, tasks in left.items()}
     queue = [(-remaining_s[device], device) for device in left]
     heapq.heapify(queue)
-    found: list[tuple[int, int, Unit]] = []
+    found: list[tuple[int, int, Task]] = []
     while queue:
         needs_s, device = -queue[0][0], queue[0][1]
-        unit = left[device].pop()
-        best = takers.best(unit)
+        task = left[device].pop()
+        best = takers.best(task)
         if best is not None and best[0] > needs_s * WORTH_HELPING:
             left[device].clear()  # and nobody else of the late needs longer
         elif best is not None:
             takers.take(best)
-            found.append((device, best[1], unit))
+            found.append((device, best[1], task))
             needs_s -= share_s[device] if math.isfinite(needs_s) else 0.0
         if left[device]:
             heapq.heapreplace(queue, (-needs_s, device))
@@ -108,23 +108,23 @@ def help_late(
 
 
 class _Takers:
-    """Devices by how busy they are; of the least busy, who would finish a unit first.
+    """Devices by how busy they are; of the least busy, who would finish a task first.
 
-    Comparing all devices for every unit would cost a large fleet more than it wins.
+    Comparing all devices for every task would cost a large fleet more than it wins.
     """
 
     def __init__(
         self,
         busy_s: Mapping[int, float],
-        able: Callable[[int, Unit], bool],
-        unit_s: UnitSeconds,
+        able: Callable[[int, Task], bool],
+        task_s: UnitSeconds,
     ) -> None:
         self._queue = [(busy, device) for device, busy in busy_s.items()]
         heapq.heapify(self._queue)
         self._able = able
-        self._unit_s = unit_s
+        self._task_s = task_s
 
-    def best(self, unit: Unit) -> tuple[float, int] | None:
+    def best(self, task: Task) -> tuple[float, int] | None:
         """When it would be finished, and by whom; None when nobody may take it."""
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
@@ -132,9 +132,9 @@ class _Takers:
             looked_at.append((busy, device))
             if found is not None and busy >= found[0]:
                 break
-            if self._able(device, unit):
+            if self._able(device, task):
                 compared += 1
-                finish = (busy + self._unit_s(device, unit), device)
+                finish = (busy + self._task_s(device, task), device)
                 found = finish if found is None else min(found, finish)
         for entry in looked_at:
             heapq.heappush(self._queue, entry)

@@ -7,7 +7,7 @@ from typing import Any
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.gemm import Span
-from cleave.scheduler.gemm_job import GemmUnit
+from cleave.scheduler.gemm_job import GemmTask
 
 
 class Output:
@@ -22,13 +22,13 @@ class Output:
         self._sums: Buffer | None = None
         self._summed: list[tuple[Span, Span]] = []  # which elements are sums
 
-    def place(self, unit: GemmUnit, payload: Any) -> None:
+    def place(self, task: GemmTask, payload: Any) -> None:
         """Put one result in its place. Partial sums must come in the order of k."""
-        block = unit.block
-        dtype = DType.FP32 if unit.partial else self.out.dtype
+        block = task.block
+        dtype = DType.FP32 if task.partial else self.out.dtype
         if not isinstance(payload, Buffer):
             payload = arrays.unpack(payload, block.m.size, block.n.size, dtype)
-        if not unit.partial:
+        if not task.partial:
             self.out.region(block.m, block.n).array[...] = payload.array
             return
         target = self.sums(block.m, block.n, first=block.k.start == 0).array

@@ -1,7 +1,7 @@
-"""The dispatcher's state machine.
+"""The scheduler's state machine.
 
-It keeps, for every device, a queue of units, what the device holds, and what it has been asked.
-Arrays are sent when a unit that needs them comes up, which yields the wavefront order by itself,
+It keeps, for every device, a queue of tasks, what the device holds, and what it has been asked.
+Arrays are sent when a task that needs them comes up, which yields the wavefront order by itself,
 and only as far as the device's memory goes. What a lost device had not answered goes to the others,
 cut anew where that is faster; what a late one has not answered they get as well, and the first
 valid answer counts.
@@ -19,7 +19,7 @@ from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import limits
 from cleave.scheduler import events
-from cleave.scheduler.device_memory import FleetHoldings, Names
+from cleave.scheduler.device_memory import DeviceMemory, Names
 from cleave.scheduler.events import Event
 from cleave.scheduler.instructions import (
     Done,
@@ -35,12 +35,12 @@ from cleave.scheduler.instructions import (
     Stuck,
 )
 from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.reassignment import help_late, take_over
-from cleave.scheduler.stragglers import late_devices
-from cleave.scheduler.tasks import Unit, Work
+from cleave.scheduler.reassignment import reassign, speculate
+from cleave.scheduler.stragglers import find_stragglers
+from cleave.scheduler.tasks import Job, Task
 
 MAX_FAILURES: Final = 4
-"""How often a unit may fail, and on every device that is there, before it is kept back."""
+"""How often a task may fail, and on every device that is there, before it is kept back."""
 
 HOLD_S: Final = 5.0
 """For so long the first time, then for twice as long, and tried as soon as another device comes."""
@@ -51,7 +51,7 @@ _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes 
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
 
 WITHDRAWN: Final = "it was withdrawn"
-"""The reason of a work's failure that is none."""
+"""The reason of a job's failure that is none."""
 
 FINISHED_KEPT: Final = 64
 """Works that are remembered when they are done."""
@@ -64,16 +64,16 @@ _DROP_BATCH_BYTES: Final = 2**20
 class Counters:
     """What happened so far; `flops` are those of `results`."""
 
-    units: int = 0
+    tasks: int = 0
     results: int = 0
     flops: int = 0
     reissued: int = 0
     late: int = 0
-    hedged: int = 0
+    speculative: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedWork:
+class FinishedJob:
     """What was predicted of some work, and what became of it."""
 
     id: int
@@ -82,24 +82,24 @@ class FinishedWork:
     took_s: float
 
 
-class Dispatcher:
+class Scheduler:
     """Runs work on a fleet. See `handle`."""
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self.finished: deque[FinishedWork] = deque(maxlen=FINISHED_KEPT)  # the latest last
+        self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest last
         self._devices: dict[int, DeviceLoad] = {}
-        self._works: dict[int, Work] = {}
-        self._waiting: list[Work] = []  # submitted while the fleet was empty
-        self._orphans: deque[Unit] = deque()  # that no device which is there can take
-        self._held: dict[Unit, float] = {}  # that every device failed, until when
+        self._jobs: dict[int, Job] = {}
+        self._waiting: list[Job] = []  # submitted while the fleet was empty
+        self._orphans: deque[Task] = deque()  # that no device which is there can take
+        self._held: dict[Task, float] = {}  # that every device failed, until when
         self._stuck: dict[int, str] = {}  # by work, why no device can do it
-        self._copies: dict[Unit, set[int]] = {}  # devices of units that several were given
+        self._copies: dict[Task, set[int]] = {}  # devices of tasks that several were given
         self._begun_s: dict[int, float] = {}  # by work
         self._finished_s = 0.0
         self._now_s = 0.0
         self.names = Names()
-        self.holdings = FleetHoldings(self.names, lambda: self.rates)
+        self.device_memory = DeviceMemory(self.names, lambda: self.rates)
         self._instructions: list[Instruction] = []
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             events.DeviceReady: self._ready,
@@ -140,20 +140,20 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Whether no work is unfinished."""
-        return not self._works
+        return not self._jobs
 
     @property
-    def oldest(self) -> tuple[Work, float] | None:
+    def oldest(self) -> tuple[Job, float] | None:
         """The work that is under way for longest, and since when; None where there is none."""
         for id, begun_s in self._begun_s.items():
-            if self._works[id].expected_s is not None:  # else it waits for a device
-                return self._works[id], begun_s
+            if self._jobs[id].expected_s is not None:  # else it waits for a device
+                return self._jobs[id], begun_s
         return None
 
     @property
     def blank(self) -> bool:
         """Whether no work is under way and no device holds an array, as when it was new."""
-        return not self._works and not any(d.held or d.forget for d in self._devices.values())
+        return not self._jobs and not any(d.held or d.forget for d in self._devices.values())
 
     def busy(self, device: int) -> bool:
         """Whether a device has something to do."""
@@ -165,9 +165,9 @@ class Dispatcher:
         state = self._devices.get(device)
         return state is not None and state.overdue
 
-    def stuck(self, work: int) -> str:
+    def stuck(self, job: int) -> str:
         """Why no device that is there can do some work; empty where one can, or none is there."""
-        return self._stuck.get(work, "")
+        return self._stuck.get(job, "")
 
     # --- devices come and go ---
 
@@ -190,13 +190,13 @@ class Dispatcher:
     def _welcome(self, newcomer: int, now_s: float) -> None:
         """A device takes what waited for one, and some of what others are at."""
         waiting, self._waiting = self._waiting, []
-        for work in waiting:
-            self._start(work)
+        for job in waiting:
+            self._start(job)
         if self._orphans:
             orphans, self._orphans = self._orphans, deque()
             self._reassign(orphans)
-        self._try_again([unit for unit in self._held if newcomer not in unit.failed_on])
-        if self._works:
+        self._try_again([task for task in self._held if newcomer not in task.failed_on])
+        if self._jobs:
             self._help_with_newcomer(newcomer, now_s)
 
     def _set_aside(self, event: events.DeviceAside, now_s: float) -> None:
@@ -205,15 +205,15 @@ class Dispatcher:
             return
         device.aside = True
         self._give_away_queue(device)
-        self.holdings.clear(device)
+        self.device_memory.clear(device)
         self._tell_forgotten(device)
 
     def _give_away_queue(self, device: DeviceLoad) -> None:
         """Others do what a device was not sent yet."""
         unsent = list(device.queue)
         device.queue.clear()
-        for unit in unsent:
-            self.holdings.unwant(device, unit)
+        for task in unsent:
+            self.device_memory.release_inputs(device, task)
         self._reassign(u for u in unsent if not self._copied(device.id, u))
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
@@ -237,118 +237,120 @@ class Dispatcher:
     def _forget_device(self, device_id: int) -> DeviceLoad | None:
         device = self._devices.pop(device_id, None)
         if device is not None:
-            self.holdings.leave(device)
+            self.device_memory.leave(device)
         return device
 
     # --- work ---
 
     def _submitted(self, event: events.Submitted, now_s: float) -> None:
-        self._works[event.work.id] = event.work
-        self._begun_s[event.work.id] = now_s
-        self._start(event.work)
+        self._jobs[event.job.id] = event.job
+        self._begun_s[event.job.id] = now_s
+        self._start(event.job)
 
-    def _start(self, work: Work) -> None:
-        rates = self._able(work)
+    def _start(self, job: Job) -> None:
+        rates = self._able(job)
         if not rates:
-            self._waiting.append(work)
+            self._waiting.append(job)
             return
         touched = {}
         try:
-            for device_id, unit in work.assign(rates, self.holdings):
+            for device_id, task in job.assign(rates, self.device_memory):
                 device = touched[device_id] = self._devices[device_id]
-                self._enqueue(device, unit)
+                self._enqueue(device, task)
         except PlanError as error:  # a device that comes may change that
-            self._waiting.append(work)
-            self._stick(work, str(error))
+            self._waiting.append(job)
+            self._stick(job, str(error))
             return
-        self._stuck.pop(work.id, None)
-        if work.complete:
-            self._complete(work.id)
+        self._stuck.pop(job.id, None)
+        if job.complete:
+            self._complete(job.id)
         for device in touched.values():
             self._pump(device)
 
-    def _enqueue(self, device: DeviceLoad, unit: Unit) -> None:
-        self.counters.units += 1
-        device.queue.append(unit)
-        self.holdings.want(device, unit)
+    def _enqueue(self, device: DeviceLoad, task: Task) -> None:
+        self.counters.tasks += 1
+        device.queue.append(task)
+        self.device_memory.retain(device, task)
 
-    def _reassign(self, units: Iterable[Unit], *, recut: bool = True) -> None:
-        """Give units to the devices that are predicted to finish them first.
+    def _reassign(self, tasks: Iterable[Task], *, repartition: bool = True) -> None:
+        """Give tasks to the devices that are predicted to finish them first.
 
         Args:
-            units: that no device is to do any more.
+            tasks: that no device is to do any more.
             recut: whether their work may cut them anew, to share them among more devices.
         """
-        by_work: dict[int, list[Unit]] = {}
-        for unit in units:
-            by_work.setdefault(unit.work, []).append(unit)
-        for work_id, group in by_work.items():
-            work = self._works.get(work_id)
-            if work is not None:  # else it failed meanwhile
-                self._reassign_of(work, group, recut=recut)
+        by_job: dict[int, list[Task]] = {}
+        for task in tasks:
+            by_job.setdefault(task.job, []).append(task)
+        for job_id, group in by_job.items():
+            job = self._jobs.get(job_id)
+            if job is not None:  # else it failed meanwhile
+                self._reassign_of(job, group, repartition=repartition)
 
-    def _reassign_of(self, work: Work, units: list[Unit], *, recut: bool) -> None:
+    def _reassign_of(self, job: Job, tasks: list[Task], *, repartition: bool) -> None:
         devices, now_s = self._devices, self._now_s
-        able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(work)}
+        able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(job)}
         if not able:
-            self._orphans.extend(units)
+            self._orphans.extend(tasks)
             return
-        found = take_over(units, able, self._may_take, self._unit_s)
-        too_large: list[Unit] = []
+        found = reassign(tasks, able, self._may_take, self._task_s)
+        too_large: list[Task] = []
         if found.unassigned:  # where they failed they are tried again only if there is nobody else
-            again = take_over(found.unassigned, able, self._holds, self._unit_s)
+            again = reassign(found.unassigned, able, self._holds, self._task_s)
             found.assigned += again.assigned
             too_large = again.unassigned
         assigned = found.assigned
         slow = len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S
-        if recut and (too_large or slow):
-            anew = work.recut(units, [devices[i].rates for i in able], able, self.holdings)
+        if repartition and (too_large or slow):
+            anew = job.repartition(
+                tasks, [devices[i].rates for i in able], able, self.device_memory
+            )
             if (
                 anew is not None
                 and (too_large or anew.finish_s < found.finish_s)
-                and all(self._holds(device_id, unit) for device_id, unit in anew.assigned)
+                and all(self._holds(device_id, task) for device_id, task in anew.assigned)
             ):
-                work.replace(units, [unit for _, unit in anew.assigned])
+                job.replace(tasks, [task for _, task in anew.assigned])
                 assigned, too_large = anew.assigned, []
         if too_large:
             self._orphans.extend(too_large)
             need = _need(too_large[0])
-            self._stick(work, f"no device that is there has the memory for {need} bytes at once")
-        for device_id, unit in assigned:
+            self._stick(job, f"no device that is there has the memory for {need} bytes at once")
+        for device_id, task in assigned:
             self.counters.reissued += 1
-            self._enqueue(devices[device_id], unit)
+            self._enqueue(devices[device_id], task)
         for device_id in sorted({device_id for device_id, _ in assigned}):
             if device_id in devices:
                 self._pump(devices[device_id])
 
-    def _able(self, work: Work) -> list[DeviceRates]:
-        """The devices that may do some of a work; overdue ones only where no others are."""
-        able = [d for d in self._devices.values() if d.present and work.runs_on(d.rates)]
+    def _able(self, job: Job) -> list[DeviceRates]:
+        """The devices that may do some of a job; overdue ones only where no others are."""
+        able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
-    def _holds(self, device_id: int, unit: Unit) -> bool:
-        return _need(unit) <= self._devices[device_id].rates.memory_bytes
+    def _holds(self, device_id: int, task: Task) -> bool:
+        return _need(task) <= self._devices[device_id].rates.memory_bytes
 
-    def _may_take(self, device_id: int, unit: Unit) -> bool:
-        return device_id not in unit.failed_on and self._holds(device_id, unit)
+    def _may_take(self, device_id: int, task: Task) -> bool:
+        return device_id not in task.failed_on and self._holds(device_id, task)
 
-    def _unit_s(self, device_id: int, unit: Unit) -> float:
-        return self._devices[device_id].unit_s(unit)
+    def _task_s(self, device_id: int, task: Task) -> float:
+        return self._devices[device_id].task_s(task)
 
-    # --- units that two devices were given ---
+    # --- tasks that two devices were given ---
 
-    def _copied(self, device_id: int, unit: Unit) -> bool:
-        """A device will not do a unit: whether another does it still."""
-        others = self._copies.get(unit)
+    def _copied(self, device_id: int, task: Task) -> bool:
+        """A device will not do a task: whether another does it still."""
+        others = self._copies.get(task)
         if others is None:
             return False
         others.discard(device_id)
         if len(others) == 1:
-            del self._copies[unit]
+            del self._copies[task]
         return bool(others)
 
-    def _help(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
-        """Give the last units of late devices to others too.
+    def _speculate(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
+        """Give the last tasks of late devices to others too.
 
         Args:
             late: by device, how long it is expected to need for what it was given.
@@ -356,26 +358,24 @@ class Dispatcher:
         """
         undone = {}
         for device_id in late:
-            units = self._devices[device_id].unanswered()
-            undone[device_id] = [
-                u for u in units if u.work in self._works and u not in self._copies
-            ]
+            tasks = self._devices[device_id].unanswered()
+            undone[device_id] = [u for u in tasks if u.job in self._jobs and u not in self._copies]
 
-        def able(helper: int, unit: Unit) -> bool:
+        def able(helper: int, task: Task) -> bool:
             rates = self._devices[helper].rates
-            return self._works[unit.work].runs_on(rates) and self._may_take(helper, unit)
+            return self._jobs[task.job].runs_on(rates) and self._may_take(helper, task)
 
         touched = set()
-        for device_id, helper, unit in help_late(undone, late, helpers, able, self._unit_s):
+        for device_id, helper, task in speculate(undone, late, helpers, able, self._task_s):
             device = self._devices[device_id]
-            if unit in device.queue:  # it was not sent yet
-                device.queue.remove(unit)
-                self.holdings.unwant(device, unit)
+            if task in device.queue:  # it was not sent yet
+                device.queue.remove(task)
+                self.device_memory.release_inputs(device, task)
                 self.counters.reissued += 1
             else:
-                self._copies[unit] = {device_id, helper}
-                self.counters.hedged += 1
-            self._enqueue(self._devices[helper], unit)
+                self._copies[task] = {device_id, helper}
+                self.counters.speculative += 1
+            self._enqueue(self._devices[helper], task)
             touched.add(helper)
         for helper in sorted(touched):
             if helper in self._devices:
@@ -389,30 +389,30 @@ class Dispatcher:
             if device_id != newcomer and (device.running or device.queue)
         ]
         late = {device_id: needs_s for needs_s, device_id in nlargest(_HELPED_AT_ONCE, busy)}
-        self._help(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
+        self._speculate(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
 
-    def _cancel_copies(self, device_id: int, unit: Unit) -> None:
-        """A device answered a unit: the others need not."""
-        for other_id in sorted(self._copies.pop(unit) - {device_id}):
+    def _cancel_copies(self, device_id: int, task: Task) -> None:
+        """A device answered a task: the others need not."""
+        for other_id in sorted(self._copies.pop(task) - {device_id}):
             other = self._devices[other_id]
-            runs = tuple(run for run, asked in other.running.items() if asked is unit)
+            runs = tuple(run for run, asked in other.running.items() if asked is task)
             for run in runs:
                 other.ended(run)
             if runs:
                 self._instructions.append(SendCancel(other_id, runs))
             else:
-                other.queue.remove(unit)
-            self.holdings.unwant(other, unit)
+                other.queue.remove(task)
+            self.device_memory.release_inputs(other, task)
             self._pump(other)
             self._finish_draining(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
         """Time passed: where work is overdue, others get what is missing, before anyone is lost."""
-        due = [unit for unit, until_s in self._held.items() if until_s <= now_s]
-        for unit in due:
-            unit.failed_on.clear()
+        due = [task for task, until_s in self._held.items() if until_s <= now_s]
+        for task in due:
+            task.failed_on.clear()
         self._try_again(due)
-        found = late_devices(self._devices, self._works, self._expected_since(), now_s)
+        found = find_stragglers(self._devices, self._jobs, self._expected_since(), now_s)
         for device_id in found.overdue:
             self._devices[device_id].miss(now_s)
             self._instructions.append(Overdue(device_id, True))
@@ -425,14 +425,14 @@ class Dispatcher:
             if device_id not in late and device.present and not device.overdue
         }
         if helpers:
-            self._help(late, helpers)
+            self._speculate(late, helpers)
 
     def _expected_since(self) -> dict[int, float]:
-        """By work, since when something of it should have come: works follow one another."""
-        return {work: max(begun, self._finished_s) for work, begun in self._begun_s.items()}
+        """By work, since when something of it should have come: jobs follow one another."""
+        return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
-        """A device whose units others took over may be asked again: an answer was lost, not it."""
+        """A device whose tasks others took over may be asked again: an answer was lost, not it."""
         device = self._devices.get(event.device)
         if device is None or not device.overdue or device.running:
             return
@@ -440,56 +440,56 @@ class Dispatcher:
             device.overdue = False
             self._instructions.append(Overdue(event.device, False))
 
-    # --- units that no device can do ---
+    # --- tasks that no device can do ---
 
-    def _stick(self, work: Work, reason: str) -> None:
-        """Some of a work waits for another device, or a better day; said once for each reason."""
-        if self._stuck.get(work.id) != reason:
-            self._stuck[work.id] = reason
-            self._instructions.append(Stuck(work.id, reason))
+    def _stick(self, job: Job, reason: str) -> None:
+        """Some of a job waits for another device, or a better day; said once for each reason."""
+        if self._stuck.get(job.id) != reason:
+            self._stuck[job.id] = reason
+            self._instructions.append(Stuck(job.id, reason))
 
-    def _hold(self, work: Work, unit: Unit, last: str) -> None:
-        """Every device failed a unit: it is kept back, so that they are not busy with failing."""
-        unit.held += 1
-        for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (unit.held - 1))
-        self._held[unit] = self._now_s + for_s
+    def _hold(self, job: Job, task: Task, last: str) -> None:
+        """Every device failed a task: it is kept back, so that they are not busy with failing."""
+        task.held += 1
+        for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (task.held - 1))
+        self._held[task] = self._now_s + for_s
         self._stick(
-            work,
-            f"{work.title} failed on every device that is there, last on {last}; it waits for "
+            job,
+            f"{job.title} failed on every device that is there, last on {last}; it waits for "
             f"another device, and is tried again in {for_s:.0f} s",
         )
 
-    def _try_again(self, units: Sequence[Unit]) -> None:
+    def _try_again(self, tasks: Sequence[Task]) -> None:
         """Units that were kept back are given out again."""
-        for unit in units:
-            del self._held[unit]
-        for work in {unit.work for unit in units} - {unit.work for unit in self._held}:
-            self._stuck.pop(work, None)
-        self._reassign(units, recut=False)
+        for task in tasks:
+            del self._held[task]
+        for job in {task.job for task in tasks} - {task.job for task in self._held}:
+            self._stuck.pop(job, None)
+        self._reassign(tasks, repartition=False)
 
     # --- sending ---
 
     def _pump(self, device: DeviceLoad) -> None:
-        """Send as many queued units, with the arrays they need, as the device has room for."""
+        """Send as many queued tasks, with the arrays they need, as the device has room for."""
         while device.queue and device.has_turn:
-            unit = device.queue[0]
-            if unit.work not in self._works:  # it failed meanwhile
+            task = device.queue[0]
+            if task.job not in self._jobs:  # it failed meanwhile
                 device.queue.popleft()
-                self.holdings.unwant(device, unit)
+                self.device_memory.release_inputs(device, task)
                 continue
             missing = []
-            for array in unit.inputs:
+            for array in task.inputs:
                 if array.id in device.held:
                     device.held.move_to_end(array.id)
                 elif array not in missing:
                     missing.append(array)
-            room = sum(a.nbytes for a in missing) + unit.output_bytes
-            if not self.holdings.make_room(device, unit, room):
+            room = sum(a.nbytes for a in missing) + task.output_bytes
+            if not self.device_memory.make_room(device, task, room):
                 if device.running:  # these must finish first
                     return
                 device.queue.popleft()
-                self.holdings.unwant(device, unit)
-                self._reassign([unit])  # cut anew, or to one that has the memory
+                self.device_memory.release_inputs(device, task)
+                self._reassign([task])  # cut anew, or to one that has the memory
                 continue
             device.queue.popleft()
             self._tell_forgotten(device)
@@ -499,8 +499,8 @@ class Dispatcher:
                 self._instructions.append(SendArray(device.id, array))
             self.names.runs += 1
             run = self.names.runs
-            device.asked(run, unit, room - unit.output_bytes, self._now_s)
-            self._instructions.append(SendRun(device.id, run, unit))
+            device.asked(run, task, room - task.output_bytes, self._now_s)
+            self._instructions.append(SendRun(device.id, run, task))
         self._tell_if_much(device)
 
     def _tell_if_much(self, device: DeviceLoad) -> None:
@@ -516,16 +516,16 @@ class Dispatcher:
 
     # --- answers ---
 
-    def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Unit] | None:
-        """The unit of a run, taken off the device; None for an answer nobody waits for."""
+    def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Task] | None:
+        """The task of a run, taken off the device; None for an answer nobody waits for."""
         self._heard(device_id)
         device = self._devices.get(device_id)
-        unit = device.ended(run) if device else None
-        if device is None or unit is None:
+        task = device.ended(run) if device else None
+        if device is None or task is None:
             self.counters.late += 1
             return None
-        self.holdings.unwant(device, unit)
-        return device, unit
+        self.device_memory.release_inputs(device, task)
+        return device, task
 
     def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
         self.counters.late += 1
@@ -540,18 +540,18 @@ class Dispatcher:
         taken = self._take(event.device, event.run)
         if taken is None:
             return
-        device, unit = taken
+        device, task = taken
         device.one_run = False
-        if unit in self._copies:
-            self._cancel_copies(event.device, unit)
-        work = self._works.get(unit.work)
-        if work is not None:
+        if task in self._copies:
+            self._cancel_copies(event.device, task)
+        job = self._jobs.get(task.job)
+        if job is not None:
             self.counters.results += 1
-            self.counters.flops += unit.flops
-            for placed, payload in work.arrived(unit, event.payload):
+            self.counters.flops += task.flops
+            for placed, payload in job.arrived(task, event.payload):
                 self._instructions.append(Place(placed, payload))
-            if work.complete:
-                self._complete(work.id)
+            if job.complete:
+                self._complete(job.id)
         self._pump(device)
         self._finish_draining(device)
 
@@ -559,49 +559,49 @@ class Dispatcher:
         taken = self._take(event.device, event.run)
         if taken is None:
             return
-        device, unit = taken
-        if event.spoiled:
-            self.holdings.spoil(device, unit)
-        work = self._works.get(unit.work)
-        unit.failed_on.add(event.device)
-        unit.failures += 1
-        if work is not None and not self._copied(event.device, unit):
-            able = [r.device for r in self._able(work) if self._holds(r.device, unit)]
-            if unit.failures >= MAX_FAILURES and able and unit.failed_on.issuperset(able):
-                self._hold(work, unit, f"device {event.device}: {event.reason}")
+        device, task = taken
+        if event.invalidated:
+            self.device_memory.invalidate(device, task)
+        job = self._jobs.get(task.job)
+        task.failed_on.add(event.device)
+        task.failures += 1
+        if job is not None and not self._copied(event.device, task):
+            able = [r.device for r in self._able(job) if self._holds(r.device, task)]
+            if task.failures >= MAX_FAILURES and able and task.failed_on.issuperset(able):
+                self._hold(job, task, f"device {event.device}: {event.reason}")
             else:
-                self._reassign([unit], recut=False)
+                self._reassign([task], repartition=False)
         self._pump(device)
         self._finish_draining(device)
 
-    def _complete(self, work: int) -> None:
-        done, begun_s = self._works.pop(work), self._begun_s.pop(work)
-        self._stuck.pop(work, None)
+    def _complete(self, job: int) -> None:
+        done, begun_s = self._jobs.pop(job), self._begun_s.pop(job)
+        self._stuck.pop(job, None)
         self._finished_s = self._now_s
         if done.expected_s is not None:
             took_s = self._now_s - begun_s
-            self.finished.append(FinishedWork(work, done.title, done.expected_s, took_s))
-        self._instructions.append(Done(work))
+            self.finished.append(FinishedJob(job, done.title, done.expected_s, took_s))
+        self._instructions.append(Done(job))
 
-    def _fail(self, work: int, reason: str) -> None:
-        if self._works.pop(work, None) is None:
+    def _fail(self, job: int, reason: str) -> None:
+        if self._jobs.pop(job, None) is None:
             return
-        del self._begun_s[work]
+        del self._begun_s[job]
         self._finished_s = self._now_s
-        self._stuck.pop(work, None)
-        self._held = {u: until_s for u, until_s in self._held.items() if u.work != work}
-        self._orphans = deque(u for u in self._orphans if u.work != work)
-        self._copies = {u: d for u, d in self._copies.items() if u.work != work}
+        self._stuck.pop(job, None)
+        self._held = {u: until_s for u, until_s in self._held.items() if u.job != job}
+        self._orphans = deque(u for u in self._orphans if u.job != job)
+        self._copies = {u: d for u, d in self._copies.items() if u.job != job}
         freed = []
         for device in self._devices.values():
-            runs = {run: unit for run, unit in device.running.items() if unit.work == work}
-            for run, unit in runs.items():
+            runs = {run: task for run, task in device.running.items() if task.job == job}
+            for run, task in runs.items():
                 device.ended(run)
-                self.holdings.unwant(device, unit)
+                self.device_memory.release_inputs(device, task)
             if runs:
                 self._instructions.append(SendCancel(device.id, tuple(runs)))
                 freed.append(device)
-        self._instructions.append(Failed(work, reason))
+        self._instructions.append(Failed(job, reason))
         for device in freed:  # what waited for room may go now
             if device.id in self._devices:
                 self._pump(device)
@@ -610,7 +610,7 @@ class Dispatcher:
     # --- operands ---
 
     def _operand_released(self, event: events.OperandReleased, now_s: float) -> None:
-        self.holdings.forget(event.operand, self._devices)
+        self.device_memory.forget(event.operand, self._devices)
         for device in self._devices.values():
             self._tell_if_much(device)
 
@@ -621,10 +621,10 @@ class Dispatcher:
     # --- second thoughts ---
 
     def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
-        self._waiting = [work for work in self._waiting if work.id != event.work]
-        self._fail(event.work, WITHDRAWN)
+        self._waiting = [job for job in self._waiting if job.id != event.job]
+        self._fail(event.job, WITHDRAWN)
 
 
-def _need(unit: Unit) -> int:
-    """Bytes that a device holds at once to do a unit."""
-    return sum({a.id: a.nbytes for a in unit.inputs}.values()) + unit.output_bytes
+def _need(task: Task) -> int:
+    """Bytes that a device holds at once to do a task."""
+    return sum({a.id: a.nbytes for a in task.inputs}.values()) + task.output_bytes

@@ -16,7 +16,7 @@ from cleave.scheduler.pace import Pace
 from cleave.scheduler.probe import FIRST_ID, Probe
 from cleave.scheduler.reputation import Reputation, Rounding, Suspects
 from cleave.scheduler.setbacks import Setbacks
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.tasks import Task
 from profiles.device_profile import DeviceKind
 
 
@@ -69,7 +69,7 @@ class Session:
     failures: int = 0
     flops: float = 0.0
     compute_s: float = 0.0
-    downlink_bytes: int = 0  # counted by the shell
+    downlink_bytes: int = 0  # counted by the runtime
     uplink_bytes: int = 0
     credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
     reputation: Reputation = field(default_factory=Reputation)
@@ -84,7 +84,7 @@ class Session:
     measure: bool = False  # it came to have its link measured, not to work
     measured_by: str = ""  # what it came by then, see `Admission`
     telemetry: dict[str, float] = field(default_factory=dict)
-    expected: dict[int, Unit] = field(default_factory=dict)
+    expected: dict[int, Task] = field(default_factory=dict)
     crossing: Crossing = field(default_factory=Crossing)
     allowance: Allowance | None = None  # from its welcome on
     probe: Probe | None = None

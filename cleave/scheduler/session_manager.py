@@ -1,7 +1,7 @@
-"""The PS's core: device sessions on one side, GEMMs on the other, the dispatcher between them.
+"""The PS's core: device sessions on one side, GEMMs on the other, the scheduler between them.
 
-Pure like the dispatcher: messages and times in, orders out. It speaks the protocol (handshake,
-liveness, the three verbs) so that every shell, live or virtual, runs the same code.
+Pure like the scheduler: messages and times in, orders out. It speaks the protocol (handshake,
+liveness, the three verbs) so that every runtime, live or virtual, runs the same code.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op
 from cleave.scheduler import events
 from cleave.scheduler.admission import (
     Admission,
-    Doorkeeper,
-    OneKey,
+    Authenticator,
     Refusal,
+    SharedSecretAuth,
     clean_name,
     clean_text,
 )
 from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.device_history import Regulars
-from cleave.scheduler.gemm_job import GemmUnit, GemmWork
+from cleave.scheduler.device_history import DeviceHistory
+from cleave.scheduler.gemm_job import GemmJob, GemmTask
 from cleave.scheduler.instructions import (
     Aside,
     Check,
@@ -48,10 +48,10 @@ from cleave.scheduler.instructions import (
 from cleave.scheduler.pace import Estimate, Pace, Sample, common_delay_s, expected
 from cleave.scheduler.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.scheduler.reputation import Reputation, Rounding, Wrong
-from cleave.scheduler.scheduler import Dispatcher
+from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session, Trial
 from cleave.scheduler.setbacks import Setbacks
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.tasks import Task
 from cleave.verify import Judgement
 from profiles.device_profile import DeviceKind
 
@@ -66,7 +66,7 @@ ASSUMED_FLOPS_PER_S: Final = 50e9
 """What is assumed of a device that does not state its speed: a modest laptop."""
 
 NOTED_S: Final = 60.0
-"""What may go on and on (a device fails, a work is stuck) is said once in so long."""
+"""What may go on and on (a device fails, a job is stuck) is said once in so long."""
 
 TRIAL_PATIENCE_S: Final = 60.0
 """How long a trial may take."""
@@ -74,7 +74,7 @@ TRIAL_PATIENCE_S: Final = 60.0
 _MAX_FAILURE: Final = 120  # characters of why a device failed
 
 
-class Coordinator:
+class SessionManager:
     """The PS without its sockets, threads and clock.
 
     Args:
@@ -83,7 +83,7 @@ class Coordinator:
             True for `auto`.
         crossed: whether results cross a process boundary, which `auto` asks.
         rng: secret; draws which results are checked, and what devices are probed with.
-        door: who decides which devices may come in; `credential` is not used then.
+        auth: who decides which devices may come in; `credential` is not used then.
         max_devices: how many it takes at once; any number unless given.
         observe: whether devices are planned with as they turn out to be (`cleave.scheduler.pace`).
     """
@@ -95,37 +95,37 @@ class Coordinator:
         verify: Verification | str | bool = False,
         crossed: bool = True,
         rng: random.Random | None = None,
-        door: Doorkeeper | None = None,
+        auth: Authenticator | None = None,
         max_devices: int | None = None,
         observe: bool = True,
     ) -> None:
-        self.dispatcher = Dispatcher()
+        self.scheduler = Scheduler()
         self.sessions: dict[int, Session] = {}
-        self.door = door if door is not None else OneKey(credential)
+        self.auth = auth if auth is not None else SharedSecretAuth(credential)
         self.verification = Verification.of(verify)
         self.verify = self.verification.active(crossed)
         self._rng = rng or random.SystemRandom()
         self.max_devices = max_devices
         self.observe = observe
-        self.regulars = Regulars(self.door)
+        self.history = DeviceHistory(self.auth)
         self.epoch = 0
         self._buffers: dict[int, Buffer] = {}
         self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
-        self._stuck_s: float | None = None  # when it was last said that a work is
+        self._stuck_s: float | None = None  # when it was last said that a job is
         self._resting: dict[int, float] = {}  # by which device it is known as, until when
 
     @property
     def ready_devices(self) -> int:
         """How many devices may be given work."""
-        return len(self.dispatcher.devices)
+        return len(self.scheduler.devices)
 
     def state(self, session: Session) -> DeviceState:
         """What a device is doing now."""
         if session.state is DeviceState.READY and session.setbacks.aside:
             return DeviceState.ASIDE
-        if session.state is DeviceState.READY and self.dispatcher.overdue(session.id):
+        if session.state is DeviceState.READY and self.scheduler.overdue(session.id):
             return DeviceState.OVERDUE
-        if session.state is DeviceState.READY and self.dispatcher.busy(session.id):
+        if session.state is DeviceState.READY and self.scheduler.busy(session.id):
             return DeviceState.BUSY
         return session.state
 
@@ -159,7 +159,7 @@ class Coordinator:
             return self._from_device(session, message, now_s)
         except ProtocolError as error:
             if joining:
-                self.door.failed(session.address)
+                self.auth.failed(session.address)
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def _too_much(self, session: Session, message: Message, now_s: float, nbytes: int) -> str:
@@ -184,10 +184,10 @@ class Coordinator:
         session = self.sessions.get(session_id)
         if session is None:
             return 0, 0
-        work = max((unit.output_bytes for unit in session.expected.values()), default=0)
+        job = max((task.output_bytes for task in session.expected.values()), default=0)
         probe = session.probe if session.trial is None else session.trial.probe
         tested = probe.awaited_bytes if probe is not None else 0
-        return work, max(work, session.crossing.largest_bytes, tested)
+        return job, max(job, session.crossing.largest_bytes, tested)
 
     def refuse(
         self,
@@ -203,7 +203,7 @@ class Coordinator:
             return []
         session = self.sessions[session_id]
         if code is ErrorCode.QUARANTINED and session.identity is not None:
-            self.door.quarantined(session.identity, reason)
+            self.auth.quarantined(session.identity, reason)
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         orders: list[Instruction] = [Send(session_id, error), Close(session_id)]
@@ -220,11 +220,11 @@ class Coordinator:
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
     ) -> list[Instruction]:
-        """A session ended, for whatever reason; its unfinished units go to others."""
+        """A session ended, for whatever reason; its unfinished tasks go to others."""
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
-        self.regulars.depart(session, reason, now_s, lost=lost)
+        self.history.depart(session, reason, now_s, lost=lost)
         probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason
         if probing:
@@ -247,13 +247,13 @@ class Coordinator:
                 orders += self._try_again(session, now_s)
         if self.observe:
             orders += self._judge_paces(now_s)
-        self.regulars.tick(self.sessions.values(), now_s)
+        self.history.tick(self.sessions.values(), now_s)
         self._resting = {who: s for who, s in self._resting.items() if s > now_s}
         return orders + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
-        """Tell the doorkeeper what the connected devices did since it was told last."""
-        self.regulars.credit(self.sessions.values(), now_s)
+        """Tell the authenticator what the connected devices did since it was told last."""
+        self.history.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[Instruction]:
         if not isinstance(message, messages.Hello):
@@ -276,7 +276,7 @@ class Coordinator:
                 session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=FULL_RETRY_S
             )
         # Last, for it may use up a join code.
-        admission = self.door.admit(message, session.address)
+        admission = self.auth.admit(message, session.address)
         if isinstance(admission, Refusal):
             return self.refuse(
                 session.id,
@@ -300,7 +300,7 @@ class Coordinator:
         if session.identity is not None:
             session.rounding = self._rounding.setdefault(session.identity, session.rounding)
         session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
-        conduct = self.regulars.conduct_before(session, admission.conduct)
+        conduct = self.history.conduct_before(session, admission.conduct)
         session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
         if self.observe:
             session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
@@ -320,13 +320,13 @@ class Coordinator:
         session.claimed_flops_per_s = session.rates.flops_per_s
         welcome = messages.Welcome(
             session.id,
-            server=self.door.server,
+            server=self.auth.server,
             credential=admission.credential,
             features=tuple(feature.value for feature in session.features),
         )
         orders.append(Send(session.id, welcome))
         stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
-        if not stated and (before := self.regulars.rates_before(session, now_s)) is not None:
+        if not stated and (before := self.history.rates_before(session, now_s)) is not None:
             session.rates, stated = before, True
         if stated and not session.measure and not self.verify:
             return orders + self._ready(session, now_s)
@@ -413,7 +413,7 @@ class Coordinator:
                     return self._unexpected(session, now_s)
                 return self._failed(session, message.id, message.reason, now_s)
             case messages.Heartbeat():
-                overdue = self.dispatcher.overdue(session.id)
+                overdue = self.scheduler.overdue(session.id)
                 return self._do(events.Alive(session.id), now_s) if overdue else []
             case messages.Telemetry():
                 session.telemetry.update(message.values)
@@ -425,9 +425,7 @@ class Coordinator:
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
                     farewell: list[Instruction] = [Send(session.id, _bye(ByeCode.DRAINED))]
-                    self.regulars.depart(
-                        self.sessions.pop(session.id), "drained", now_s, lost=False
-                    )
+                    self.history.depart(self.sessions.pop(session.id), "drained", now_s, lost=False)
                     return [*farewell, Close(session.id)]
                 session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
                 self.epoch += 1
@@ -443,16 +441,16 @@ class Coordinator:
     def _result(
         self, session: Session, message: messages.Result, now_s: float
     ) -> list[Instruction]:
-        unit = session.expected.pop(message.id, None)
-        if unit is None:
+        task = session.expected.pop(message.id, None)
+        if task is None:
             return self._unexpected(session, now_s)
-        detail: GemmUnit = unit.detail
+        detail: GemmTask = task.detail
         block = detail.block
         dtype = detail.out
         shape = (block.m.size, block.n.size, dtype)
         if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
             message.payload
-        ) != unit.output_bytes:
+        ) != task.output_bytes:
             reason = (
                 f"the result is {message.rows}x{message.columns} {message.dtype} of "
                 f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
@@ -461,18 +459,18 @@ class Coordinator:
             orders = self._failed(session, message.id, reason, now_s)
             return orders + self._judge(session, reason, now_s)
         if session.setbacks.did():
-            self.regulars.remember(session)
+            self.history.remember(session)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
         session.blocks += 1
-        session.flops += unit.flops
+        session.flops += task.flops
         session.compute_s += min(message.compute_s, now_s - session.opened_s)
         if self.verify and self.verification.wants(session.reputation, self._rng):
-            return [Check(session.id, message.id, unit, message.payload)]
+            return [Check(session.id, message.id, task, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
 
     def _unexpected(self, session: Session, now_s: float) -> list[Instruction]:
-        """An answer nobody waits for: the dispatcher hears of it, but does not get it.
+        """An answer nobody waits for: the scheduler hears of it, but does not get it.
 
         A run whose result is being checked is still under way there; a second answer to it must not
         pass for the checked one.
@@ -490,7 +488,7 @@ class Coordinator:
             now_s: the time.
         """
         session = self.sessions.get(order.session)
-        if session is None:  # it went meanwhile; the unit is with another
+        if session is None:  # it went meanwhile; the task is with another
             return []
         fault = judgement.fault
         rounding = session.rounding
@@ -503,22 +501,22 @@ class Coordinator:
             reason = f"{rounding.misrounded} of {rounding.spots} elements {NOT_ROUNDED}"
             if session.identity is not None:  # one who is released begins anew
                 self._rounding.pop(session.identity, None)
-            failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
+            failed = events.RunFailed(session.id, order.run, reason, invalidated=True)
             orders = self._do(failed, now_s)
             return orders + self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
-        inputs = frozenset(array.id for array in order.unit.inputs)
+        inputs = frozenset(array.id for array in order.task.inputs)
         if fault.gross or not session.suspects.explains(order.run, inputs):
             self._wrong(session, Wrong.GROSS if fault.gross else Wrong.SMALL, fault.reason)
             session.suspects.begin(inputs, max(session.expected, default=order.run))
         reason = f"a wrong result: {fault.reason}"
-        failed = events.RunFailed(session.id, order.run, reason, spoiled=True)
+        failed = events.RunFailed(session.id, order.run, reason, invalidated=True)
         return self._do(failed, now_s) + self._judge(session, fault.reason, now_s)
 
     def _wrong(self, session: Session, how: Wrong, reason: str) -> None:
         """A device sent a wrong result: that is remembered beyond its session."""
         session.reputation.was_wrong(how)
         if session.identity is not None:
-            self.door.faulted(session.identity, reason, how.value)
+            self.auth.faulted(session.identity, reason, how.value)
 
     def _judge(self, session: Session, last: str, now_s: float) -> list[Instruction]:
         """Quarantine a device whose reputation is gone."""
@@ -551,7 +549,7 @@ class Coordinator:
     def _said_aside(self, session: Session) -> Instruction:
         """A device is set aside, or not any more: say so, and remember it."""
         session.reason = _why(session)
-        self.regulars.remember(session)
+        self.history.remember(session)
         return Aside(session.id, session.setbacks.aside, session.reason)
 
     def _try_again(self, session: Session, now_s: float) -> list[Instruction]:
@@ -563,7 +561,7 @@ class Coordinator:
             if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
                 return []
             return self._failed_trial(session, session.trial, "it does not answer a trial", now_s)
-        if session.rates is None or self.dispatcher.busy(session.id):
+        if session.rates is None or self.scheduler.busy(session.id):
             return []
         slow = self.observe and session.pace.due(session.rates, now_s) and self.ready_devices > 1
         if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
@@ -597,7 +595,7 @@ class Coordinator:
             session.setbacks.back()
             orders.append(self._said_aside(session))
         session.reason = _why(session)
-        self.regulars.remember(session)
+        self.history.remember(session)
         return orders + self._come_back(session, now_s)
 
     def _failed_trial(
@@ -613,7 +611,7 @@ class Coordinator:
         else:
             orders += self._come_back(session, now_s)
         session.reason = _why(session)
-        self.regulars.remember(session)
+        self.history.remember(session)
         return orders
 
     def _come_back(self, session: Session, now_s: float) -> list[Instruction]:
@@ -624,7 +622,7 @@ class Coordinator:
     # --- how long devices take ---
 
     def sending(self, session_id: int, now_s: float) -> None:
-        """The shell begins to send a device something: what it was asked before waited here."""
+        """The runtime begins to send a device something: what it was asked before waited here."""
         session = self.sessions.get(session_id)
         if session is not None:
             session.pace.sending(now_s)
@@ -646,7 +644,7 @@ class Coordinator:
             self.epoch += 1
             orders += self._do(events.DeviceRated(_bounded(session.planned_rates)), now_s)
             session.reason = _why(session)
-            self.regulars.remember(session)
+            self.history.remember(session)
             if session.pace.estimate.slow != before.slow:
                 text = session.pace.estimate.text or "its answers come in time again"
                 orders.append(Note(f"{session.name}: {text}"))
@@ -654,20 +652,20 @@ class Coordinator:
 
     # --- work ---
 
-    def submit(self, work: GemmWork, a: Buffer, b: Buffer, now_s: float) -> list[Instruction]:
+    def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[Instruction]:
         """Start a GEMM. `a` and `b` are its operands as they lie in memory."""
-        self._buffers[work.a.operand] = a
-        self._buffers[work.b.operand] = b
-        return self._do(events.Submitted(work), now_s)
+        self._buffers[job.a.operand] = a
+        self._buffers[job.b.operand] = b
+        return self._do(events.Submitted(job), now_s)
 
     def release(self, operand: int, now_s: float) -> list[Instruction]:
         """Nobody will use this operand again."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
-    def withdraw(self, work: int, now_s: float) -> list[Instruction]:
+    def withdraw(self, job: int, now_s: float) -> list[Instruction]:
         """A GEMM is done elsewhere; see `events.Withdrawn`."""
-        return self._do(events.Withdrawn(work), now_s)
+        return self._do(events.Withdrawn(job), now_s)
 
     def pause(self, now_s: float) -> list[Instruction]:
         """Nothing more is submitted for now; see `events.Paused`."""
@@ -676,7 +674,7 @@ class Coordinator:
     def _do(self, event: events.Event, now_s: float) -> list[Instruction]:
         """Tell the scheduler; what it wants sent becomes messages, the rest goes on as it is."""
         done: list[Instruction] = []
-        for instruction in self.dispatcher.handle(event, now_s):
+        for instruction in self.scheduler.handle(event, now_s):
             done += self._in_messages(instruction, now_s)
         return done
 
@@ -688,12 +686,12 @@ class Coordinator:
                 rows, columns = region.shape
                 put = messages.Put(array.id, rows, columns, region.dtype.value, region)
                 return [Send(device, put)]
-            case SendRun(device, run, unit):
+            case SendRun(device, run, task):
                 asked = self.sessions[device]
-                asked.expected[run] = unit
+                asked.expected[run] = task
                 asked.crossing.sent(run)
-                asked.pace.asked(run, unit.flops, unit.output_bytes, now_s)
-                return [Send(device, _run_message(run, unit))]
+                asked.pace.asked(run, task.flops, task.output_bytes, now_s)
+                return [Send(device, _run_message(run, task))]
             case SendDrop(device, ids):
                 return [Send(device, messages.Drop(ids))]
             case SendCancel(device, runs):
@@ -716,7 +714,7 @@ class Coordinator:
                 return [instruction]
             case Drained(device):
                 if (drained := self.sessions.pop(device, None)) is not None:
-                    self.regulars.depart(drained, "drained", now_s, lost=False)
+                    self.history.depart(drained, "drained", now_s, lost=False)
                 return [Send(device, _bye(ByeCode.DRAINED)), Close(device)]
             case _:
                 return [instruction]
@@ -760,12 +758,12 @@ def _within(least: float, value: float) -> float:
     return min(limits.MAX_PER_S, max(least, value))
 
 
-def _run_message(run: int, unit: Unit) -> messages.Run:
-    detail: GemmUnit = unit.detail
+def _run_message(run: int, task: Task) -> messages.Run:
+    detail: GemmTask = task.detail
     return messages.Run(
         id=run,
         op=detail.op.value,
-        inputs=tuple(array.id for array in unit.inputs),
+        inputs=tuple(array.id for array in task.inputs),
         transpose_a=detail.transpose_a,
         transpose_b=detail.transpose_b,
         out=detail.out,

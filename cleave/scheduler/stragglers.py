@@ -1,6 +1,6 @@
 """Which devices are late, and which so late that they are overdue.
 
-Pure judgement over times that were predicted; the dispatcher acts on it.
+Pure judgement over times that were predicted; the scheduler acts on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.tasks import Work
+from cleave.scheduler.tasks import Job
 
 OVERDUE_S: Final = 1.0
 """Work is overdue when it took so much longer than nothing, and `OVERDUE_SHARE` times as long as
@@ -38,9 +38,9 @@ class Late:
     overdue: list[int]
 
 
-def late_devices(
+def find_stragglers(
     devices: Mapping[int, DeviceLoad],
-    works: Mapping[int, Work],
+    jobs: Mapping[int, Job],
     since_s: Mapping[int, float],
     now_s: float,
 ) -> Late:
@@ -48,36 +48,34 @@ def late_devices(
 
     Args:
         devices: by id, with what they were given.
-        works: by id, those that are not complete.
+        jobs: by id, those that are not complete.
         since_s: by work, since when something of it should have come.
         now_s: the time.
     """
-    limits_s = {id: _limit_s(work) for id, work in works.items()}
+    limits_s = {id: _limit_s(job) for id, job in jobs.items()}
     limits_s = {id: s for id, s in limits_s.items() if now_s - since_s[id] > s}
-    late = Late(dict.fromkeys(_silent(devices, works, now_s), math.inf), [])
+    late = Late(dict.fromkeys(_silent(devices, jobs, now_s), math.inf), [])
     for device_id, device in devices.items() if limits_s else ():
-        waited_for = {u.work for u in device.unanswered()} & limits_s.keys()
+        waited_for = {u.job for u in device.unanswered()} & limits_s.keys()
         if not waited_for:
             continue
         sofar_s = late.remaining_s.get(device_id, 0.0)
         late.remaining_s[device_id] = max(sofar_s, device.pace_s(now_s))
-        if now_s - device.heard_s > max(limits_s[work] for work in waited_for):
+        if now_s - device.heard_s > max(limits_s[job] for job in waited_for):
             late.remaining_s[device_id] = math.inf
             if not device.overdue and device.running:
                 late.overdue.append(device_id)
     return late
 
 
-def _limit_s(work: Work) -> float:
+def _limit_s(job: Job) -> float:
     """How long work may take; what was not assigned yet may wait for ever."""
-    if work.expected_s is None:
+    if job.expected_s is None:
         return math.inf
-    return max(OVERDUE_S, OVERDUE_SHARE * work.expected_s)
+    return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)
 
 
-def _silent(
-    devices: Mapping[int, DeviceLoad], works: Mapping[int, Work], now_s: float
-) -> list[int]:
+def _silent(devices: Mapping[int, DeviceLoad], jobs: Mapping[int, Job], now_s: float) -> list[int]:
     """Devices that answered nothing for longer than any of their blocks should take, where they
     are few; see `SILENT_SHARE`."""
     silent = []
@@ -85,7 +83,7 @@ def _silent(
         for_s = now_s - device.heard_s
         if for_s <= OVERDUE_S or not device.running:
             continue
-        asked = (works.get(unit.work) for unit in device.running.values())
+        asked = (jobs.get(task.job) for task in device.running.values())
         expected_s = max((w.expected_s or math.inf for w in asked if w is not None), default=0)
         if for_s > max(OVERDUE_S, OVERDUE_SHARE * device.longest_silence_s(expected_s)):
             silent.append(device_id)

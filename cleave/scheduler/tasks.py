@@ -1,6 +1,6 @@
-"""What the dispatcher moves: stored arrays, units, and the work that consists of units.
+"""What the scheduler moves: stored arrays, tasks, and the work that consists of tasks.
 
-The dispatcher knows nothing of matrix multiplication. A `Work` turns itself into units with named
+The scheduler knows nothing of matrix multiplication. A `Job` turns itself into tasks with named
 inputs, says which arrived results may be assembled when, and knows when it is complete.
 """
 
@@ -15,7 +15,7 @@ from cleave.planner.plan import DeviceRates
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ArrayRef:
     """A named array in a device's memory: a region of an operand.
 
     Attributes:
@@ -33,7 +33,7 @@ class Stored:
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
+class Task:
     """One computation on one device and the block that it yields.
 
     Attributes:
@@ -41,14 +41,14 @@ class Unit:
         inputs: the arrays it needs, in the order of the operation's arguments.
         flops: its cost.
         output_bytes: the size of its result.
-        detail: what the shells need to send and assemble it; opaque to the dispatcher.
+        detail: what the runtimes need to send and assemble it; opaque to the scheduler.
         failures: how often a device could not do it.
         failed_on: those devices.
         held: how often it was kept back because every device had failed it.
     """
 
-    work: int
-    inputs: tuple[Stored, ...]
+    job: int
+    inputs: tuple[ArrayRef, ...]
     flops: int
     output_bytes: int
     detail: Any
@@ -58,32 +58,32 @@ class Unit:
 
 
 @dataclass(slots=True)
-class Recut:
-    """Undone units cut anew.
+class Repartition:
+    """Undone tasks cut anew.
 
     Attributes:
-        assigned: the new units, with the device of each, in order.
+        assigned: the new tasks, with the device of each, in order.
         finish_s: when the last is done, predicted, seconds from now.
     """
 
-    assigned: list[tuple[int, Unit]]
+    assigned: list[tuple[int, Task]]
     finish_s: float
 
 
-class Holdings(Protocol):
+class HeldArrays(Protocol):
     """Which arrays devices hold, or will hold when what is queued has been sent."""
 
-    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> Stored:
+    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
         """The array of this name, new or known."""
         ...
 
-    def holders(self, operand: int) -> Mapping[int, Sequence[Stored]]:
+    def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
         """By device, the arrays of an operand that it holds."""
         ...
 
 
-class Work(Protocol):
-    """Something that a fleet can do in units."""
+class Job(Protocol):
+    """Something that a fleet can do in tasks."""
 
     @property
     def id(self) -> int: ...
@@ -98,16 +98,16 @@ class Work(Protocol):
         ...
 
     def assign(
-        self, devices: Sequence[DeviceRates], holdings: Holdings
-    ) -> Iterable[tuple[int, Unit]]:
-        """Units with the device of each, a device's units in the order it should get them.
+        self, devices: Sequence[DeviceRates], device_memory: HeldArrays
+    ) -> Iterable[tuple[int, Task]]:
+        """Units with the device of each, a device's tasks in the order it should get them.
 
         Raises:
             PlanError: when it cannot be done on these devices.
         """
         ...
 
-    def arrived(self, unit: Unit, payload: Any) -> Iterable[tuple[Unit, Any]]:
+    def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
         """A result came: those that are to be put in place now, in order, it or others."""
         ...
 
@@ -116,17 +116,17 @@ class Work(Protocol):
         """How long it was predicted to take when it was assigned; None before."""
         ...
 
-    def recut(
+    def repartition(
         self,
-        units: Sequence[Unit],
+        tasks: Sequence[Task],
         devices: Sequence[DeviceRates],
         busy_s: Mapping[int, float],
-        holdings: Holdings,
-    ) -> Recut | None:
-        """The same results from other, smaller units: a proposal, for `replace`.
+        device_memory: HeldArrays,
+    ) -> Repartition | None:
+        """The same results from other, smaller tasks: a proposal, for `replace`.
 
         Args:
-            units: of this work, answered by nobody.
+            tasks: of this work, answered by nobody.
             devices: that may do it.
             busy_s: by device, what it has to do already.
             holdings: as for `assign`.
@@ -136,7 +136,7 @@ class Work(Protocol):
         """
         ...
 
-    def replace(self, units: Sequence[Unit], others: Sequence[Unit]) -> None:
+    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """Units are given up for those that `recut` made of them."""
         ...
 

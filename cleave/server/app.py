@@ -13,7 +13,7 @@ from typing import Final
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
 from cleave.machine.sensors import PowerMeter, Sensors
-from cleave.server.api.device_admin import Desk
+from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
@@ -22,7 +22,7 @@ from cleave.server.auth.codes import CREDENTIAL_BYTES
 from cleave.server.fleet_server import ServedFleet
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
-from cleave.server.http.routes import Site
+from cleave.server.http.routes import HttpRoutes
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.job_energy import JobMeter
 from cleave.server.jobs.own_power import OwnPower
@@ -36,15 +36,15 @@ KEEP_NOTHING: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class App:
     """See the module's text. Made by `open_office`."""
 
     access: Access
     history: JobHistory
-    desk: Desk
+    device_admin: DeviceAdmin
     operators: OperatorSessions
     overview: Overview
-    site: Site
+    site: HttpRoutes
     energy: EnergyMeter
     power: OwnPower
     operator_token: str
@@ -62,7 +62,7 @@ class Office:
 
     def open(self, fleet: ServedFleet) -> None:
         """The fleet listens: operators can be served, and find the server."""
-        self.desk.sessions = fleet
+        self.device_admin.sessions = fleet
         self.overview.live = fleet.live
         if self.folder is not None:
             self.folder.write_url(fleet.operator_url)
@@ -77,7 +77,7 @@ def open_office(
     facts: ServerFacts | None = None,
     grid: Grid | None = None,
     ps_watts: float | None = None,
-) -> Iterator[Office]:
+) -> Iterator[App]:
     """All of it, as long as the block lasts; leave the fleet's own block first.
 
     Args:
@@ -105,8 +105,8 @@ def open_office(
         viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
         access = Access(store, token, viewer, fleet_credential=fleet_credential, complain=log)
         stack.callback(access.close)
-        history = JobHistory(store, access.ledger, time.time)
-        desk = Desk(access, history.all, time.time)
+        history = JobHistory(store, access.writer, time.time)
+        device_admin = DeviceAdmin(access, history.all, time.time)
         profiles = load_profiles()
         energy = EnergyMeter(profiles.values(), load_typical(), grid)
         power = OwnPower(PowerMeter(Sensors()), ps_watts)
@@ -117,10 +117,20 @@ def open_office(
             energy,
             Clocks(),
             power.used,
-            lambda: access.ledger.trouble,
+            lambda: access.writer.trouble,
         )
-        operators = OperatorSessions(desk, overview)
-        site = Site(Pages.of_package(), Metrics(overview, access.admit_operator))
-        yield Office(
-            access, history, desk, operators, overview, site, energy, power, token, viewer, folder
+        operators = OperatorSessions(device_admin, overview)
+        site = HttpRoutes(Pages.of_package(), Metrics(overview, access.admit_operator))
+        yield App(
+            access,
+            history,
+            device_admin,
+            operators,
+            overview,
+            site,
+            energy,
+            power,
+            token,
+            viewer,
+            folder,
         )

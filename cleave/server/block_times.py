@@ -20,7 +20,7 @@ class Lane(Enum):
 
 
 class Span(NamedTuple):
-    """Some time in a device's life, in seconds of the shell's clock."""
+    """Some time in a device's life, in seconds of the runtime's clock."""
 
     lane: Lane
     start_s: float

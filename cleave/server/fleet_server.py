@@ -24,11 +24,17 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
-from cleave.scheduler.admission import Clearance, Doorkeeper, OneKey, Refusal, clean_text
+from cleave.scheduler.admission import (
+    AccessLevel,
+    Authenticator,
+    Refusal,
+    SharedSecretAuth,
+    clean_text,
+)
 from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.fleet_events import Witness
-from cleave.scheduler.session_manager import FULL_RETRY_S, Coordinator, other_version
-from cleave.server.runtime import LiveShell
+from cleave.scheduler.fleet_events import EventListener
+from cleave.scheduler.session_manager import FULL_RETRY_S, SessionManager, other_version
+from cleave.server.runtime import LiveRuntime
 from cleave.transport import listener
 from cleave.transport.addresses import bracketed, origins, parse_origin
 from cleave.transport.connect import plain_reason
@@ -43,7 +49,7 @@ from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_request
 from cleave.transport.join_url import JOIN_PATH, JoinUrl
 from cleave.transport.listener import GuardedConnection
-from cleave.transport.rejection_log import RefusalLog
+from cleave.transport.rejection_log import RejectionLog
 from cleave.transport.tls import Exposure, Security, expose
 
 WEBSOCKET_PATH = "/ws"
@@ -58,7 +64,7 @@ _WHY: Final = {
 }
 """What is logged of those that are refused, never what they sent; a limit says which it is."""
 
-OperatorHandler = Callable[[Connection, messages.Hello, Clearance], Awaitable[None]]
+OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[None]]
 
 
 class ServedFleet(Fleet):
@@ -84,24 +90,24 @@ class ServedFleet(Fleet):
         planner: Planner,
         notify: Callable[[str], None] | None,
         operator: OperatorHandler | None,
-        witness: Witness | None,
+        witness: EventListener | None,
         pages: HttpHandler | None,
         verify: Verification | str | bool,
-        door: Doorkeeper | None,
+        auth: Authenticator | None,
         exposure: Exposure,
         allow_origins: tuple[str, ...],
         allowed: ConnectionLimits,
     ) -> None:
-        door = door if door is not None else OneKey(credential, operator_credential)
-        coordinator = Coordinator(verify=verify, door=door, max_devices=allowed.devices)
-        self._live = LiveShell(coordinator, notify, witness)
+        auth = auth if auth is not None else SharedSecretAuth(credential, operator_credential)
+        manager = SessionManager(verify=verify, auth=auth, max_devices=allowed.devices)
+        self._live = LiveRuntime(manager, notify, witness)
         super().__init__(self._live, planner)
         self.fingerprint = exposure.fingerprint
         self._exposure = exposure
         self._allowed = allowed
         self._say = notify or (lambda _: None)
         self._origins = frozenset(allow_origins)
-        self._present = dict.fromkeys(Clearance, 0)
+        self._present = dict.fromkeys(AccessLevel, 0)
         self._operator = operator
         self._pages = pages
         self._credential = credential
@@ -126,12 +132,12 @@ class ServedFleet(Fleet):
     async def _main(self, host: str, port: int, started: threading.Event) -> None:
         loop = self._live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        log = RefusalLog(self._say, lambda: datetime.now().astimezone(), loop.call_later)
-        entrance = listener.Entrance(self._allowed, log, loop)
+        log = RejectionLog(self._say, lambda: datetime.now().astimezone(), loop.call_later)
+        gate = listener.ConnectionGate(self._allowed, log, loop)
         context = self._exposure.context
         secured: dict[str, Any] = {} if context is None else {"ssl": context}
         try:
-            sockets = listener.listen(host, port, entrance)
+            sockets = listener.listen(host, port, gate)
             servers = [
                 await serve_websockets(
                     self._accept,
@@ -146,7 +152,7 @@ class ServedFleet(Fleet):
                     server_header=None,
                     logger=_quiet(self._say),
                     create_connection=cast(
-                        type[ServerConnection], partial(GuardedConnection, entrance)
+                        type[ServerConnection], partial(GuardedConnection, gate)
                     ),
                     **secured,
                 )
@@ -187,7 +193,7 @@ class ServedFleet(Fleet):
         assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
         socket.opened()
-        door = self._live.coordinator.door
+        auth = self._live.manager.auth
         try:
             async with asyncio.timeout(socket.time_left_s):
                 first = decode(await connection.receive())
@@ -197,27 +203,27 @@ class ServedFleet(Fleet):
                 answered = partial(_answered, socket)
                 await self._live.session(connection, first, _address(socket), answered)
         except CutError:
-            door.failed(_address(socket))
+            auth.failed(_address(socket))
         except ConnectionLostError:
             return
         except TimeoutError:
             late = messages.Error(ErrorCode.LIMIT, "no hello came in time")
             await _refuse(socket, connection, late)
         except ProtocolError as broken:
-            door.failed(_address(socket))
+            auth.failed(_address(socket))
             await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
 
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
     ) -> None:
-        door = self._live.coordinator.door
+        auth = self._live.manager.auth
         if hello.version != limits.VERSION:
             error = messages.Error(
                 ErrorCode.VERSION, other_version(hello), versions=(limits.VERSION,)
             )
             await _refuse(socket, connection, error)
             return
-        verdict = door.admit_operator(hello.credential, _address(socket))
+        verdict = auth.admit_operator(hello.credential, _address(socket))
         if isinstance(verdict, Refusal):
             error = messages.Error(verdict.code, verdict.reason, verdict.retry_after_s)
             await _refuse(socket, connection, error)
@@ -272,11 +278,11 @@ class ServedFleet(Fleet):
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
-        server = self._live.coordinator.door.server
+        server = self._live.manager.auth.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
     @property
-    def live(self) -> LiveShell:
+    def live(self) -> LiveRuntime:
         """What runs the sessions, for those who look on from the server's loop."""
         return self._live
 
@@ -285,25 +291,25 @@ class ServedFleet(Fleet):
         self._live.end_identity(identity, code, reason)
 
     def credit(self) -> None:
-        """Have the doorkeeper told what devices did up to now. Call it in the server's loop."""
+        """Have the authenticator told what devices did up to now. Call it in the server's loop."""
         self._live.credit()
 
     def describe_devices(self) -> list[dict[str, object]]:
         """The connected devices, as plain values. Call it in the server's loop."""
-        coordinator = self._live.coordinator
+        manager = self._live.manager
         return [
             {
                 "device": session.id,
                 "identity": session.identity,
                 "name": session.name,
-                "state": coordinator.state(session).value,
+                "state": manager.state(session).value,
                 "reason": session.reason,
                 "blocks": session.blocks,
                 "compute_s": session.compute_s,
                 "failures": session.failures,
                 "failure": session.setbacks.last,
             }
-            for session in coordinator.sessions.values()
+            for session in manager.sessions.values()
         ]
 
     def close(self) -> None:
@@ -388,9 +394,9 @@ def serve(
     notify: Callable[[str], None] | None = None,
     operator: OperatorHandler | None = None,
     pages: HttpHandler | None = None,
-    witness: Witness | None = None,
+    witness: EventListener | None = None,
     verify: Verification | str | bool = True,
-    door: Doorkeeper | None = None,
+    auth: Authenticator | None = None,
     security: Security | None = None,
     allowed: ConnectionLimits | None = None,
 ) -> ServedFleet:
@@ -401,7 +407,7 @@ def serve(
         port: 0 for any free one.
         credential: what devices must know; a random one unless given. It is part of `url`.
         operator_credential: likewise for operators, in `operator_url`.
-        viewer_credential: what `dashboard_url` holds; who may use it says `door`.
+        viewer_credential: what `dashboard_url` holds; who may use it says `auth`.
         planner: who chooses the tiles.
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
@@ -411,7 +417,7 @@ def serve(
             --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
             computed elsewhere, and a device that sends several, or one that is wrong as a whole,
             is quarantined.
-        door: who decides which devices and operators may come in, where that is more than to know
+        auth: who decides which devices and operators may come in, where that is more than to know
             the credentials; these are then only what the URLs hold.
         security: TLS, and from which web pages browsers may connect. By default plain on
             loopback, and with a certificate of its own elsewhere, whose fingerprint is in `url`.
@@ -442,7 +448,7 @@ def serve(
         witness=witness,
         pages=pages,
         verify=verify,
-        door=door,
+        auth=auth,
         exposure=expose(host, security, datetime.now(UTC)),
         allow_origins=tuple(parse_origin(origin) for origin in security.allow_origins),
         allowed=allowed if descriptors is None else allowed.within(descriptors),

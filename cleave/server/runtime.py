@@ -1,7 +1,7 @@
 """The live runtime: real time, real connections, one asyncio loop that owns all sessions.
 
-The loop's thread alone touches the coordinator. The training thread meets it at `start`, where a
-GEMM is handed over, and at `wait`.
+The loop's thread alone touches the session manager. The training thread meets it at `start`, where
+a GEMM is handed over, and at `wait`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.features import may_send
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.admission import clean_text
-from cleave.scheduler.fleet_events import EventKind, Witness
+from cleave.scheduler.fleet_events import EventKind, EventListener
 from cleave.scheduler.instructions import Aside, Check, Instruction, Joined, Note, Overdue, Send
 from cleave.scheduler.session import Session
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.server.block_times import BlockTimes, Span
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import Awaited
@@ -40,7 +40,7 @@ CHECK_INLINE_FLOPS = 4e6
 """Results of smaller computations are checked in the loop, sooner than a thread would wake."""
 
 TICK_S = 0.25
-"""How often the coordinator is told the time: for silent devices and overdue work."""
+"""How often the session manager is told the time: for silent devices and overdue work."""
 
 _CLOSING: Final = "the server is closing"
 _PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
@@ -63,11 +63,11 @@ class _Peer:
     farewell: str = ""  # likewise, when it ended as it should
 
 
-class LiveShell(Runtime):
+class LiveRuntime(Runtime):
     """Runs sessions in an asyncio loop; see the module's text.
 
     Args:
-        coordinator: the PS's core.
+        session manager: the PS's core.
         notify: called in the loop's thread with one line whenever devices come or go.
         witness: told of what happens, likewise.
     """
@@ -76,11 +76,11 @@ class LiveShell(Runtime):
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        manager: SessionManager,
         notify: Callable[[str], None] | None = None,
-        witness: Witness | None = None,
+        witness: EventListener | None = None,
     ) -> None:
-        super().__init__(coordinator, lambda: np.random.default_rng(secrets.randbits(128)))
+        super().__init__(manager, lambda: np.random.default_rng(secrets.randbits(128)))
         self._witness = witness or _nobody
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -112,16 +112,16 @@ class LiveShell(Runtime):
                 it was ended, if it was before the device was there to work; and the device's name.
         """
         session = next(self._ids)
-        self.coordinator.opened(session, self.now(), address)
-        peer = _Peer(connection, self.coordinator.sessions[session])
+        self.manager.opened(session, self.now(), address)
+        peer = _Peer(connection, self.manager.sessions[session])
         self._peers[session] = peer
-        connection.await_results(lambda: Awaited(*self.coordinator.awaited_bytes(session)))
+        connection.await_results(lambda: Awaited(*self.manager.awaited_bytes(session)))
         sender = asyncio.create_task(self._send_all(peer))
         turned_away: messages.Error | None = None
         reason = "the connection broke"
         try:
             if first is not None:
-                done = self.coordinator.received(session, first, self.now())
+                done = self.manager.received(session, first, self.now())
                 turned_away = _refusal(done, session)
                 if answered is not None:
                     answered(turned_away, _name(peer.record))
@@ -135,23 +135,21 @@ class LiveShell(Runtime):
                     peer.times.answered(message.id, message.compute_s, now_s)
                 elif isinstance(message, messages.TaskError):
                     peer.times.given_up((message.id,))
-                self.execute(self.coordinator.received(session, message, now_s, len(data)))
+                self.execute(self.manager.received(session, message, now_s, len(data)))
         except CutError as error:
             reason = str(error)
-            self.execute(self.coordinator.exceeded(session, reason, self.now()))
+            self.execute(self.manager.exceeded(session, reason, self.now()))
         except ConnectionLostError as error:
             reason = str(error)
         except ProtocolError as error:
             reason = str(error)
-            self.execute(self.coordinator.refuse(session, ErrorCode.PROTOCOL, reason, self.now()))
+            self.execute(self.manager.refuse(session, ErrorCode.PROTOCOL, reason, self.now()))
         finally:
-            known = self.coordinator.sessions.get(session)
+            known = self.manager.sessions.get(session)
             if self._ending:
                 reason = _CLOSING
             reason = clean_text(reason, _MAX_REASON)
-            self.execute(
-                self.coordinator.closed(session, reason, self.now(), lost=not self._ending)
-            )
+            self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
             refusal = peer.refusal
             why = reason if known is not None else peer.farewell
             why = refusal.message if refusal is not None else why
@@ -184,7 +182,7 @@ class LiveShell(Runtime):
                         parts = encode(message)
                     began_s = self.now()
                     peer.times.sending(began_s)
-                    self.coordinator.sending(peer.record.id, began_s)
+                    self.manager.sending(peer.record.id, began_s)
                     sent_bytes = await peer.connection.send(parts)
                     self._counters.downlink_bytes += sent_bytes
                     peer.record.downlink_bytes += sent_bytes
@@ -201,7 +199,7 @@ class LiveShell(Runtime):
             return  # the receiving side learns it too, and says so
 
     def _announce(self, session: int) -> None:
-        record = self.coordinator.sessions[session]
+        record = self.manager.sessions[session]
         peer = self._peers[session]
         peer.name = _name(record)
         self._witness(EventKind.JOIN, record, record.profile)
@@ -215,8 +213,8 @@ class LiveShell(Runtime):
             )
 
     def _fleet_size(self) -> str:
-        ready = self.coordinator.ready_devices
-        if ready or self.coordinator.dispatcher.idle:
+        ready = self.manager.ready_devices
+        if ready or self.manager.scheduler.idle:
             return f"{ready} device{'' if ready == 1 else 's'}"
         return "no devices: training waits until one joins"
 
@@ -254,7 +252,7 @@ class LiveShell(Runtime):
                 self._announce(session)
             case Overdue(session, overdue):
                 text = "it does not answer" if overdue else "it answers again"
-                self._witness(EventKind.OVERDUE, self.coordinator.sessions.get(session), text)
+                self._witness(EventKind.OVERDUE, self.manager.sessions.get(session), text)
             case Aside(session, aside, reason):
                 self._tell_aside(session, reason if aside else "")
             case Note(text):
@@ -262,30 +260,33 @@ class LiveShell(Runtime):
 
     def _tell_aside(self, session: int, reason: str) -> None:
         """A device is set aside, and why; without a reason it is back."""
-        record = self.coordinator.sessions.get(session)
+        record = self.manager.sessions.get(session)
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
             self._witness(EventKind.ASIDE, record, text)
             self._notify(f"{_name(record)}: {text}; {self._fleet_size()}")
 
     def _tell_of_reissues(self) -> None:
-        done = self.coordinator.dispatcher.counters
-        given_again = done.reissued + done.hedged
+        done = self.manager.scheduler.counters
+        given_again = done.reissued + done.speculative
         more = given_again - self._given_again
         if more:
             self._given_again = given_again
-            units = "unit was" if more == 1 else "units were"
-            self._witness(EventKind.REISSUE, None, f"{more} {units} given to other devices")
+            self._witness(
+                EventKind.REISSUE,
+                None,
+                f"{more} {'task was' if more == 1 else 'tasks were'} given to other devices",
+            )
 
     def check(self, check: Check) -> list[Instruction]:
         """Check a result: a small one at once, a larger one in a thread, so the loop stays free.
 
         One at a time, for what is known of a GEMM's vectors is shared by its blocks.
         """
-        future = self._futures.get(check.unit.work)
+        future = self._futures.get(check.task.job)
         if future is None or self.loop is None:
             return super().check(check)
-        if check.unit.flops <= CHECK_INLINE_FLOPS and not self._checking:
+        if check.task.flops <= CHECK_INLINE_FLOPS and not self._checking:
             try:
                 found = self.judge(check, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
@@ -316,33 +317,33 @@ class LiveShell(Runtime):
     def _check_broke(self, check: Check, error: Exception) -> list[Instruction]:
         """The work ends with the reason: its operands may go then, nobody is to go on with it."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
-        self.conclude(check.unit.work, reason)
-        return self.coordinator.withdraw(check.unit.work, self.now())
+        self.conclude(check.task.job, reason)
+        return self.manager.withdraw(check.task.job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[Instruction]:
         """See `Runtime.checked`."""
         if (fault := judgement.fault) is not None:
-            record = self.coordinator.sessions.get(check.session)
+            record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
             self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
             self._witness(EventKind.WRONG, record, fault.reason)
         return super().checked(check, judgement, took_s)
 
-    def conclude(self, work: int, error: str) -> None:
+    def conclude(self, job: int, error: str) -> None:
         """See `Runtime.conclude`. The training thread finishes the sums."""
-        future = self._futures.get(work)
-        if future is None or self._finished[work].is_set():  # it has ended already
+        future = self._futures.get(job)
+        if future is None or self._finished[job].is_set():  # it has ended already
             return
         future.error = error
-        if future.work.plan is not None:
-            self._counters.tiles += len(future.work.plan.tiles)
-        self._finished[work].set()
+        if future.job.plan is not None:
+            self._counters.tiles += len(future.job.plan.tiles)
+        self._finished[job].set()
 
     async def watch(self) -> None:
-        """Tell the coordinator the time, for silent devices; runs until cancelled."""
+        """Tell the session manager the time, for silent devices; runs until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.execute(self.coordinator.tick(self.now()))
+            self.execute(self.manager.tick(self.now()))
 
     async def end_sessions(self) -> None:
         """Say bye to every device and let the farewells leave."""
@@ -352,16 +353,16 @@ class LiveShell(Runtime):
             peer.closing = True
             peer.wake.set()
         # Whoever still waits for a GEMM must not wait for ever.
-        for work in list(self._futures):
-            self.conclude(work, "the fleet was closed")
+        for job in list(self._futures):
+            self.conclude(job, "the fleet was closed")
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call it in the loop."""
-        self.execute(self.coordinator.refuse_identity(identity, code, reason, self.now()))
+        self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def credit(self) -> None:
-        """Have the doorkeeper told what devices did up to now. Call it in the loop."""
-        self.coordinator.credit(self.now())
+        """Have the authenticator told what devices did up to now. Call it in the loop."""
+        self.manager.credit(self.now())
 
     def timeline(self, session: int) -> list[Span]:
         """The last blocks of a device, on the clock `time.monotonic`. Call it in the loop."""
@@ -379,27 +380,27 @@ class LiveShell(Runtime):
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self.count(future)
-        self._finished[future.work.id] = threading.Event()
+        self._finished[future.job.id] = threading.Event()
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
         try:
             self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-            self.conclude(future.work.id, f"unexpected {type(error).__name__}: {error}")
+            self.conclude(future.job.id, f"unexpected {type(error).__name__}: {error}")
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """See `Runtime.wait`."""
         began_s = time.perf_counter()
-        work = future.work.id
-        finished = self._finished[work].wait(timeout_s)
+        job = future.job.id
+        finished = self._finished[job].wait(timeout_s)
         self._counters.fleet_s += time.perf_counter() - began_s
         if not finished:
             self._counters.waited_s += time.perf_counter() - began_s
             return False
         # Rounding the sums is arithmetic: done here, not in the loop.
-        self._outputs.pop(work).finish()
-        del self._futures[work], self._finished[work]
+        self._outputs.pop(job).finish()
+        del self._futures[job], self._finished[job]
         self._counters.waited_s += time.perf_counter() - began_s
         future.done = True
         return True
@@ -407,15 +408,15 @@ class LiveShell(Runtime):
     def withdraw(self, future: GemmFuture) -> None:
         """See `Runtime.withdraw`."""
         if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._withdraw, future.work.id)
+            self.loop.call_soon_threadsafe(self._withdraw, future.job.id)
             self.wait(future)
         elif not self.wait(future, 0.0):  # there is no loop any more that could finish it
             future.error, future.done = _CLOSING, True
 
-    def _withdraw(self, work: int) -> None:
-        self.execute(self.coordinator.withdraw(work, self.now()))
+    def _withdraw(self, job: int) -> None:
+        self.execute(self.manager.withdraw(job, self.now()))
 
-    def elsewhere(self, flops: float) -> None:
+    def advance_for_local_work(self, flops: float) -> None:
         """See `Runtime.elsewhere`: time has passed by itself."""
 
     def release(self, operand: int) -> None:
@@ -424,7 +425,7 @@ class LiveShell(Runtime):
             self.loop.call_soon_threadsafe(self._release, operand)
 
     def _release(self, operand: int) -> None:
-        self.execute(self.coordinator.release(operand, self.now()))
+        self.execute(self.manager.release(operand, self.now()))
 
     def close(self) -> None:
         """See `Runtime.close`. The owner of the loop stops it."""
@@ -440,11 +441,11 @@ def _name(record: Session) -> str:
     return record.name or f"device {record.id}"
 
 
-def _shown(per_s: float, unit: str) -> str:
+def _shown(per_s: float, suffix: str) -> str:
     """A rate for people, in the prefix that leaves it at least 1."""
     prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
     value = per_s / factor
-    return f"{value:.0f} {prefix}{unit}" if value >= 10 else f"{value:.1f} {prefix}{unit}"
+    return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"
 
 
 def _refusal(instructions: Sequence[Instruction], session: int) -> messages.Error | None:

@@ -76,19 +76,30 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operands: _Operands, as_is: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        operands: _Operands,
+        weight_transposed: bool,
     ) -> Tensor:
         x_operand, w_operand = operands.of(x), operands.of(weight)
-        width = weight.shape[1] if as_is else weight.shape[0]
+        width = weight.shape[1] if weight_transposed else weight.shape[0]
         y = torch.empty(x.numel() // max(1, x.shape[-1]), width, dtype=x.dtype)
         if x.shape[-1] == 0:
             y = torch.zeros(x.shape[:-1].numel(), width, dtype=x.dtype)
         else:
-            _multiply(operands.fleet, Side(x_operand), Side(w_operand, not as_is), y).result()
+            _multiply(
+                operands.fleet, Side(x_operand), Side(w_operand, not weight_transposed), y
+            ).result()
         if bias is not None:
             y += bias
         ctx.save_for_backward(x, weight)
-        ctx.operands, ctx.as_is, ctx.has_bias = operands, as_is, bias is not None
+        ctx.operands, ctx.weight_transposed, ctx.has_bias = (
+            operands,
+            weight_transposed,
+            bias is not None,
+        )
         # Leaves have no other owner of their operands until backward; see `_Operands`.
         ctx.leaves = [
             operand
@@ -111,7 +122,7 @@ class _Product(torch.autograd.Function):
             dx = torch.zeros_like(x) if need_x else None
             dw = torch.zeros_like(weight) if need_w else None
         else:
-            x_side, w_side = Side(operands.of(x)), Side(operands.of(weight), ctx.as_is)
+            x_side, w_side = Side(operands.of(x)), Side(operands.of(weight), ctx.weight_transposed)
             dy_operand = operands.fleet.operand(arrays.from_torch(dy2))
             # Both are in flight before either is waited for.
             if need_x:
@@ -121,7 +132,9 @@ class _Product(torch.autograd.Function):
             if need_w:
                 dw = torch.empty(weight.shape, dtype=weight.dtype)
                 x_turned, dy_turned = Side(x_side.operand, True), Side(dy_operand, True)
-                left, right = (x_turned, Side(dy_operand)) if ctx.as_is else (dy_turned, x_side)
+                left, right = (
+                    (x_turned, Side(dy_operand)) if ctx.weight_transposed else (dy_turned, x_side)
+                )
                 futures.append(_multiply(operands.fleet, left, right, dw))
             # The PS has this to do while the fleet multiplies.
             dbias = dy2.sum(0) if ctx.has_bias and need_bias else None
@@ -137,7 +150,9 @@ def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
-def _product(module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, as_is: bool) -> Tensor:
+def _product(
+    module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
+) -> Tensor:
     if torch.is_autocast_enabled("cpu"):  # as F.linear is cast under autocast
         dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
@@ -147,7 +162,7 @@ def _product(module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, as_is:
             f"an offloaded layer got {x.dtype} input for {weight.dtype} weights; "
             f"use float32, bfloat16 or float16 for both"
         )
-    y: Tensor = _Product.apply(x, weight, bias, module._cleave, as_is)  # type: ignore[no-untyped-call]
+    y: Tensor = _Product.apply(x, weight, bias, module._cleave, weight_transposed)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -158,7 +173,7 @@ class OffloadedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """x of shape (..., in_features) to (..., out_features)."""
-        return _product(self, input, self.weight, self.bias, as_is=False)
+        return _product(self, input, self.weight, self.bias, weight_transposed=False)
 
 
 def _conv1d() -> type[nn.Module] | None:
@@ -173,7 +188,7 @@ def _conv1d() -> type[nn.Module] | None:
 
 def _offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, x: Tensor) -> Tensor:
-        return _product(self, x, self.weight, self.bias, as_is=True)
+        return _product(self, x, self.weight, self.bias, weight_transposed=True)
 
     return type("OffloadedConv1D", (base,), {"forward": forward, "__doc__": "Conv1D on a fleet."})
 

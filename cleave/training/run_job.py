@@ -15,7 +15,7 @@ from cleave.training.run_folder import RunFolder
 from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
-    from cleave.training.trainer import Setting
+    from cleave.training.trainer import TrainContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class JobRunner:
         stop: Callable[[], bool],
     ) -> None:
         """Train, reporting records as plain maps."""
-        from cleave.training.trainer import Setting  # torch: a server without a job needs none
+        from cleave.training.trainer import TrainContext  # torch: a server without a job needs none
 
         request = JobRequest.from_dict(arguments)
         done = 0
@@ -127,26 +127,26 @@ class JobRunner:
                 done = record.step
             if meter is not None and isinstance(record, DoneRecord):  # stays the last line
                 energy, folder = meter.record(), RunFolder(Path(record.run_folder))
-                setting.patience(lambda: done).insist(lambda: folder.append(energy))
+                context.patience(lambda: done).insist(lambda: folder.append(energy))
                 report(energy)
             report(to_dict(record))
 
-        setting = Setting(fleet, record, stop)
+        context = TrainContext(fleet, record, stop)
         try:
-            self.train(request, setting)
+            self.train(request, context)
         finally:
             if meter is not None:
                 meter.close()
 
-    def train(self, request: JobRequest, setting: Setting) -> DoneRecord:
+    def train(self, request: JobRequest, context: TrainContext) -> DoneRecord:
         """Train with a setting of one's own."""
         from cleave.training.trainer import prepare, train
 
         spec = request.spec()
         if request.resume:
             folder = RunFolder(Path(request.resume))
-            return train(spec, folder, setting, resume=True, restart=request.restart)
-        materials = prepare(spec, setting)  # a job that is refused leaves no folder
-        patience = setting.patience(lambda: 0)
+            return train(spec, folder, context, resume=True, restart=request.restart)
+        dataset = prepare(spec, context)  # a job that is refused leaves no folder
+        patience = context.patience(lambda: 0)
         folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
-        return train(spec, folder, setting, materials=materials)
+        return train(spec, folder, context, dataset=dataset)

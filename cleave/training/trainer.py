@@ -18,7 +18,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError, Fallback, FallbackFleet, Leaving, Presence
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
-from cleave.machine.backends import TorchExecutor
+from cleave.machine.backends import TorchBackend
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
@@ -77,7 +77,7 @@ JOURNAL = "journal"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TrainContext:
     """What a run gets from its surroundings.
 
     Attributes:
@@ -105,7 +105,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Materials:
+class Dataset:
     """What a job trains and on what: everything that can be refused before a model is built."""
 
     source: ModelSource
@@ -113,7 +113,7 @@ class Materials:
     corpus: Corpus
 
 
-def prepare(job: JobSpec, setting: Setting) -> Materials:
+def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     """Find the model and read the data of a job; writes nothing but the cache.
 
     Raises:
@@ -121,7 +121,7 @@ def prepare(job: JobSpec, setting: Setting) -> Materials:
     """
 
     def note(text: str) -> None:
-        setting.report(NoteRecord(text))
+        context.report(NoteRecord(text))
 
     source = resolve_model(job.model)
     job.check_model(source.spec)
@@ -137,17 +137,17 @@ def prepare(job: JobSpec, setting: Setting) -> Materials:
         )
     corpus = build_corpus(job.data or None, tokenizer, min_tokens=job.seq + 1, progress=note)
     corpus.check(job.seq)
-    return Materials(source, tokenizer, corpus)
+    return Dataset(source, tokenizer, corpus)
 
 
 def train(
     job: JobSpec,
     run: RunFolder,
-    setting: Setting,
+    context: TrainContext,
     *,
     resume: bool = False,
     restart: bool = False,
-    materials: Materials | None = None,
+    dataset: Dataset | None = None,
 ) -> DoneRecord:
     """Train a model as the job says.
 
@@ -162,32 +162,32 @@ def train(
     Raises:
         CleaveError: for everything a user can mend; nothing half-written is left.
     """
-    materials = materials or prepare(job, setting)
+    dataset = dataset or prepare(job, context)
     damaged: list[DamagedCheckpointError] = []
     checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
     if checkpoint is not None:
-        _check_same(checkpoint, job, materials.tokenizer)
+        _check_same(checkpoint, job, dataset.tokenizer)
     elif resume and not restart:
         _check_start(job, run, damaged)
     for fault in damaged:
         aside = set_aside(fault.path).name
-        setting.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
-    spec, folder = materials.source.spec, materials.source.folder
+        context.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
+    spec, folder = dataset.source.spec, dataset.source.folder
     size = f"{spec.parameters / 1e6:.1f}M parameters"
-    setting.report(NoteRecord(f"building {spec.name} ({size})"))
+    context.report(NoteRecord(f"building {spec.name} ({size})"))
     if folder:
         model, spec = load_folder(folder)
     else:
         model = build_model(spec, seed=job.seed)
     base = checkpoint.step if checkpoint else 0
-    trainer = Trainer(job, spec, model, materials, run, setting, base)
+    trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint)
             trainer.patience.insist(lambda: run.rewind(base))
-            setting.report(NoteRecord(f"resuming after step {checkpoint.step}"))
+            context.report(NoteRecord(f"resuming after step {checkpoint.step}"))
         elif resume:
-            setting.report(NoteRecord("no checkpoint is there: starting from the beginning"))
+            context.report(NoteRecord("no checkpoint is there: starting from the beginning"))
             trainer.patience.insist(lambda: run.rewind(0))
         trainer.patience.insist(lambda: run.write_config(job.to_dict()))
         return trainer.run()
@@ -226,37 +226,37 @@ class Trainer:
         job: JobSpec,
         spec: ModelSpec,
         model: nn.Module,
-        materials: Materials,
+        dataset: Dataset,
         run: RunFolder,
-        setting: Setting,
+        context: TrainContext,
         base: int = 0,
     ) -> None:
         self.step = 0
-        self.patience = setting.patience(lambda: self.step)
+        self.patience = context.patience(lambda: self.step)
         lean = _lean(job, spec)
         if lean:
             enable_checkpointing(model)
-        self.journal = _open_journal(job, run, setting, base, self.patience)
+        self.journal = _open_journal(job, run, context, base, self.patience)
         self.fallback: FallbackFleet | None = None
         self.selection: SelectiveFleet | None = None
-        if setting.fleet is not None:
-            leaving = Leaving(setting.stop, self._applied, TorchExecutor(), setting.clock)
+        if context.fleet is not None:
+            leaving = Leaving(context.stop, self._applied, TorchBackend(), context.clock)
             self.fallback = FallbackFleet(
-                setting.fleet, self._presence, _fallback(job), leaving, self._stuck
+                context.fleet, self._presence, _fallback(job), leaving, self._stuck
             )
             auto = job.offload == OffloadMode.AUTO.value
-            selector = Selector(TilePlanner(), TorchExecutor())
-            self.selection = SelectiveFleet(self.fallback, setting.fleet, selector, keep=auto)
+            selector = Selector(TilePlanner(), TorchBackend())
+            self.selection = SelectiveFleet(self.fallback, context.fleet, selector, keep=auto)
             fleet = self.selection
             offload(model, JournaledFleet(fleet, self.journal) if self.journal else fleet)
         self.job = job
         self.model = model.train()
-        self.corpus = materials.corpus
-        self.tokenizer = materials.tokenizer
+        self.corpus = dataset.corpus
+        self.tokenizer = dataset.tokenizer
         self.folder = run
-        self.setting = setting
+        self.context = context
         self.saved: int | None = None  # the step of the last checkpoint
-        self.saved_s = setting.clock()
+        self.saved_s = context.clock()
         self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
         # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
@@ -273,14 +273,14 @@ class Trainer:
         """Let go of the journal and of the fleet."""
         if self.journal is not None:
             self.journal.close()
-        if self.setting.fleet is not None:
-            self.setting.fleet.abandon()
+        if self.context.fleet is not None:
+            self.context.fleet.abandon()
 
     def run(self) -> DoneRecord:
         """Do the remaining steps."""
         job, report = self.job, self._report
         where = str(self.folder.path)
-        self.setting.report(StartRecord(self.step, job.steps, where))
+        self.context.report(StartRecord(self.step, job.steps, where))
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         began_s, first = time.perf_counter(), self._counters()
@@ -298,13 +298,13 @@ class Trainer:
                     report(EvalRecord(self.step, self.evaluate()))
             except AbandonedError:
                 self._note(f"stopping after step {self.step}, without waiting for devices")
-            stopped = self.step < job.steps and self.setting.stop()
+            stopped = self.step < job.steps and self.context.stop()
             if self._checkpoint_due(stopped):
                 self.save()
             elif self.journal is not None and self.journal.outgrown(self._checkpoint_bytes()):
-                before_s = self.setting.clock() - self.patience.waited_s
+                before_s = self.context.clock() - self.patience.waited_s
                 self.save()
-                self.journal.charge(self.setting.clock() - self.patience.waited_s - before_s)
+                self.journal.charge(self.context.clock() - self.patience.waited_s - before_s)
             if tokens and not math.isfinite(loss):
                 raise CleaveError(
                     f"the loss of step {self.step} is {loss}; "
@@ -436,7 +436,7 @@ class Trainer:
         interval = self.job.interval
         if not interval or self.saved == self.step:
             return False
-        since_s = self.setting.clock() - self.saved_s
+        since_s = self.context.clock() - self.saved_s
         # A finished run needs its journal no more, if only there is a checkpoint instead. And what
         # was saved once is not left behind.
         worth = self.saved is not None or self.journal is not None
@@ -456,7 +456,7 @@ class Trainer:
         path = self.patience.insist(
             lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta)
         )
-        self.saved, self.saved_s = self.step, self.setting.clock()
+        self.saved, self.saved_s = self.step, self.context.clock()
         self._note(f"checkpoint written to {path}")
         if self.journal is not None:
             self.journal.covered(self.step)
@@ -497,7 +497,7 @@ class Trainer:
 
     @property
     def _clock(self) -> str:
-        return self.setting.fleet.clock if self.setting.fleet else "wall"
+        return self.context.fleet.clock if self.context.fleet else "wall"
 
     def _counters(self) -> FleetCounters:
         return self.fallback.counters() if self.fallback else FleetCounters()
@@ -515,11 +515,11 @@ class Trainer:
         self._report(PresenceRecord(self.step + 1, presence.value, text))
 
     def _note(self, text: str) -> None:
-        self.setting.report(NoteRecord(text))
+        self.context.report(NoteRecord(text))
 
     def _report(self, record: Record) -> None:
         self.patience.insist(lambda: self.folder.append(to_dict(record)))
-        self.setting.report(record)
+        self.context.report(record)
 
 
 _PRESENCE = {
@@ -532,24 +532,24 @@ _PRESENCE = {
 def _fallback(job: JobSpec) -> Fallback | None:
     if job.fallback != FallbackMode.LOCAL.value:
         return None
-    return Fallback(TorchExecutor(), job.fallback_after_s)
+    return Fallback(TorchBackend(), job.fallback_after_s)
 
 
 def _open_journal(
-    job: JobSpec, run: RunFolder, setting: Setting, base: int, patience: Patience
+    job: JobSpec, run: RunFolder, context: TrainContext, base: int, patience: Patience
 ) -> Journal | None:
     folder = run.path / JOURNAL
     if not job.journal:
         discard(folder)
         return None
-    if setting.fleet is None:
-        setting.report(NoteRecord("the journal is off: there is no fleet whose work it could keep"))
+    if context.fleet is None:
+        context.report(NoteRecord("the journal is off: there is no fleet whose work it could keep"))
         return None
 
     def say(text: str) -> None:
-        setting.report(NoteRecord(text))
+        context.report(NoteRecord(text))
 
-    return Journal(folder, base, say=say, clock=setting.clock, patience=patience)
+    return Journal(folder, base, say=say, clock=context.clock, patience=patience)
 
 
 def _lean(job: JobSpec, spec: ModelSpec) -> bool:

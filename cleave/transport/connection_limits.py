@@ -66,7 +66,7 @@ class Place:
     instead_of: int | None = None
 
 
-class Door:
+class PendingConnections:
     """Gives places to connections that wait.
 
     Args:

@@ -16,9 +16,9 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
-from cleave.transport.connection_limits import ConnectionLimits, Door
+from cleave.transport.connection_limits import ConnectionLimits, PendingConnections
 from cleave.transport.frame_limits import FRAMES_AT_ONCE, Awaited, Gate, TooMuchError, Unfinished
-from cleave.transport.rejection_log import RefusalLog
+from cleave.transport.rejection_log import RejectionLog
 
 _REFUSALS_AT_ONCE: Final = 64  # before the loop looks at its other connections
 _FAREWELL_S: Final = 1.0  # to tell a late one why, before the socket is shut
@@ -29,7 +29,7 @@ BACKLOG: Final = 512
 """Connections that the system holds until the loop takes them."""
 
 
-class Visitor(socket.socket):
+class PendingSocket(socket.socket):
     """A connection that the door let in, from its first packet until it is closed.
 
     Attributes:
@@ -38,14 +38,14 @@ class Visitor(socket.socket):
     """
 
     def __init__(
-        self, accepted: socket.socket, address: str, ticket: int, entrance: Entrance
+        self, accepted: socket.socket, address: str, ticket: int, gate: ConnectionGate
     ) -> None:
         family, kind, protocol = accepted.family, accepted.type, accepted.proto
         super().__init__(family, kind, protocol, fileno=accepted.detach())
-        loop, limit_s = entrance.loop, entrance.allowed.handshake_s
+        loop, limit_s = gate.loop, gate.allowed.handshake_s
         self.address = address
         self.deadline_s = loop.time() + limit_s
-        self._entrance = entrance
+        self._entrance = gate
         self._ticket = ticket
         self._waits = True
         self._settled = False
@@ -101,7 +101,7 @@ class Visitor(socket.socket):
             self._entrance.left(self._ticket)
 
 
-class Entrance:
+class ConnectionGate:
     """Where connections come in, over however many listening sockets.
 
     Args:
@@ -111,47 +111,47 @@ class Entrance:
     """
 
     def __init__(
-        self, allowed: ConnectionLimits, log: RefusalLog, loop: asyncio.AbstractEventLoop
+        self, allowed: ConnectionLimits, log: RejectionLog, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.allowed = allowed
-        self.door = Door(allowed)
+        self.pending_connections = PendingConnections(allowed)
         self.unfinished = Unfinished(allowed.unfinished_bytes)
         self.log = log
         self.loop = loop
-        self._inside: dict[int, Visitor] = {}
-        self._waiting: dict[int, Visitor] = {}  # by ticket
+        self._inside: dict[int, PendingSocket] = {}
+        self._waiting: dict[int, PendingSocket] = {}  # by ticket
 
-    def let_in(self, accepted: socket.socket, address: str) -> Visitor | None:
+    def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
         """The connection as a visitor; None when it was turned away, and closed."""
-        place = self.door.knock(address)
+        place = self.pending_connections.knock(address)
         if isinstance(place, str):
             accepted.close()
             self.log.refused(address, place)
             return None
         if place.instead_of is not None:
             self._waiting.pop(place.instead_of).make_room()
-        visitor = self._waiting[place.ticket] = Visitor(accepted, address, place.ticket, self)
-        self._inside[visitor.fileno()] = visitor
+        pending = self._waiting[place.ticket] = PendingSocket(accepted, address, place.ticket, self)
+        self._inside[pending.fileno()] = pending
         # Who has vanished without a word, and is not asked for signs of life, is noticed.
-        visitor.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        pending.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):
-                visitor.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        return visitor
+                pending.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        return pending
 
-    def visitor(self, transport: asyncio.BaseTransport) -> Visitor | None:
+    def pending(self, transport: asyncio.BaseTransport) -> PendingSocket | None:
         """Whose connection a transport is."""
         connected: Any = transport.get_extra_info("socket")
         return None if connected is None else self._inside.get(connected.fileno())
 
     def left(self, ticket: int) -> None:
         """A visitor does not wait any more."""
-        self.door.done(ticket)
+        self.pending_connections.done(ticket)
         del self._waiting[ticket]
 
-    def forget(self, visitor: Visitor) -> None:
+    def forget(self, pending: PendingSocket) -> None:
         """A visitor's socket is about to be closed."""
-        self._inside.pop(visitor.fileno(), None)
+        self._inside.pop(pending.fileno(), None)
 
 
 class Listener(socket.socket):
@@ -162,10 +162,10 @@ class Listener(socket.socket):
         entrance: where it leads.
     """
 
-    def __init__(self, family: socket.AddressFamily, entrance: Entrance) -> None:
+    def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
         # The protocol is named since asyncio sends small messages at once only where it is.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._entrance = entrance
+        self._entrance = gate
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection that may come in.
@@ -175,9 +175,9 @@ class Listener(socket.socket):
         """
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
-            visitor = self._entrance.let_in(accepted, address[0])
-            if visitor is not None:
-                return visitor, address
+            pending = self._entrance.let_in(accepted, address[0])
+            if pending is not None:
+                return pending, address
         raise BlockingIOError
 
 
@@ -191,12 +191,12 @@ class GuardedConnection(ServerConnection):
         cut_because: why it was cut from here; empty if it was not.
     """
 
-    def __init__(self, entrance: Entrance, *args: Any, **options: Any) -> None:
+    def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.cut_because = ""
-        self._entrance = entrance
-        self._visitor: Visitor | None = None
-        self._may_send = entrance.allowed.unadmitted_bytes
+        self._entrance = gate
+        self._visitor: PendingSocket | None = None
+        self._may_send = gate.allowed.unadmitted_bytes
         self._unadmitted = True
         self._ending = False
         self._gate = Gate(self.loop.time())
@@ -211,7 +211,7 @@ class GuardedConnection(ServerConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there, its TLS handshake done."""
-        self._visitor = self._entrance.visitor(transport)
+        self._visitor = self._entrance.pending(transport)
         super().connection_made(transport)
         self.recv_messages.pause = self._pause
         self.recv_messages.resume = self._resume
@@ -407,7 +407,7 @@ class GuardedConnection(ServerConnection):
         return max(0.0, self._visitor.deadline_s - self.loop.time())
 
 
-def listen(host: str, port: int, entrance: Entrance) -> list[Listener]:
+def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
     """Bind the addresses of a host.
 
     Args:
@@ -424,7 +424,7 @@ def listen(host: str, port: int, entrance: Entrance) -> list[Listener]:
     try:
         for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
             try:
-                listener = Listener(family, entrance)
+                listener = Listener(family, gate)
             except OSError:
                 if (family, address) == (found[-1][0], found[-1][4]) and not listeners:
                     raise

@@ -15,7 +15,7 @@ WINDOW_S: Final = 10.0
 """... in this time; the others are counted, and the count is told when it is over."""
 
 
-class RefusalLog:
+class RejectionLog:
     """Tells of refused connections. Of what strangers sent, at most numbers are part of a line.
 
     Args:

@@ -210,8 +210,8 @@ def _virtual(
     ) as fleet:
         # Its own loop takes no virtual time, but plans spare it as they do for a real one.
         fleet.planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
-        shell: Any = fleet.shell
-        shell.observers.extend(watch.observers)
+        runtime: Any = fleet.runtime
+        runtime.observers.extend(watch.observers)
         spec = find_model(model)
         stepper = SizedStepper(fleet, spec, tokens, DType(dtype), reuse=reuse)
         console = Console(stderr=True)

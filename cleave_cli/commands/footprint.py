@@ -132,9 +132,9 @@ def footprint(
         from cleave.energy.predict import cloud_spell, fleet_spells
 
         work = _work(model, batch, seq, steps, dtype)
-        spells, duration_s = fleet_spells(work, _devices(fleet, dtype))
+        usages, duration_s = fleet_spells(work, _devices(fleet, dtype))
         cloud = cloud_spell(work, _gpu(against), _share(gpu_share)) if against else None
-        question = Question(spells, profiles, typical, _ps(ps_watts, duration_s), cloud)
+        question = Question(usages, profiles, typical, _ps(ps_watts, duration_s), cloud)
         title = f"{model}, {steps} steps of {batch} x {seq} tokens, {dtype}, {fleet}"
         notes += _on_work(work, cloud, gpu_share)
     here = _electricity(grid, start_hour, duration_s)
@@ -158,7 +158,7 @@ def _of_run(
     energy: RunEnergy = run_energy(folder.records())
     ps = _ps(ps_watts, energy.duration_s) or energy.ps
     notes += energy.notes()
-    question = Question(energy.spells, profiles, load_typical(), ps)
+    question = Question(energy.usages, profiles, load_typical(), ps)
     return question, energy.duration_s, f"run {path.name or path}"
 
 

@@ -102,8 +102,8 @@ def join(
     import asyncio
     import signal
 
-    from cleave.device.agent import Guest, Notice, Session, State
-    from cleave.device.compute_thread import ExecutorComputer
+    from cleave.device.agent import Agent, Notice, Session, State
+    from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import (
         SavedCredential,
         SavedCredentials,
@@ -196,7 +196,7 @@ def join(
             kind=kind,
         )
         connection = await open_connection(target)
-        computer = ExecutorComputer(chosen[0].executor)
+        computer = ComputeThread(chosen[0].executor)
         energy = SessionEnergy(PowerMeter(Sensors()))
         return DeviceSession(
             connection, computer, hello, ready, give_back, welcomed, energy.telemetry
@@ -214,7 +214,7 @@ def join(
         look = look_at_machine
 
     async def run() -> None:
-        guest = Guest(connect, say, look=look, once=once)
+        guest = Agent(connect, say, look=look, once=once)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             if sys.platform == "win32":  # its loops handle no signals

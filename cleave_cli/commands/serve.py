@@ -25,7 +25,7 @@ from cleave_cli.render.say import say
 if TYPE_CHECKING:
     from cleave.server.auth.access import Access, JoinCode
     from cleave.server.fleet_server import ServedFleet
-    from cleave.server.jobs.jobs import Job
+    from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord
 
 STOP_S = 600.0  # how long a running job may take to come to its end and write a checkpoint
@@ -159,26 +159,26 @@ def serve(
     electricity = load_grid(grid) if grid else None
     with open_office(
         data, operator_credential, credential, log, facts, electricity, ps_watts or None
-    ) as office:
-        sessions = office.operators
+    ) as server_app:
+        sessions = server_app.operators
         fleet = listen(
             host,
             port,
             credential=credential,
-            operator_credential=office.operator_token,
-            viewer_credential=office.viewer_token,
+            operator_credential=server_app.operator_token,
+            viewer_credential=server_app.viewer_token,
             planner=planner,
             notify=log,
-            witness=office.overview.happened,
+            witness=server_app.overview.happened,
             operator=sessions.serve,
-            pages=office.site.answer,
+            pages=server_app.site.answer,
             verify=verification,
-            door=office.access,
+            auth=server_app.access,
             security=Security(
                 tls=TlsMode(tls) if tls else None,
                 certificate=tls_cert,
                 key=tls_key,
-                folder=office.folder.path if office.folder is not None else None,
+                folder=server_app.folder.path if server_app.folder is not None else None,
                 insecure_lan=insecure_lan,
                 allow_origins=tuple(allow_origin or ()),
             ),
@@ -189,25 +189,25 @@ def serve(
             ),
         )
         with fleet:
-            runner = JobRunner(runs.absolute(), lambda: office.meter(fleet))
-            jobs = Jobs(fleet, runner, log, office.history, office.overview.job_happened)
-            sessions.jobs, sessions.fleet, office.overview.jobs = jobs, fleet, jobs
-            office.open(fleet)
-            for job in office.history.interrupted:
+            runner = JobRunner(runs.absolute(), lambda: server_app.meter(fleet))
+            jobs = Jobs(fleet, runner, log, server_app.history, server_app.overview.job_happened)
+            sessions.jobs, sessions.fleet, server_app.overview.jobs = jobs, fleet, jobs
+            server_app.open(fleet)
+            for job in server_app.history.interrupted:
                 log(f"job-{job.number} ({job.model}) was interrupted: {job.reason}")
-            code = None if credential else office.access.pair()
-            _welcome(fleet, credential, code, office.url_file, as_json=as_json)
+            code = None if credential else server_app.access.pair()
+            _welcome(fleet, credential, code, server_app.url_file, as_json=as_json)
             if code is not None:
-                office.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
+                server_app.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
             while not stop.wait(SAMPLE_S):
-                office.power.used()  # before the counters are full
+                server_app.power.used()  # before the counters are full
             log(stopping(jobs.running))
             for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
                 signal.signal(number, signal.SIG_DFL)
             jobs.close(STOP_S)
 
 
-def stopping(job: Job | None) -> str:
+def stopping(job: TrainingJob | None) -> str:
     """What is said when the server was asked to stop, while this job runs."""
     if job is None:
         return "stopping"

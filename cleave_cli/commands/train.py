@@ -162,7 +162,7 @@ def _here(
     from cleave.training.records import DoneRecord, Record
     from cleave.training.run_folder import RunFolder
     from cleave.training.run_job import JobRequest, JobRunner
-    from cleave.training.trainer import Setting
+    from cleave.training.trainer import TrainContext
     from cleave_cli.render.footprint import summary
     from emulator.run_meter import RunMeter
 
@@ -185,24 +185,24 @@ def _here(
         from emulator.virtual import emulated
 
         fleet = emulated(members, seed=seed)
-    shell: Any = fleet.shell if fleet is not None else None
-    meter = RunMeter(PowerMeter(Sensors()), shell, members)
+    runtime: Any = fleet.runtime if fleet is not None else None
+    meter = RunMeter(PowerMeter(Sensors()), runtime, members)
 
     def record(record: Record) -> None:
         meter.sample()
         if isinstance(record, DoneRecord):  # stays the last line
             energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
-            patience = setting.patience(lambda: record.steps)
+            patience = context.patience(lambda: record.steps)
             patience.insist(lambda: folder.append(energy.to_record()))
             display.plain(energy.to_record() | summary(energy, grid))
         display.record(record)
 
-    setting = Setting(fleet, record, lambda: stopping)
+    context = TrainContext(fleet, record, lambda: stopping)
     numbers = (signal.SIGINT, signal.SIGTERM)
     previous = [signal.signal(number, interrupted) for number in numbers]
     try:
         with display:
-            JobRunner(runs).train(asked, setting)
+            JobRunner(runs).train(asked, context)
     finally:
         for number, before in zip(numbers, previous, strict=True):
             signal.signal(number, before)

@@ -181,7 +181,7 @@ def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
     at = electricity(grid, 0.0, energy.duration_s) if grid else None
     case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)
     profiles = load_profiles()
-    found = Question(energy.spells, profiles, load_typical(), energy.ps).fleet(case)
+    found = Question(energy.usages, profiles, load_typical(), energy.ps).fleet(case)
     known = found.devices > found.devices_unknown or energy.ps.energy_j is not None
     return {
         "energy_j": found.energy_j if known else None,
@@ -194,12 +194,12 @@ def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
 
 
 def _energy_text(found: Footprint, energy: RunEnergy, *, known: bool) -> str:
-    if not known and energy.spells:
+    if not known and energy.usages:
         return "unknown: these devices state no profile whose power is known"
     if not known:
         return "unknown: this machine does not tell what it draws"
     text = f"{found.energy_j / 3600:,.3g} Wh"
-    if not energy.spells:
+    if not energy.usages:
         return f"{text}, measured here ({energy.machine_source})"
     if found.devices_unknown:
         text += f" without {found.devices_unknown} of {found.devices} devices, whose is unknown"

@@ -117,13 +117,13 @@ def work(arguments: Sequence[str]) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})
     from cleave.arrays import DType
-    from cleave.machine.backends import executor_named
+    from cleave.machine.backends import backend_named
     from cleave.machine.memory import hold_strips_well
     from profiles.measuring.gemm_timer import Bench
     from profiles.performance import Layout
 
     hold_strips_well()
-    bench = Bench(executor_named(executor_name), 2 * SIDE * SIDE)
+    bench = Bench(backend_named(executor_name), 2 * SIDE * SIDE)
     order = bench.order(SIDE, SIDE, SIDE, Layout.NN, DType.FP32, DType.FP32)
     bench.once(order)  # loads kernels
     sys.stdout.write("0\n")

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from cleave.machine import sensors as machine
-from cleave.machine.backends import Executor
+from cleave.machine.backends import MatmulBackend
 from cleave.machine.sensors import PowerMeter, Sensors
 from profiles import device_profile as schema
 from profiles.measuring import contention
@@ -96,7 +96,7 @@ class Settings:
 
 def measure_device(
     settings: Settings,
-    executor: Executor,
+    executor: MatmulBackend,
     progress: Progress = lambda _what, _seconds: None,
     *,
     clock: Clock = time.perf_counter,

@@ -16,7 +16,7 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import DType
-from cleave.machine.backends import Executor, execute
+from cleave.machine.backends import MatmulBackend, execute
 from cleave.machine.multiplication import Compute, StoredArray
 from profiles.performance import Layout
 
@@ -62,7 +62,7 @@ class Bench:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: MatmulBackend,
         elements: int,
         clock: Clock = time.perf_counter,
         rng: np.random.Generator | None = None,

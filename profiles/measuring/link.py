@@ -18,7 +18,7 @@ from typing import Final
 from cleave.device.core import DeviceCore
 from cleave.device.session import device_hello
 from cleave.errors import CleaveError, UsageError
-from cleave.machine.backends import Executor, NumpyExecutor, execute
+from cleave.machine.backends import MatmulBackend, NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
@@ -45,7 +45,7 @@ async def measure_connection(connection: Connection, hello: messages.Hello) -> L
     Raises:
         CleaveError: when the PS refuses, goes, or does not measure links.
     """
-    core, executor = DeviceCore(hello.memory_bytes), NumpyExecutor()
+    core, executor = DeviceCore(hello.memory_bytes), NumpyBackend()
     beats = asyncio.create_task(_heartbeats(connection))
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -80,7 +80,7 @@ async def measure_connection(connection: Connection, hello: messages.Hello) -> L
 
 
 async def _obey(
-    core: DeviceCore, executor: Executor, connection: Connection, message: messages.Message
+    core: DeviceCore, executor: MatmulBackend, connection: Connection, message: messages.Message
 ) -> None:
     for action in core.received(message):
         if isinstance(action, Compute):  # a product of vectors: over before a thread would start

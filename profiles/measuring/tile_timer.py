@@ -115,7 +115,7 @@ class SessionTimer:
         a_side = Side(self._fleet.operand(left), turn_a)
         b_side = Side(self._fleet.operand(right), turn_b)
         future = self._fleet.submit(a_side, b_side, product)
-        while not self._fleet.shell.wait(future, _LOOK_S):
+        while not self._fleet.runtime.wait(future, _LOOK_S):
             if self._ended():
                 raise FleetError("the device ended while it was measured; measure it again")
         future.result()

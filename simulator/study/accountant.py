@@ -50,8 +50,8 @@ class Accountant:
         """
         cloud = gpu.at(state.gpu_share)
         cloud = replace(cloud, profile=card or cloud.profile)
-        spells = [row.spell_at(state.device_share)]
-        return Question(spells, self._profiles, typical or self.typical, ps, cloud)
+        usages = [row.spell_at(state.device_share)]
+        return Question(usages, self._profiles, typical or self.typical, ps, cloud)
 
     def ratios(self, row: Row, gpu: GpuRun, state: State) -> Ratios:
         """Of the row in a state."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from cleave.energy.account import CloudSpell, Spell
+from cleave.energy.account import CloudSpell, DeviceUsage
 from cleave.workload.registry import find_model
 from profiles.device_profile import DeviceProfile
 from profiles.library import load_profile
@@ -56,12 +56,12 @@ class Row:
     through_ps: bool
     step_s: float
     flops: float
-    spell: Spell
-    other_spells: Mapping[float, Spell] = field(default_factory=dict)
+    usage: DeviceUsage
+    other_spells: Mapping[float, DeviceUsage] = field(default_factory=dict)
 
-    def spell_at(self, share: float) -> Spell:
+    def spell_at(self, share: float) -> DeviceUsage:
         """What the devices do if training reaches a share of their multiplication alone."""
-        return self.spell if share == EQUAL_SHARE else self.other_spells[share]
+        return self.usage if share == EQUAL_SHARE else self.other_spells[share]
 
     @property
     def fits(self) -> bool:
@@ -88,15 +88,15 @@ def rows_of(setup: Setup, seed: int) -> list[Row]:
     found: list[Row] = []
     for offer in setup.offers:
         others = {
-            share: {row.method: row.spell for row in simulated(setup, offer, seed, share=share)}
+            share: {row.method: row.usage for row in simulated(setup, offer, seed, share=share)}
             for share in (OTHER_SHARES if setup.trains_slower else ())
         }
         for equal in simulated(setup, offer, seed):
-            spells = {
-                share: others.get(share, {}).get(equal.method, equal.spell)
+            usages = {
+                share: others.get(share, {}).get(equal.method, equal.usage)
                 for share in OTHER_SHARES
             }
-            row = replace(equal, other_spells=spells)
+            row = replace(equal, other_spells=usages)
             if row.method.startswith("dtfm ") and any(_same_work(row, other) for other in found):
                 continue  # as fast with all devices
             same = next((i for i, other in enumerate(found) if _alike(row, other)), None)
@@ -111,11 +111,11 @@ def rows_of(setup: Setup, seed: int) -> list[Row]:
 
 def _same_work(row: Row, other: Row) -> bool:
     variant = row.method.removeprefix("dtfm ")
-    return (other.method, other.spell) == (f"dtfm-all {variant}", row.spell)
+    return (other.method, other.usage) == (f"dtfm-all {variant}", row.usage)
 
 
 def _alike(row: Row, other: Row) -> bool:
-    return (row.method, row.spell, row.misfit) == (other.method, other.spell, other.misfit)
+    return (row.method, row.usage, row.misfit) == (other.method, other.usage, other.misfit)
 
 
 def simulated(
@@ -162,7 +162,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
     down, up = (each * used * steps for each in (outcome.download_bytes, outcome.upload_bytes))
     flops = outcome.flops * steps
     through_ps = outcome.method.startswith("cleave")
-    spell = Spell(
+    usage = DeviceUsage(
         setup.profile.name,
         used,
         outcome.step_s * steps * used,
@@ -182,7 +182,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
         through_ps,
         outcome.step_s,
         flops,
-        spell,
+        usage,
     )
 
 

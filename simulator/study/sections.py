@@ -24,9 +24,9 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
             row = judged.row
             rows.append(
                 (
-                    study.setup.name, row.method, str(row.spell.devices), " or ".join(row.offered),
+                    study.setup.name, row.method, str(row.usage.devices), " or ".join(row.offered),
                     f"{row.needed_bytes / 1e9:.3g} GB", "yes" if row.fits else "NO",
-                    f"{row.step_s:.4g}", f"{row.spell.compute_s / row.spell.present_s:.0%}",
+                    f"{row.step_s:.4g}", f"{row.usage.compute_s / row.usage.present_s:.0%}",
                     f"{_gigabytes(judged):.3g}",
                 )
             )  # fmt: skip
@@ -61,7 +61,7 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def _gigabytes(judged: Judged) -> float:
-    return judged.row.spell.crossing_bytes / judged.row.setup.steps / 1e9
+    return judged.row.usage.crossing_bytes / judged.row.setup.steps / 1e9
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:

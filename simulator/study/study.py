@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cleave.energy.account import Footprint, Spell, cloud_footprint
+from cleave.energy.account import DeviceUsage, Footprint, cloud_footprint
 from cleave.energy.comparison import Ratios
 from simulator.study.accountant import Accountant
 from simulator.study.conditions import (
@@ -105,13 +105,13 @@ def _setup_study(
     seed: int,
     further: Callable[[str], object],
 ) -> SetupStudy:
-    gpu, judgements = gpu_run(setup), dict[tuple[Spell, ...], Judgement]()
+    gpu, judgements = gpu_run(setup), dict[tuple[DeviceUsage, ...], Judgement]()
     rows = []
     for row in rows_of(setup, seed):
-        spells = (row.spell, *row.other_spells.values())
-        if spells not in judgements:
-            judgements[spells] = judged(accountant, row, gpu)
-        rows.append(Judged(row, judgements[spells]))
+        usages = (row.usage, *row.other_spells.values())
+        if usages not in judgements:
+            judgements[usages] = judged(accountant, row, gpu)
+        rows.append(Judged(row, judgements[usages]))
     further(setup.name)
     middle = accountant.middle
     curves: dict[str, list[tuple[float, float]]] = {}

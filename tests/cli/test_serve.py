@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cleave.errors import UsageError
-from cleave.server.jobs.jobs import Job
+from cleave.server.jobs.jobs import TrainingJob
 from cleave_cli.commands.serve import serve, stopping
 
 
@@ -20,4 +20,4 @@ def test_rates_and_powers_that_are_none(option: str, value: float) -> None:
 
 def test_a_checkpoint_is_promised_only_where_a_job_runs() -> None:
     assert stopping(None) == "stopping"
-    assert "job-3 writes a checkpoint" in stopping(Job("job-3", 3, {}, 10))
+    assert "job-3 writes a checkpoint" in stopping(TrainingJob("job-3", 3, {}, 10))

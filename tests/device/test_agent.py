@@ -12,18 +12,18 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.device import agent as g
-from cleave.device.agent import Guest, Notice, Session, State
-from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.agent import Agent, Notice, Session, State
+from cleave.device.compute_thread import ComputeThread
 from cleave.device.host.policy import ALLOWED, Cause, Verdict
 from cleave.device.session import DeviceSession, DeviceStatus, RefusedError, device_hello
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.messages import Error, ErrorCode
-from cleave.scheduler.session_manager import Coordinator
-from cleave.server.runtime import LiveShell
+from cleave.scheduler.session_manager import SessionManager
+from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from cleave.transport.url_file import read_url
 
@@ -87,7 +87,7 @@ class Scene:
         self.opened: list[FakeSession] = []
         self._verdicts: Iterator[Verdict] = iter(verdicts)
         self._sessions = iter(sessions)
-        self.guest = Guest(
+        self.guest = Agent(
             self._connect,
             self.said.append,
             look=self._look,
@@ -222,7 +222,7 @@ def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
         return ALLOWED
 
     async def scenario() -> None:
-        guest = Guest(connect, said.append, look=look if policy else None)
+        guest = Agent(connect, said.append, look=look if policy else None)
         running = asyncio.ensure_future(guest.run())
         while not said:
             await asyncio.sleep(0)
@@ -255,7 +255,7 @@ def test_it_can_be_stopped_while_it_connects(policy: bool) -> None:
         return ALLOWED
 
     async def scenario() -> None:
-        guest = Guest(connect, said.append, look=look if policy else None)
+        guest = Agent(connect, said.append, look=look if policy else None)
         running = asyncio.ensure_future(guest.run())
         await connecting.wait()
         guest.stop()
@@ -280,7 +280,7 @@ class Plain:
         self._once = once
 
     def run(self) -> list[tuple[State, str]]:
-        guest = Guest(
+        guest = Agent(
             self._connect,
             self.said.append,
             once=self._once,
@@ -396,19 +396,19 @@ def test_a_guest_that_goes_loses_no_result() -> None:
     a, b = rng.integers(-8, 8, (300, 200)), rng.integers(-8, 8, (200, 250))
 
     async def scenario() -> list[list[State]]:
-        shell = LiveShell(Coordinator("secret"))
-        shell.loop = asyncio.get_running_loop()
-        fleet = Fleet(shell)
+        runtime = LiveRuntime(SessionManager("secret"))
+        runtime.loop = asyncio.get_running_loop()
+        fleet = Fleet(runtime)
         serving: list[asyncio.Task[None]] = []
         verdicts = [ALLOWED, ALLOWED]
         heard: list[list[State]] = [[], []]
 
-        def make(number: int) -> Guest:
+        def make(number: int) -> Agent:
             async def connect(ready: Callable[[int], None]) -> Session:
                 near, far = memory_link()
-                serving.append(asyncio.create_task(shell.session(near)))
+                serving.append(asyncio.create_task(runtime.session(near)))
                 hello = device_hello(credential="secret", name="guest", memory_bytes=10**9)
-                return DeviceSession(far, ExecutorComputer(NumpyExecutor()), hello, ready)
+                return DeviceSession(far, ComputeThread(NumpyBackend()), hello, ready)
 
             async def look() -> Verdict:
                 return verdicts[number]
@@ -419,7 +419,7 @@ def test_a_guest_that_goes_loses_no_result() -> None:
             def say(notice: Notice) -> None:
                 heard[number].append(notice.state)
 
-            return Guest(connect, say, look=look, sleep=sleep)
+            return Agent(connect, say, look=look, sleep=sleep)
 
         guests = [make(0), make(1)]
         running = [asyncio.create_task(guest.run()) for guest in guests]

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute, StoredArray
 from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.reduction import Output
-from cleave.scheduler.scheduler import Dispatcher
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.scheduler import Scheduler
+from cleave.scheduler.tasks import Task
 from emulator.deferred import DeferredOutput, DeferredProduct, default_executor
 from tests.scheduler.test_scheduler import BoxPlanner
 
 FLEET = [DeviceRates(i, 1e6, 1e6, 1e9) for i in (1, 2, 3)]
 
 
-class Counting(NumpyExecutor):
+class Counting(NumpyBackend):
     """Counts its multiplications."""
 
     def __init__(self) -> None:
@@ -41,15 +41,15 @@ def _buffer(values: Any, dtype: DType) -> Buffer:
     return Buffer(arrays.narrow(values.astype(np.float32), dtype), dtype)
 
 
-def _product(unit: Unit, operands: tuple[Buffer, Buffer], executor: Any, copy: bool) -> Any:
+def _product(task: Task, operands: tuple[Buffer, Buffer], executor: Any, copy: bool) -> Any:
     """What an emulated device answers, of strips that are views of the operands, or copies."""
     stored = []
-    for i, name in enumerate(unit.inputs):
+    for i, name in enumerate(task.inputs):
         region = operands[i % 2].region(name.rows, name.columns)
         rows, columns = region.shape
         payload: Any = bytes(region.pack()) if copy else region
         stored.append(StoredArray(rows, columns, region.dtype, payload, region.nbytes))
-    detail = unit.detail
+    detail = task.detail
     order = Compute(
         1,
         list(zip(stored[::2], stored[1::2], strict=True)),
@@ -58,7 +58,7 @@ def _product(unit: Unit, operands: tuple[Buffer, Buffer], executor: Any, copy: b
         detail.block.m.size,
         detail.block.n.size,
         DType(detail.out),
-        unit.flops,
+        task.flops,
     )
     return DeferredProduct(order, executor)
 
@@ -83,7 +83,7 @@ def test_any_plan_in_any_order(
     dtype, out_dtype = kinds
     a, b = rng.integers(-2, 3, (gemm.m, gemm.k)), rng.integers(-2, 3, (gemm.k, gemm.n))
     operands = _buffer(a.T if turn_a else a, dtype), _buffer(b.T if turn_b else b, dtype)
-    work = GemmWork(
+    job = GemmJob(
         1,
         gemm,
         MatrixRef(1, turn_a),
@@ -93,15 +93,15 @@ def test_any_plan_in_any_order(
         out_dtype.value,
         BoxPlanner(seed),
     )
-    units = [unit for _, unit in work.assign(FLEET, Dispatcher().holdings)]
-    random.shuffle(units)
+    tasks = [task for _, task in job.assign(FLEET, Scheduler().device_memory)]
+    random.shuffle(tasks)
     out = arrays.empty(gemm.m, gemm.n, out_dtype)
     out.array.view(np.uint8)[...] = 0x7F
     output = DeferredOutput(out)
-    for unit in units:
-        product = _product(unit, operands, NumpyExecutor(), random.random() < copies)
+    for task in tasks:
+        product = _product(task, operands, NumpyBackend(), random.random() < copies)
         real = random.random() < copies / 2
-        output.place(unit.detail, product.compute() if real else product)
+        output.place(task.detail, product.compute() if real else product)
     output.finish()
     assert np.array_equal(out.float32(), a @ b)
 
@@ -117,20 +117,20 @@ def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bo
     refs = MatrixRef(1, turn_a), MatrixRef(2, turn_b)
     element = ElementBytes(dtype.itemsize, dtype.itemsize)
     slow = [DeviceRates(i, 1e2, 1e2, 1e3) for i in (1, 2, 3)]
-    work = GemmWork(1, Gemm(40, 50, 7), *refs, element, dtype.value, dtype.value, TilePlanner())
-    units = [unit for _, unit in work.assign(slow, Dispatcher().holdings)]
-    assert work.plan is not None
-    assert len(units) > len(work.plan.tiles)
+    job = GemmJob(1, Gemm(40, 50, 7), *refs, element, dtype.value, dtype.value, TilePlanner())
+    tasks = [task for _, task in job.assign(slow, Scheduler().device_memory)]
+    assert job.plan is not None
+    assert len(tasks) > len(job.plan.tiles)
     executor = Counting()
     out, blockwise = (arrays.empty(40, 50, dtype) for _ in range(2))
     output, plain = DeferredOutput(out), Output(blockwise)
-    for unit in units:
-        output.place(unit.detail, _product(unit, operands, executor, False))
-        plain.place(unit.detail, _product(unit, operands, NumpyExecutor(), False).compute())
+    for task in tasks:
+        output.place(task.detail, _product(task, operands, executor, False))
+        plain.place(task.detail, _product(task, operands, NumpyBackend(), False).compute())
     assert executor.calls == 0
     output.finish()
     plain.finish()
-    assert executor.calls == len(work.plan.tiles)
+    assert executor.calls == len(job.plan.tiles)
     assert np.array_equal(out.float32(), a @ b)
     assert np.array_equal(out.array, blockwise.array)
 

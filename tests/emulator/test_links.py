@@ -16,7 +16,7 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.product import Side
 from emulator.activity import Activity, Direction, Presence, Transfer
 from emulator.links import FractionalNoise, Link, Shared, SharedLines, links_of
-from emulator.virtual import Arithmetic, VirtualShell, emulated
+from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import Bottleneck, FleetDevice
 
 DEVICE = FleetDevice("test", 1e9, 1e6, 5e5, 0.01, 2**30)
@@ -139,21 +139,21 @@ def line(rate: float, devices: int = 2) -> Bottleneck:
     return Bottleneck("line", rate, rate / 2, devices)
 
 
-def busy(devices: list[FleetDevice], gemms: int = 1) -> tuple[VirtualShell, list[Activity]]:
+def busy(devices: list[FleetDevice], gemms: int = 1) -> tuple[VirtualRuntime, list[Activity]]:
     """Emulate a few GEMMs, block by block, and return what was seen of them."""
     fleet = emulated(devices, compute=False)
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
-    assert shell.arithmetic is Arithmetic.NONE
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    assert runtime.arithmetic is Arithmetic.NONE
     seen: list[Activity] = []
-    shell.observers.append(seen.append)
+    runtime.observers.append(seen.append)
     for _ in range(gemms):
         a, b = (
             fleet.operand(Buffer(np.zeros((400, 400), np.float32), DType.FP32)) for _ in range(2)
         )
         fleet.submit(Side(a), Side(b), arrays.empty(400, 400, DType.FP32)).result()
-    shell.settle()
-    return shell, seen
+    runtime.settle()
+    return runtime, seen
 
 
 def transfers(seen: list[Activity], direction: Direction) -> list[Transfer]:
@@ -199,27 +199,27 @@ def test_the_servers_card_is_a_line_of_all() -> None:
     from cleave.planner.plan import PsRates
 
     fleet = emulated([DEVICE] * 5, compute=False, ps=PsRates(1e6, 1e6))
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
-    began_s, before = shell.now_s, fleet.counters()
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    began_s, before = runtime.now_s, fleet.counters()
     a, b = (fleet.operand(Buffer(np.zeros((300, 300), np.float32), DType.FP32)) for _ in range(2))
     fleet.submit(Side(a), Side(b), arrays.empty(300, 300, DType.FP32)).result()
     sent = (fleet.counters() - before).downlink_bytes
-    assert shell.now_s - began_s >= sent / 1e6
+    assert runtime.now_s - began_s >= sent / 1e6
 
 
 def test_what_waits_for_a_line_goes_with_its_device() -> None:
     """What a device that vanished was still to be sent takes no one else's time."""
     devices = [replace(DEVICE, name=str(i), bottleneck=line(1e5)) for i in range(2)]
     fleet = emulated(devices, compute=False)
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
     seen: list[Activity] = []
-    shell.observers.append(seen.append)
+    runtime.observers.append(seen.append)
     a, b = (fleet.operand(Buffer(np.zeros((400, 400), np.float32), DType.FP32)) for _ in range(2))
     future = fleet.submit(Side(a), Side(b), arrays.empty(400, 400, DType.FP32))
-    shell.lose(2, in_s=1.0)
+    runtime.lose(2, in_s=1.0)
     future.result()
-    shell.settle()
+    runtime.settle()
     gone_s = next(p.at_s for p in seen if isinstance(p, Presence) and not p.here)
     assert all(t.begin_s <= gone_s for t in seen if isinstance(t, Transfer) and t.device == 2)

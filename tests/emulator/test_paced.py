@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cleave.arrays import DType
 from cleave.device.compute_thread import Outcome
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
@@ -255,7 +255,7 @@ def answers(
     return found, lateness, seen
 
 
-@pytest.mark.parametrize("executor", [None, NumpyExecutor()], ids=["zeros", "numpy"])
+@pytest.mark.parametrize("executor", [None, NumpyBackend()], ids=["zeros", "numpy"])
 @pytest.mark.parametrize("speed", [1.0, 10.0])
 def test_answers_come_when_the_modelled_device_has_them(executor: Any, speed: float) -> None:
     found, lateness, seen = answers(3, executor=executor, speed=speed)
@@ -271,7 +271,7 @@ def test_answers_come_when_the_modelled_device_has_them(executor: Any, speed: fl
 
 
 def test_a_machine_that_is_too_slow_is_told_of() -> None:
-    found, lateness, _ = answers(3, takes_s=5.0, executor=NumpyExecutor())
+    found, lateness, _ = answers(3, takes_s=5.0, executor=NumpyBackend())
     assert [t for _, t, _ in found] == pytest.approx([5, 5, 6], abs=1e-5)
     assert (lateness.answers, lateness.late) == (3, 2)
     assert lateness.worst_s == pytest.approx(3.0, abs=1e-5)

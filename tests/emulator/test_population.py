@@ -17,7 +17,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from emulator.activity import Activity, Multiplication, Presence
 from emulator.trace import EventLog
-from emulator.virtual import VirtualShell, emulated
+from emulator.virtual import VirtualRuntime, emulated
 from profiles.availability import Availability, Durations, Family
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, paper_fleet, with_churn
@@ -30,9 +30,9 @@ def churning(session_s: float, gap_s: float, *, drains: bool = False) -> FleetDe
     return replace(DEVICE, availability=stay)
 
 
-def shell_of(fleet: Fleet) -> VirtualShell:
-    assert isinstance(fleet.shell, VirtualShell)
-    return fleet.shell
+def shell_of(fleet: Fleet) -> VirtualRuntime:
+    assert isinstance(fleet.runtime, VirtualRuntime)
+    return fleet.runtime
 
 
 def watched(fleet: Fleet) -> list[Activity]:
@@ -108,9 +108,9 @@ def test_who_drains_answers_what_it_was_given() -> None:
     for _ in range(20):
         check(submit(fleet))
     # A newcomer may help with what runs; nothing is left undone by those who go.
-    assert shell_of(fleet).coordinator.dispatcher.counters.reissued == 0
+    assert shell_of(fleet).manager.scheduler.counters.reissued == 0
     assert shell_of(fleet).now_s > 2.5
-    assert shell_of(fleet).coordinator.epoch > 10
+    assert shell_of(fleet).manager.epoch > 10
 
 
 def test_a_stay_shorter_than_a_hello_holds_nobody_up() -> None:
@@ -124,9 +124,9 @@ def test_a_stay_shorter_than_a_hello_holds_nobody_up() -> None:
 
 def test_only_those_who_never_come_back_end_the_work() -> None:
     fleet = emulated([DEVICE] * 2)
-    shell = shell_of(fleet)
-    for device in list(shell.devices):
-        shell.lose(device, in_s=0.01)
+    runtime = shell_of(fleet)
+    for device in list(runtime.devices):
+        runtime.lose(device, in_s=0.01)
     with pytest.raises(FleetError, match=r"gone and none is due to join"):
         submit(fleet).result()
 

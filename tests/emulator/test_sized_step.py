@@ -28,7 +28,7 @@ from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
 from emulator.activity import Activity, Direction, Transfer
 from emulator.sized_step import SizedStep, SizedStepper
-from emulator.virtual import VirtualShell, emulated
+from emulator.virtual import VirtualRuntime, emulated
 from profiles.availability import Availability, Durations
 from profiles.fleet_device import Bottleneck, FleetDevice
 from profiles.fleets import paper_fleet
@@ -44,13 +44,13 @@ def stepper(
     tokens: int = TOKENS,
     reuse: bool = True,
     ps: PsRates | None = None,
-) -> tuple[SizedStepper, VirtualShell]:
+) -> tuple[SizedStepper, VirtualRuntime]:
     members = paper_fleet(devices) if isinstance(devices, int) else list(devices)
     fleet = emulated(members, compute=False, ps=ps)
     fleet.planner = planner(ps)
-    assert isinstance(fleet.shell, VirtualShell)
+    assert isinstance(fleet.runtime, VirtualRuntime)
     made = SizedStepper(fleet, find_model(model), tokens, DType.FP32, reuse=reuse)
-    return made, fleet.shell
+    return made, fleet.runtime
 
 
 @cache
@@ -160,26 +160,26 @@ def same(reused: SizedStep, emulated_all: SizedStep) -> None:
 def test_reuse_changes_nothing(model: str, change: dict[str, Any], card: float | None) -> None:
     fleet = [replace(d, **change) for d in paper_fleet(MANY)]
     ps = PsRates(card, card) if card else None
-    (once, shell), (anew, other) = (stepper(fleet, model, reuse=r, ps=ps) for r in (True, False))
+    (once, runtime), (anew, other) = (stepper(fleet, model, reuse=r, ps=ps) for r in (True, False))
     for _ in range(2):
         reused, whole = once.step(), anew.step()
         assert whole.reused_events == 0
         same(reused, whole)
     assert reused.reused_events > 0
-    assert shell.now_s == pytest.approx(other.now_s, rel=1e-9)
-    for number, device in shell.devices.items():
+    assert runtime.now_s == pytest.approx(other.now_s, rel=1e-9)
+    for number, device in runtime.devices.items():
         assert device.core.blocks == other.devices[number].core.blocks
         assert device.core.flops == other.devices[number].core.flops
 
 
 def test_real_gemms_after_reuse_take_the_same_course() -> None:
-    (once, shell), (anew, other) = (stepper(MANY, reuse=r) for r in (True, False))
+    (once, runtime), (anew, other) = (stepper(MANY, reuse=r) for r in (True, False))
     same(once.step(), anew.step())
-    shell.observers.append(lambda _: None)  # from now on event by event
+    runtime.observers.append(lambda _: None)  # from now on event by event
     ours, theirs = once.step(), anew.step()
     assert ours.reused_events == 0
     same(ours, theirs)
-    assert shell.now_s == pytest.approx(other.now_s, rel=1e-9)
+    assert runtime.now_s == pytest.approx(other.now_s, rel=1e-9)
 
 
 CHURN = Availability(Durations(1e4), Durations(10.0))
@@ -203,15 +203,15 @@ def test_one_random_device_is_enough() -> None:
 
 
 def test_what_is_watched_is_not_reused() -> None:
-    made, shell = stepper(MANY)
-    shell.observers.append(lambda _: None)
+    made, runtime = stepper(MANY)
+    runtime.observers.append(lambda _: None)
     assert made.step().reused_events == 0
 
 
 def test_losses_end_reuse_until_the_fleet_is_known_again() -> None:
-    made, shell = stepper(MANY)
+    made, runtime = stepper(MANY)
     made.step()
-    shell.lose(3)
+    runtime.lose(3)
     changed = made.step()
     assert changed.events > 0
     assert made.step().reused_events > changed.reused_events
@@ -233,17 +233,17 @@ def test_bytes_are_those_of_the_plan_and_the_messages_around_them(
 ) -> None:
     """Counted = strips and blocks of the plan + header of every message, to the byte."""
     fleet = emulated(devices, compute=False)
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
-    shell.settle()
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    runtime.settle()
     seen: list[Activity] = []
-    shell.observers.append(seen.append)
+    runtime.observers.append(seen.append)
     before = fleet.counters()
     m, n, k = shape
     a, b = (fleet.operand(Buffer(np.zeros(s, dtype.storage), dtype)) for s in ((m, k), (k, n)))
     future = fleet.submit(Side(a), Side(b), arrays.empty(m, n, dtype))
     future.result()
-    plan = future.work.plan
+    plan = future.job.plan
     assert plan is not None
     counted = fleet.counters() - before
 

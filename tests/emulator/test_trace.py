@@ -16,7 +16,7 @@ from cleave.errors import UsageError
 from cleave.fleet.product import Side
 from emulator.activity import Activity
 from emulator.trace import EventLog, TraceWriter
-from emulator.virtual import VirtualShell, emulated
+from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, with_churn
 
@@ -27,8 +27,8 @@ def watch(devices: list[FleetDevice], *observers: Any, seed: int = 3) -> list[Ac
     """Emulate two GEMMs, watched; returns everything that happened."""
     seen: list[Activity] = []
     fleet = emulated(devices, compute=False, seed=seed, start_hour=23.0)
-    assert isinstance(fleet.shell, VirtualShell)
-    fleet.shell.observers.extend([*observers, seen.append])
+    assert isinstance(fleet.runtime, VirtualRuntime)
+    fleet.runtime.observers.extend([*observers, seen.append])
     for _ in range(2):
         a, b = (
             fleet.operand(Buffer(np.zeros((300, 300), np.float32), DType.FP32)) for _ in range(2)

@@ -10,17 +10,17 @@ from cleave.arrays import Buffer, DType
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID
 from cleave.scheduler.reputation import KNOWN_AFTER
-from emulator.virtual import Arithmetic, VirtualShell, _VirtualDevice, emulated
+from emulator.virtual import Arithmetic, VirtualRuntime, _VirtualDevice, emulated
 from profiles.fleet_device import FleetDevice
 
 DEVICES = [FleetDevice(f"d{i}", 1e9, 1e7, 1e7, 1e-3, 10**8) for i in range(3)]
 
 
-class Spoiled(VirtualShell):
+class Spoiled(VirtualRuntime):
     """The first device's first copy of a strip of B has a flipped bit, as long as it is kept."""
 
     flipped: int = 0
@@ -38,17 +38,17 @@ class Spoiled(VirtualShell):
             copy[0, 0] = 1e20
             strip.payload = Buffer(copy, payload.dtype)
         self.answered_wrong += first and id(strip) == self.flipped
-        return execute(NumpyExecutor(), order)
+        return execute(NumpyBackend(), order)
 
 
-class Patient(VirtualShell):
+class Patient(VirtualRuntime):
     """The first device is right until it is trusted, and then lies now and then."""
 
     lies: int = 0
     answers: int = 0
 
     def _product(self, device: _VirtualDevice, order: Compute) -> Buffer:
-        block = execute(NumpyExecutor(), order)
+        block = execute(NumpyBackend(), order)
         if device.profile.name == "d0" and order.run < FIRST_ID:
             self.answers += 1
             if self.answers > KNOWN_AFTER and self.answers % 4 == 0:
@@ -65,34 +65,34 @@ def multiply(fleet: Fleet, seed: int) -> tuple[Buffer, np.ndarray]:
 
 
 def test_one_flipped_bit_in_memory_is_one_fault_and_the_strip_is_sent_again() -> None:
-    shell = Spoiled(DEVICES, NumpyExecutor(), Arithmetic.BLOCKS, verify="all")
-    fleet = Fleet(shell)
+    runtime = Spoiled(DEVICES, NumpyBackend(), Arithmetic.BLOCKS, verify="all")
+    fleet = Fleet(runtime)
     for seed in range(3):
         ours, plain = multiply(fleet, seed)
         np.testing.assert_allclose(ours.array, plain, rtol=1e-4, atol=1e-4)
-    assert shell.answered_wrong > 0
-    (record,) = [s for s in shell.coordinator.sessions.values() if s.name == "d0"]
+    assert runtime.answered_wrong > 0
+    (record,) = [s for s in runtime.manager.sessions.values() if s.name == "d0"]
     assert record.reputation.wrong == 1
     assert fleet.device_count == 3
     assert fleet.counters().verify_s > 0
 
 
 def test_a_sample_finds_a_liar_and_checks_it_from_then_on() -> None:
-    shell = Patient(DEVICES, NumpyExecutor(), Arithmetic.BLOCKS, seed=3, verify="sample:0.5")
-    fleet = Fleet(shell)
+    runtime = Patient(DEVICES, NumpyBackend(), Arithmetic.BLOCKS, seed=3, verify="sample:0.5")
+    fleet = Fleet(runtime)
     seed = 0
     while fleet.device_count == 3:
         multiply(fleet, seed)
         seed += 1
-    assert shell.lies < 12  # three are found, of about four more that were not looked at
+    assert runtime.lies < 12  # three are found, of about four more that were not looked at
     for seed in range(100, 103):
         ours, plain = multiply(fleet, seed)
         np.testing.assert_allclose(ours.array, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_results_that_never_left_are_checked_only_on_demand() -> None:
-    fleet = emulated(DEVICES, executor=NumpyExecutor(), whole_tiles=False)
+    fleet = emulated(DEVICES, executor=NumpyBackend(), whole_tiles=False)
     multiply(fleet, 0)
     assert fleet.counters().verify_s == 0
     with pytest.raises(UsageError, match="whole_tiles=False"):
-        emulated(DEVICES, executor=NumpyExecutor(), verify="all")
+        emulated(DEVICES, executor=NumpyBackend(), verify="all")

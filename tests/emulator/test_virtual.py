@@ -15,7 +15,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.fleet.runtime import FleetCounters
 from cleave.gemm import Gemm, Span, Tile, cut_tile
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
@@ -28,7 +28,7 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size
 from emulator.activity import Activity, Direction, Transfer
-from emulator.virtual import Arithmetic, VirtualShell, emulated
+from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 
@@ -60,10 +60,10 @@ def _fleet(
     *,
     planner: Planner | None = None,
     whole_tiles: bool = True,
-) -> tuple[Fleet, VirtualShell]:
+) -> tuple[Fleet, VirtualRuntime]:
     arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
-    shell = VirtualShell(profiles, NumpyExecutor(), arithmetic)
-    return Fleet(shell, planner or TilePlanner()), shell
+    runtime = VirtualRuntime(profiles, NumpyBackend(), arithmetic)
+    return Fleet(runtime, planner or TilePlanner()), runtime
 
 
 def _matrix(rows: int, columns: int, seed: int, dtype: DType = DType.FP32) -> Buffer:
@@ -89,7 +89,7 @@ def _side(side: Side) -> arrays.Array:
     return values.T if side.transposed else values
 
 
-def _watched(shell: VirtualShell) -> list[Transfer]:
+def _watched(runtime: VirtualRuntime) -> list[Transfer]:
     """Every message from now on."""
     seen: list[Transfer] = []
 
@@ -97,7 +97,7 @@ def _watched(shell: VirtualShell) -> list[Transfer]:
         if isinstance(activity, Transfer):
             seen.append(activity)
 
-    shell.observers.append(note)
+    runtime.observers.append(note)
     return seen
 
 
@@ -129,11 +129,11 @@ def test_whole_tiles_are_within_rounding_of_blocks() -> None:
     a, b = (Buffer(rng.standard_normal(s, np.float32), DType.FP32) for s in [(90, 70), (70, 110)])
     results, times, blocks = [], [], []
     for whole_tiles in (True, False):
-        fleet, shell = _fleet([DEVICE] * 6, whole_tiles=whole_tiles)
+        fleet, runtime = _fleet([DEVICE] * 6, whole_tiles=whole_tiles)
         out = arrays.empty(90, 110, DType.FP32)
         future = fleet.submit(Side(fleet.operand(a)), Side(fleet.operand(b)), out)
         results.append(future.result().array)
-        times.append(shell.now_s)
+        times.append(runtime.now_s)
         blocks.append(fleet.counters().blocks)
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(results[0], a.array @ b.array, rtol=1e-4, atol=1e-4)
@@ -143,8 +143,8 @@ def test_whole_tiles_are_within_rounding_of_blocks() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)], ids=str)
 def test_empty_gemms(shape: tuple[int, int, int]) -> None:
-    fleet, shell = _fleet()
-    before_s = shell.now_s
+    fleet, runtime = _fleet()
+    before_s = runtime.now_s
     m, n, k = shape
     out = arrays.empty(m, n, DType.BF16)
     out.array[...] = 7
@@ -152,7 +152,7 @@ def test_empty_gemms(shape: tuple[int, int, int]) -> None:
     future = fleet.submit(Side(fleet.operand(a)), Side(fleet.operand(b)), out)
     assert future.result() is out
     assert not out.array.any()
-    assert shell.now_s == before_s
+    assert runtime.now_s == before_s
 
 
 def test_shapes_and_dtypes_must_fit() -> None:
@@ -180,9 +180,9 @@ def test_the_result_has_the_dtype_of_the_operands_or_fp32() -> None:
 
 @pytest.mark.parametrize("whole_tiles", [True, False])
 def test_counted_bytes_are_those_of_the_encoded_messages(whole_tiles: bool) -> None:
-    fleet, shell = _fleet(paper_fleet(4), whole_tiles=whole_tiles)
+    fleet, runtime = _fleet(paper_fleet(4), whole_tiles=whole_tiles)
     before = fleet.counters()
-    seen = _watched(shell)
+    seen = _watched(runtime)
     for seed in range(3):  # operands go after each, so that there are drops as well
         _check(_submit(fleet, 40, 30, 20, seed, DType.BF16))
     counted = fleet.counters() - before
@@ -208,8 +208,8 @@ def test_counters_of_a_gemm() -> None:
     future = _submit(fleet, 40, 30, 20)
     future.result()
     counted = fleet.counters() - before
-    assert future.work.plan is not None
-    assert (counted.gemms, counted.tiles) == (1, len(future.work.plan.tiles))
+    assert future.job.plan is not None
+    assert (counted.gemms, counted.tiles) == (1, len(future.job.plan.tiles))
     assert counted.floor_down_bytes == (40 * 20 + 20 * 30) * 4 < counted.downlink_bytes
     assert counted.floor_up_bytes == 40 * 30 * 4 < counted.uplink_bytes
     assert counted.reissued == counted.late == 0
@@ -217,9 +217,9 @@ def test_counters_of_a_gemm() -> None:
 
 
 def test_an_operand_that_is_held_is_sent_once() -> None:
-    fleet, shell = _fleet(paper_fleet(1))
+    fleet, runtime = _fleet(paper_fleet(1))
     x = fleet.operand(_matrix(50, 40, 0))
-    seen = _watched(shell)
+    seen = _watched(runtime)
     for seed in (1, 2, 3):
         w = fleet.operand(_matrix(40, 30, seed))
         _check(fleet.submit(Side(x), Side(w), arrays.empty(50, 30, DType.FP32)))
@@ -228,17 +228,17 @@ def test_an_operand_that_is_held_is_sent_once() -> None:
 
 
 def test_released_operands_are_forgotten_everywhere() -> None:
-    fleet, shell = _fleet(paper_fleet(3))
+    fleet, runtime = _fleet(paper_fleet(3))
     for seed in range(20):
         _submit(fleet, 20, 20, 20, seed).result()
     _submit(fleet, 1, 1, 1).result()
-    shell._forget_released()
-    dispatcher = shell.coordinator.dispatcher
-    assert dispatcher.holdings.empty
-    assert not shell.coordinator._buffers
-    assert not shell._outputs
-    assert not shell._futures
-    stored = sum(d.core.occupied_bytes for d in shell.devices.values())
+    runtime._forget_released()
+    scheduler = runtime.manager.scheduler
+    assert scheduler.device_memory.empty
+    assert not runtime.manager._buffers
+    assert not runtime._outputs
+    assert not runtime._futures
+    stored = sum(d.core.occupied_bytes for d in runtime.devices.values())
     assert stored <= 2 * 20 * 20 * 4 * 3  # what is told with the next message
 
 
@@ -268,13 +268,13 @@ def _streamed_s(profile: FleetDevice, future: GemmFuture, seen: list[Transfer]) 
             compute_s = max(compute_s, arrived_s) + flops[message.id] / profile.flops_per_s
             up_s = max(up_s, compute_s) + next(results) / profile.uplink_bytes_per_s
             last_s = up_s + profile.latency_s
-    assert sum(flops.values()) == future.work.gemm.flops
+    assert sum(flops.values()) == future.job.gemm.flops
     return last_s
 
 
 def test_time_of_one_unit_is_download_compute_and_upload() -> None:
-    fleet, shell = _fleet([DEVICE], planner=OneDevice(1))
-    started_s = shell.now_s
+    fleet, runtime = _fleet([DEVICE], planner=OneDevice(1))
+    started_s = runtime.now_s
     hello = messages.Hello(
         role=messages.Role.DEVICE,
         name="test",
@@ -288,12 +288,12 @@ def test_time_of_one_unit_is_download_compute_and_upload() -> None:
         latency_s=0.5,
     )
     assert started_s == pytest.approx(wire_size(hello) / 5e3 + 0.5)
-    seen = _watched(shell)
+    seen = _watched(runtime)
     _check(_submit(fleet, 12, 10, 8))
     put_a, put_b, run, result = seen
     down = wire_size(messages.Welcome(device=1)) + put_a.nbytes + put_b.nbytes + run.nbytes
     expected_s = down / 1e4 + 0.5 + 2 * 12 * 10 * 8 / 1e6 + result.nbytes / 5e3 + 0.5
-    assert shell.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
+    assert runtime.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
     assert fleet.counters().fleet_s == pytest.approx(expected_s, rel=1e-12)
 
 
@@ -304,13 +304,13 @@ def test_strips_blocks_and_computing_overlap(
     strips: int, flops_per_s: float, uplink_bytes_per_s: float
 ) -> None:
     profile = replace(DEVICE, flops_per_s=flops_per_s, uplink_bytes_per_s=uplink_bytes_per_s)
-    fleet, shell = _fleet([profile], planner=OneDevice(1, strips))
-    seen = _watched(shell)
-    started_s = shell.now_s
+    fleet, runtime = _fleet([profile], planner=OneDevice(1, strips))
+    seen = _watched(runtime)
+    started_s = runtime.now_s
     future = _submit(fleet, 12, 10, 8)
     _check(future)
     expected_s = _streamed_s(profile, future, seen)
-    assert shell.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
+    assert runtime.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
 
 
 def test_gemms_submitted_before_the_first_wait_overlap() -> None:
@@ -325,19 +325,19 @@ def test_gemms_submitted_before_the_first_wait_overlap() -> None:
             self.device = 3 - self.device
             return super().plan(gemm, element, devices, residencies)
 
-    one_by_one, shell = _fleet([DEVICE] * 2, planner=Alternating(1))
-    began_s = shell.now_s
+    one_by_one, runtime = _fleet([DEVICE] * 2, planner=Alternating(1))
+    began_s = runtime.now_s
     for seed in range(2):
         _check(_submit(one_by_one, seed=seed))
-    in_turn_s = shell.now_s - began_s
+    in_turn_s = runtime.now_s - began_s
 
-    together, shell = _fleet([DEVICE] * 2, planner=Alternating(1))
-    began_s = shell.now_s
+    together, runtime = _fleet([DEVICE] * 2, planner=Alternating(1))
+    began_s = runtime.now_s
     futures = [_submit(together, seed=seed) for seed in range(2)]
-    assert shell.now_s == began_s  # the clock moves only while somebody waits
+    assert runtime.now_s == began_s  # the clock moves only while somebody waits
     for future in futures:
         _check(future)
-    both_s = shell.now_s - began_s
+    both_s = runtime.now_s - began_s
     assert both_s == pytest.approx(in_turn_s / 2, rel=0.01)
     assert together.counters().fleet_s == pytest.approx(both_s)
 
@@ -349,17 +349,17 @@ def _trace(seen: list[Transfer]) -> list[tuple[float, int, Direction, str, int]]
 def test_identical_runs_leave_identical_traces() -> None:
     traces, ends = [], []
     for _ in range(2):
-        fleet, shell = _fleet(paper_fleet(9))
-        seen = _watched(shell)
+        fleet, runtime = _fleet(paper_fleet(9))
+        seen = _watched(runtime)
         futures = [_submit(fleet, 40, 50, 30, seed) for seed in range(3)]
-        shell.lose(3, in_s=1e-3)
-        shell.lose(5, in_s=2e-3)
+        runtime.lose(3, in_s=1e-3)
+        runtime.lose(5, in_s=2e-3)
         for future in futures:
             _check(future)
         del futures
         _check(_submit(fleet, 20, 20, 20))
         traces.append(_trace(seen))
-        ends.append((shell.now_s, shell.events, fleet.counters().downlink_bytes))
+        ends.append((runtime.now_s, runtime.events, fleet.counters().downlink_bytes))
     assert traces[0] == traces[1]
     assert ends[0] == ends[1]
     times = [t[0] for t in traces[0]]
@@ -371,75 +371,75 @@ def test_identical_runs_leave_identical_traces() -> None:
 
 @pytest.mark.parametrize("whole_tiles", [True, False])
 def test_a_device_lost_on_the_way_costs_time_and_no_numbers(whole_tiles: bool) -> None:
-    fleet, shell = _fleet([replace(DEVICE, latency_s=0.0)] * 3, whole_tiles=whole_tiles)
+    fleet, runtime = _fleet([replace(DEVICE, latency_s=0.0)] * 3, whole_tiles=whole_tiles)
     calm, calm_shell = _fleet([replace(DEVICE, latency_s=0.0)] * 3, whole_tiles=whole_tiles)
-    began_s = shell.now_s
+    began_s = runtime.now_s
     _check(_submit(calm, 30, 30, 30))
     took_s = calm_shell.now_s - began_s
     future = _submit(fleet, 30, 30, 30)
-    shell.lose(2, in_s=0.6 * took_s)
+    runtime.lose(2, in_s=0.6 * took_s)
     _check(future)
-    assert shell.now_s - began_s > took_s
+    assert runtime.now_s - began_s > took_s
     assert fleet.counters().reissued > 0
     assert fleet.device_count == 2
     _check(_submit(fleet, 30, 30, 30, 5))
 
 
 def test_without_devices_a_result_fails_and_a_new_device_takes_over() -> None:
-    fleet, shell = _fleet([DEVICE] * 2)
+    fleet, runtime = _fleet([DEVICE] * 2)
     future = _submit(fleet)
-    for device in list(shell.devices):
-        shell.lose(device, in_s=0.7)
+    for device in list(runtime.devices):
+        runtime.lose(device, in_s=0.7)
     with pytest.raises(FleetError, match="gone"):
         future.result()
     assert fleet.device_count == 0
     with pytest.raises(FleetError, match="gone"):
         future.result()
-    shell.join(DEVICE)
+    runtime.join(DEVICE)
     _check(future)
     assert fleet.device_count == 1
 
 
 def test_work_submitted_to_nobody_waits_for_somebody() -> None:
-    fleet, shell = _fleet([])
+    fleet, runtime = _fleet([])
     assert fleet.device_count == 0
     future = _submit(fleet)
-    shell.join(DEVICE)
+    runtime.join(DEVICE)
     _check(future)
 
 
 def test_losing_a_device_twice_or_before_its_hello_changes_nothing() -> None:
-    fleet, shell = _fleet([DEVICE] * 2)
-    shell.lose(1)
-    shell.lose(1)
-    shell.lose(99)
-    shell.lose(shell.join(DEVICE))
+    fleet, runtime = _fleet([DEVICE] * 2)
+    runtime.lose(1)
+    runtime.lose(1)
+    runtime.lose(99)
+    runtime.lose(runtime.join(DEVICE))
     _check(_submit(fleet))
     assert fleet.device_count == 1
 
 
 def test_a_device_that_joins_is_used_from_the_next_gemm_on() -> None:
-    fleet, shell = _fleet([DEVICE])
+    fleet, runtime = _fleet([DEVICE])
     _check(_submit(fleet))
-    new = shell.join(DEVICE)
+    new = runtime.join(DEVICE)
     while fleet.device_count < 2:
-        shell._step()
+        runtime._step()
     future = _submit(fleet, 40, 40, 40)
     _check(future)
-    assert future.work.plan is not None
-    assert new in {t.device for t in future.work.plan.tiles}
+    assert future.job.plan is not None
+    assert new in {t.device for t in future.job.plan.tiles}
 
 
 def test_a_device_that_drains_answers_and_goes() -> None:
-    fleet, shell = _fleet([replace(DEVICE, latency_s=0.0)] * 2)
+    fleet, runtime = _fleet([replace(DEVICE, latency_s=0.0)] * 2)
     future = _submit(fleet, 30, 30, 30)
-    device = shell.devices[2]
+    device = runtime.devices[2]
     for message in device.core.drain():
         assert isinstance(message, messages.Drain)
-        shell._send_up(device, message)
+        runtime._send_up(device, message)
     _check(future)
     assert fleet.device_count == 1
-    assert 2 not in shell.devices
+    assert 2 not in runtime.devices
 
 
 def test_a_closed_fleet_says_so() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from cleave.energy.account import (
     CloudSpell,
+    DeviceUsage,
     Ps,
-    Spell,
     cloud_footprint,
     fleet_footprint,
 )
@@ -37,12 +37,12 @@ def assumptions() -> Assumptions:
     return load_assumptions()
 
 
-def of(profile: DeviceProfile, spell: Spell) -> dict[str, float | None]:
-    found = fleet_footprint([spell], {profile.name: profile}, load_typical(), assumptions(), 400.0)
+def of(profile: DeviceProfile, usage: DeviceUsage) -> dict[str, float | None]:
+    found = fleet_footprint([usage], {profile.name: profile}, load_typical(), assumptions(), 400.0)
     return {part.name: part.energy_j for part in found.parts}
 
 
-SPELL = Spell("mine", 2, 2 * HOUR_S, HOUR_S, 100.0, 4e9, 1e9)
+SPELL = DeviceUsage("mine", 2, 2 * HOUR_S, HOUR_S, 100.0, 4e9, 1e9)
 
 
 def test_a_fleet_by_hand() -> None:
@@ -108,8 +108,8 @@ def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
     silent = msgspec.structs.replace(iphone, name="mine", power=None, embodied=None)
     assert silent.kind is DeviceKind.PHONE  # nothing else of it is known either
     by_kind, by_profile = (
-        fleet_footprint([spell], {"mine": silent}, load_typical(), assumptions(), 400.0)
-        for spell in (stranger, replace(SPELL, profile="mine"))
+        fleet_footprint([usage], {"mine": silent}, load_typical(), assumptions(), 400.0)
+        for usage in (stranger, replace(SPELL, profile="mine"))
     )
     assert by_kind == by_profile
     assert by_kind.complete
@@ -171,23 +171,23 @@ def test_a_byte_between_devices_crosses_the_network_once() -> None:
 
 def test_power_that_a_fleet_file_states_stands_in() -> None:
     # 10 W for 40 s above what the devices draw anyway, of which nothing is known: 400 J.
-    spell = Spell("", 2, 200.0, 40.0, 5.0, 1e6, 1e6, active_power_w=10.0)
+    usage = DeviceUsage("", 2, 200.0, 40.0, 5.0, 1e6, 1e6, active_power_w=10.0)
     free = replace(assumptions().network_j_per_byte, value=0.0)
     found = fleet_footprint(
-        [spell], {}, load_typical(), replace(assumptions(), network_j_per_byte=free), 100
+        [usage], {}, load_typical(), replace(assumptions(), network_j_per_byte=free), 100
     )
     assert found.energy_j == pytest.approx(400)
     assert found.complete
     assert found.embodied_unknown == 2
     assert any("fleet file" in line for line in found.assumed)
     # A profile's own power, or its class's, goes first.
-    phone = replace(spell, profile="iphone-12")
+    phone = replace(usage, profile="iphone-12")
     known = fleet_footprint([phone], load_profiles(), load_typical(), assumptions(), None)
     assert known.parts[0].energy_j == pytest.approx(6.75 * 40)
 
 
 def test_what_devices_measured_themselves_is_marked() -> None:
-    modelled = Spell("iphone-12", 1, 100.0, 40.0, 0.0, 0, 0)
+    modelled = DeviceUsage("iphone-12", 1, 100.0, 40.0, 0.0, 0, 0)
     measured = replace(modelled, measured_j=500.0)
     found = fleet_footprint(
         [modelled, measured], load_profiles(), load_typical(), assumptions(), None
@@ -203,7 +203,7 @@ def test_what_devices_measured_themselves_is_marked() -> None:
 
 def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
     profiles, typical = load_profiles(), load_typical()
-    laptop = Spell("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
+    laptop = DeviceUsage("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
     question = Question([laptop], profiles, typical)
     bars = tornado(
         question.figure,

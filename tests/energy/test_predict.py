@@ -18,26 +18,26 @@ def test_a_fleet_multiplies_all_of_it() -> None:
     fleet = [
         FleetDevice(f"d{i}", 1e12, 1e8, 5e7, 0.0, 10**10, profile="iphone-12") for i in range(3)
     ]
-    spells, duration_s = fleet_spells(WORK, fleet)
-    assert len(spells) == 1
-    spell = spells[0]
-    assert spell.devices == 3
-    assert spell.compute_s == pytest.approx(WORK.flops / 1e12)
-    assert spell.present_s == pytest.approx(3 * duration_s)
-    assert spell.radio_s == pytest.approx(spell.down_bytes / 1e8 + spell.up_bytes / 5e7)
-    assert spell.compute_s <= spell.present_s
+    usages, duration_s = fleet_spells(WORK, fleet)
+    assert len(usages) == 1
+    usage = usages[0]
+    assert usage.devices == 3
+    assert usage.compute_s == pytest.approx(WORK.flops / 1e12)
+    assert usage.present_s == pytest.approx(3 * duration_s)
+    assert usage.radio_s == pytest.approx(usage.down_bytes / 1e8 + usage.up_bytes / 5e7)
+    assert usage.compute_s <= usage.present_s
 
 
 def test_phones_multiply_at_the_speed_they_settle_at() -> None:
     fleet = find_fleet("phones-5g-5", dtype="bf16")
     hot = {d.profile: d.thermal.sustained_speed for d in fleet if d.thermal is not None}
     assert hot  # some throttle
-    spells, _ = fleet_spells(WORK, fleet)
+    usages, _ = fleet_spells(WORK, fleet)
     done = sum(
-        spell.compute_s * device.stated_flops_per_s * hot.get(device.profile, 1.0)
-        for spell in spells
+        usage.compute_s * device.stated_flops_per_s * hot.get(device.profile, 1.0)
+        for usage in usages
         for device in fleet
-        if device.profile == spell.profile
+        if device.profile == usage.profile
     )
     assert done == pytest.approx(WORK.flops)
 
@@ -45,8 +45,8 @@ def test_phones_multiply_at_the_speed_they_settle_at() -> None:
 def test_a_gpu_does_the_same_work() -> None:
     # An A100 at half of the 252.9 TFLOP/s that it reaches in bf16.
     gpu = load_profile("a100-pcie-40gb")
-    spell = cloud_spell(WORK, gpu, 0.5)
-    assert spell.time_s == pytest.approx(3 * step_flops(WORK.spec, 2, 64) / 126.45e12)
+    usage = cloud_spell(WORK, gpu, 0.5)
+    assert usage.time_s == pytest.approx(3 * step_flops(WORK.spec, 2, 64) / 126.45e12)
 
 
 def test_what_fits_a_gpu() -> None:

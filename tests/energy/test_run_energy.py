@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.energy.account import Spell
+from cleave.energy.account import DeviceUsage
 from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy, run_energy
 from cleave.errors import UsageError
@@ -19,11 +19,11 @@ from cleave.fleet.product import Side
 from cleave.machine.sensors import PowerMeter, Sensors
 from emulator.activity import Multiplication, Presence
 from emulator.run_meter import FleetMeter, RunMeter
-from emulator.virtual import VirtualShell, emulated
+from emulator.virtual import VirtualRuntime, emulated
 from profiles.device_profile import DeviceKind
 from profiles.fleet_device import FleetDevice
 
-SPELL = Spell("iphone-12", 2, 20.0, 8.0, 3.0, 1e6, 2e5)
+SPELL = DeviceUsage("iphone-12", 2, 20.0, 8.0, 3.0, 1e6, 2e5)
 
 
 def devices() -> list[FleetDevice]:
@@ -37,27 +37,27 @@ def multiply(fleet: Fleet, side: int) -> None:
     fleet.submit(Side(ones), Side(ones), empty(side, side, DType.FP32)).result()
 
 
-def shell_of(fleet: Fleet) -> VirtualShell:
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
-    return shell
+def shell_of(fleet: Fleet) -> VirtualRuntime:
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    return runtime
 
 
 def test_what_emulated_devices_do_is_what_the_fleet_counts() -> None:
     with emulated(devices(), seed=1) as fleet:
-        shell = shell_of(fleet)
+        runtime = shell_of(fleet)
         before = fleet.counters()
-        meter = RunMeter(PowerMeter(Sensors(Path("/nowhere"))), shell, devices())
+        meter = RunMeter(PowerMeter(Sensors(Path("/nowhere"))), runtime, devices())
         multiply(fleet, 64)
         energy = meter.finish()
         spent = fleet.counters() - before
-    assert len(energy.spells) == 1
-    spell = energy.spells[0]
-    assert (spell.profile, spell.devices) == ("iphone-12", 2)
-    assert spell.compute_s == pytest.approx(2 * 64**3 / 1e9, rel=1e-6)
-    assert spell.present_s == pytest.approx(2 * energy.duration_s)
-    assert (spell.down_bytes, spell.up_bytes) == (spent.downlink_bytes, spent.uplink_bytes)
-    assert spell.radio_s == pytest.approx(spell.down_bytes / 1e6 + spell.up_bytes / 5e5)
+    assert len(energy.usages) == 1
+    usage = energy.usages[0]
+    assert (usage.profile, usage.devices) == ("iphone-12", 2)
+    assert usage.compute_s == pytest.approx(2 * 64**3 / 1e9, rel=1e-6)
+    assert usage.present_s == pytest.approx(2 * energy.duration_s)
+    assert (usage.down_bytes, usage.up_bytes) == (spent.downlink_bytes, spent.uplink_bytes)
+    assert usage.radio_s == pytest.approx(usage.down_bytes / 1e6 + usage.up_bytes / 5e5)
     assert energy.machine_j is None
 
 
@@ -68,7 +68,7 @@ def test_devices_that_come_and_go() -> None:
     meter(Presence(16.0, 2, "b", True))
     meter(Presence(18.0, 3, "a", True))
     meter(Presence(19.0, 4, "stranger", True))
-    phones, strangers = meter.spells(20.0)
+    phones, strangers = meter.usages(20.0)
     assert (phones.devices, phones.present_s, phones.compute_s) == (2, 5 + 4 + 2, 2.0)
     assert (strangers.profile, strangers.devices, strangers.present_s) == ("", 1, 1.0)
 
@@ -90,7 +90,7 @@ def test_a_machine_that_counts_its_energy(tmp_path: Path) -> None:
 
 
 def test_a_record_comes_back_and_resumptions_add_up() -> None:
-    stranger = Spell("", 1, 9.0, 1.0, 1.0, 1e6, 2e5, kind=DeviceKind.PHONE, flops_per_s=1e9)
+    stranger = DeviceUsage("", 1, 9.0, 1.0, 1.0, 1e6, 2e5, kind=DeviceKind.PHONE, flops_per_s=1e9)
     faster = replace(stranger, flops_per_s=2e9)
     first = RunEnergy(10.0, 5.0, (SPELL, stranger), 100.0, "RAPL")
     second = RunEnergy(20.0, 6.0, (SPELL, faster), 50.0, "RAPL")
@@ -98,8 +98,8 @@ def test_a_record_comes_back_and_resumptions_add_up() -> None:
     found = run_energy([{"event": "step", "step": 1}, *lines])
     assert run_energy(lines[:1]) == first
     assert (found.duration_s, found.machine_j) == (30.0, 150.0)
-    both = Spell("", 1, 18.0, 2.0, 2.0, 2e6, 4e5, kind=DeviceKind.PHONE, flops_per_s=2e9)
-    assert found.spells == (Spell("iphone-12", 2, 40.0, 16.0, 6.0, 2e6, 4e5), both)
+    both = DeviceUsage("", 1, 18.0, 2.0, 2.0, 2e6, 4e5, kind=DeviceKind.PHONE, flops_per_s=2e9)
+    assert found.usages == (DeviceUsage("iphone-12", 2, 40.0, 16.0, 6.0, 2e6, 4e5), both)
     assert found.ps.energy_j is None  # the machine multiplied for its devices
     assert any("not counted" in note for note in found.notes())
 

@@ -13,19 +13,19 @@ import asyncio
 import os
 import signal
 
-from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, ProtocolError
-from cleave.machine.backends import Executor, NumpyExecutor, TorchExecutor
+from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend
 from cleave.machine.memory import hold_strips_well
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
-from tests.faults.exact import InvariantExecutor
+from tests.faults.exact import InvariantBackend
 
-EXECUTORS: dict[str, type[Executor]] = {
-    "invariant": InvariantExecutor,
-    "numpy": NumpyExecutor,
-    "torch": TorchExecutor,
+EXECUTORS: dict[str, type[MatmulBackend]] = {
+    "invariant": InvariantBackend,
+    "numpy": NumpyBackend,
+    "torch": TorchBackend,
 }
 _FLOPS_PER_S = 5e9
 _BYTES_PER_S = 100e6
@@ -33,7 +33,7 @@ _TRIES = 50
 _PAUSE_S = 0.1
 
 
-async def serve(url: str, executor: Executor, *, probe: bool) -> None:
+async def serve(url: str, executor: MatmulBackend, *, probe: bool) -> None:
     """Serve one session after the other until the server cannot be reached any more."""
     target = parse_join_url(url)
     rate = 0.0 if probe else _BYTES_PER_S
@@ -51,7 +51,7 @@ async def serve(url: str, executor: Executor, *, probe: bool) -> None:
         try:
             connection = await open_connection(target)
             failures = 0
-            computer = ExecutorComputer(executor)
+            computer = ComputeThread(executor)
             await DeviceSession(connection, computer, hello, on_idle=give_back).run()
         except (CleaveError, ProtocolError):
             failures += 1

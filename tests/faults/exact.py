@@ -28,7 +28,7 @@ Doubles = npt.NDArray[np.float64]
 _BITS_OF_A_DOUBLE = 53
 
 
-class InvariantExecutor:
+class InvariantBackend:
     """Multiplies so that each element depends on its row of A and its column of B alone.
 
     An element is the exact sum of products of operands that were cut to about 40 bits below the
@@ -39,7 +39,7 @@ class InvariantExecutor:
     name = "invariant"
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `Executor.matmul`.
+        """See `MatmulBackend.matmul`.
 
         A sum of several products is rounded between them, and so is not invariant: a server asks
         for it when it tests a device, plans of full depth never do.

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import Runtime
-from cleave.machine.backends import Executor
-from cleave.scheduler.gemm_job import GemmUnit
+from cleave.machine.backends import MatmulBackend
+from cleave.scheduler.gemm_job import GemmTask
 from cleave.scheduler.reduction import Output
 
 _UNIT = 2.0**-24
@@ -50,15 +50,15 @@ class Ledger:
         with self._lock:
             self._depths[id(out)] = np.zeros(out.shape, np.int32)
 
-    def place(self, out: Buffer, unit: GemmUnit) -> None:
+    def place(self, out: Buffer, task: GemmTask) -> None:
         """A result was put in its place."""
-        block = unit.block
+        block = task.block
         with self._lock:
             self.placed += 1
             depths = self._depths[id(out)]
             depths[block.m.start : block.m.stop, block.n.start : block.n.stop] += block.k.size
 
-    def finished(self, future: GemmFuture, reference: Executor | None) -> None:
+    def finished(self, future: GemmFuture, reference: MatmulBackend | None) -> None:
         """A GEMM is complete: count, and compare.
 
         Args:
@@ -68,7 +68,7 @@ class Ledger:
         with self._lock:
             depths = self._depths.pop(id(future.out))
         self.gemms += 1
-        self.miscounted += int((depths != future.work.gemm.k).sum())
+        self.miscounted += int((depths != future.job.gemm.k).sum())
         a, b = (
             s.operand.buffer.T if s.transposed else s.operand.buffer for s in (future.a, future.b)
         )
@@ -99,7 +99,7 @@ def rounding(a: Buffer, b: Buffer, product: Buffer) -> tuple[Any, Any]:
     return np.abs(product.float32() - exact), bound
 
 
-def audit(runtime: Runtime, ledger: Ledger, reference: Executor | None = None) -> None:
+def audit(runtime: Runtime, ledger: Ledger, reference: MatmulBackend | None = None) -> None:
     """Have the results of a runtime looked at before training gets them.
 
     Args:
@@ -127,9 +127,9 @@ def placements(ledger: Ledger) -> Iterator[None]:
             super().__init__(out)
             ledger.opened(out)
 
-        def place(self, unit: GemmUnit, payload: Any) -> None:
-            super().place(unit, payload)
-            ledger.place(self.out, unit)
+        def place(self, task: GemmTask, payload: Any) -> None:
+            super().place(task, payload)
+            ledger.place(self.out, task)
 
     counted: Callable[[Buffer], Output] = Counted
     with patch("cleave.fleet.runtime.Output", counted):

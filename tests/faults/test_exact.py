@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.gemm import Gemm, Span
-from cleave.machine.backends import NumpyExecutor, self_check
+from cleave.machine.backends import NumpyBackend, self_check
 from cleave.planner.plan import DeviceRates, ElementBytes, Residency
-from tests.faults.exact import FullDepthPlanner, InvariantExecutor
+from tests.faults.exact import FullDepthPlanner, InvariantBackend
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     out = empty(a.shape[0], b.shape[1], DType.FP32)
-    InvariantExecutor().matmul(Buffer(a, DType.FP32), Buffer(b, DType.FP32), out)
+    InvariantBackend().matmul(Buffer(a, DType.FP32), Buffer(b, DType.FP32), out)
     return out.array
 
 
 def test_it_passes_the_check_of_every_executor() -> None:
-    class Accumulating(InvariantExecutor):
+    class Accumulating(InvariantBackend):
         """Sums in several parts, which are part of that check, as fp32 adds them."""
 
         def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
@@ -54,14 +54,14 @@ def test_it_is_no_worse_than_fp32() -> None:
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((64, 2048), (2048, 64)))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     plain = empty(64, 64, DType.FP32)
-    NumpyExecutor().matmul(Buffer(a, DType.FP32), Buffer(b, DType.FP32), plain)
+    NumpyBackend().matmul(Buffer(a, DType.FP32), Buffer(b, DType.FP32), plain)
     assert np.abs(product(a, b) - exact).max() <= np.abs(plain.array - exact).max()
 
 
 def test_sums_in_parts_are_sums() -> None:
     one = Buffer(np.ones((1, 1), np.float32), DType.FP32)
     out = Buffer(np.full((1, 1), 2, np.float32), DType.FP32)
-    InvariantExecutor().matmul(one, one, out, accumulate=True)
+    InvariantBackend().matmul(one, one, out, accumulate=True)
     assert out.array[0, 0] == 3
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, Presence
 from cleave.fleet.product import Multiplier, Pending, Side
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.protocol import limits
-from cleave.scheduler.session_manager import Coordinator
-from cleave.server.runtime import LiveShell
+from cleave.scheduler.session_manager import SessionManager
+from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
-from emulator.virtual import VirtualShell
+from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
 DEVICE = FleetDevice("test", 1e6, 1e5, 1e5, 0.01, 2**30)
@@ -34,8 +34,8 @@ def submit(fleet: Multiplier) -> Pending:
     return fleet.submit(left, right, empty(40, 20, DType.FP32))
 
 
-def come(shell: VirtualShell) -> None:
-    shell.join(DEVICE)
+def come(runtime: VirtualRuntime) -> None:
+    runtime.join(DEVICE)
 
 
 def is_right(future: Pending) -> bool:
@@ -44,16 +44,16 @@ def is_right(future: Pending) -> bool:
 
 def virtual(
     devices: int, after_s: float | None
-) -> tuple[FallbackFleet, VirtualShell, list[Presence]]:
-    shell = VirtualShell([DEVICE] * devices, NumpyExecutor())
+) -> tuple[FallbackFleet, VirtualRuntime, list[Presence]]:
+    runtime = VirtualRuntime([DEVICE] * devices, NumpyBackend())
     told = list[Presence]()
-    fallback = None if after_s is None else Fallback(NumpyExecutor(), after_s)
-    return FallbackFleet(Fleet(shell), told.append, fallback), shell, told
+    fallback = None if after_s is None else Fallback(NumpyBackend(), after_s)
+    return FallbackFleet(Fleet(runtime), told.append, fallback), runtime, told
 
 
 def test_nothing_is_said_while_devices_are_there() -> None:
-    fleet, shell, told = virtual(2, 1.0)
-    shell.lose(1, in_s=0.01)
+    fleet, runtime, told = virtual(2, 1.0)
+    runtime.lose(1, in_s=0.01)
     assert is_right(submit(fleet))
     assert told == []
     assert fleet.counters().local_gemms == 0
@@ -62,31 +62,31 @@ def test_nothing_is_said_while_devices_are_there() -> None:
 @pytest.mark.parametrize("lost_s", [0.0, 0.004, 0.02, 0.05])
 def test_the_ps_takes_over_and_gives_back(lost_s: float) -> None:
     """Whenever the devices vanish, pending products are finished, and later ones, until one is."""
-    fleet, shell, told = virtual(2, 5.0)
+    fleet, runtime, told = virtual(2, 5.0)
     pending = [submit(fleet) for _ in range(3)]
     for device in (1, 2):
-        shell.lose(device, in_s=lost_s)
+        runtime.lose(device, in_s=lost_s)
     assert all(is_right(future) for future in pending)
     assert all(is_right(submit(fleet)) for _ in range(2))
     assert told == [Presence.ABSENT, Presence.LOCAL]
-    assert shell.now_s >= 5.0
+    assert runtime.now_s >= 5.0
     assert 2 <= fleet.counters().local_gemms <= 5
     local = fleet.counters().local_gemms
-    shell.join(DEVICE)
-    shell._at(shell.now_s + 60.0, lambda: None)
-    shell.elsewhere(60.0 * 50e9)  # it is welcomed meanwhile
+    runtime.join(DEVICE)
+    runtime._at(runtime.now_s + 60.0, lambda: None)
+    runtime.advance_for_local_work(60.0 * 50e9)  # it is welcomed meanwhile
     assert is_right(submit(fleet))
     assert told[2:] == [Presence.PRESENT]
     assert fleet.counters().local_gemms == local
-    assert shell.coordinator.dispatcher.idle
-    assert not shell.coordinator.dispatcher._waiting
+    assert runtime.manager.scheduler.idle
+    assert not runtime.manager.scheduler._waiting
 
 
 def test_a_device_that_comes_in_time_keeps_the_work() -> None:
-    fleet, shell, told = virtual(1, 5.0)
+    fleet, runtime, told = virtual(1, 5.0)
     future = submit(fleet)
-    shell.lose(1, in_s=0.01)
-    shell._at(3.0, come, shell)
+    runtime.lose(1, in_s=0.01)
+    runtime._at(3.0, come, runtime)
     assert is_right(future)
     assert told == [Presence.ABSENT, Presence.PRESENT]
     assert fleet.counters().local_gemms == 0
@@ -94,9 +94,9 @@ def test_a_device_that_comes_in_time_keeps_the_work() -> None:
 
 def test_while_the_ps_works_devices_that_are_due_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emulator.virtual.ASSUMED_FLOPS_PER_S", 1e7)  # some ms for each product
-    fleet, shell, told = virtual(1, 0.0)
-    shell.lose(1)
-    shell._at(1.0, come, shell)
+    fleet, runtime, told = virtual(1, 0.0)
+    runtime.lose(1)
+    runtime._at(1.0, come, runtime)
     futures = 0
     while told[-1:] != [Presence.PRESENT]:
         assert is_right(submit(fleet))
@@ -112,18 +112,18 @@ def test_what_no_device_can_do_is_said_and_done_on_the_ps_if_that_may(
     """Memory for nothing is one reason of several; what every device fails is another."""
     monkeypatch.setattr(limits, "MIN_DEVICE_MEMORY_BYTES", 0)
     said: list[str] = []
-    shell = VirtualShell([replace(DEVICE, memory_bytes=4)] * 2, NumpyExecutor())
+    runtime = VirtualRuntime([replace(DEVICE, memory_bytes=4)] * 2, NumpyBackend())
     told = list[Presence]()
-    fallback = Fallback(NumpyExecutor(), 100.0) if local else None
-    fleet = FallbackFleet(Fleet(shell), told.append, fallback, say=said.append)
-    begun_s = shell.now_s
+    fallback = Fallback(NumpyBackend(), 100.0) if local else None
+    fleet = FallbackFleet(Fleet(runtime), told.append, fallback, say=said.append)
+    begun_s = runtime.now_s
     for _ in range(3):
         if local:
             assert is_right(submit(fleet))
         else:
             with pytest.raises(FleetError, match="memory"):
                 submit(fleet).result()
-    assert shell.now_s - begun_s < 10.0  # nothing is waited for
+    assert runtime.now_s - begun_s < 10.0  # nothing is waited for
     assert fleet.counters().local_gemms == (3 if local else 0)
     assert told == []
     (reason,) = said
@@ -131,9 +131,9 @@ def test_what_no_device_can_do_is_said_and_done_on_the_ps_if_that_may(
 
 
 def test_without_fallback_it_waits_and_knows_when_nobody_is_due() -> None:
-    fleet, shell, told = virtual(1, None)
+    fleet, runtime, told = virtual(1, None)
     future = submit(fleet)
-    shell.lose(1, in_s=0.01)
+    runtime.lose(1, in_s=0.01)
     with pytest.raises(FleetError, match="none is due"):
         future.result()
     assert told == [Presence.ABSENT]
@@ -141,28 +141,28 @@ def test_without_fallback_it_waits_and_knows_when_nobody_is_due() -> None:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_live_devices_go_and_come(local: bool) -> None:
-    """Over a live shell, with the training thread in a thread of its own."""
+    """Over a live runtime, with the training thread in a thread of its own."""
 
     async def scenario() -> tuple[list[Presence], int]:
-        shell = LiveShell(Coordinator("secret"))
-        shell.loop = asyncio.get_running_loop()
+        runtime = LiveRuntime(SessionManager("secret"))
+        runtime.loop = asyncio.get_running_loop()
         told = list[Presence]()
         changed = asyncio.Event()
 
         def tell(presence: Presence) -> None:
             told.append(presence)
-            assert shell.loop is not None
-            shell.loop.call_soon_threadsafe(changed.set)
+            assert runtime.loop is not None
+            runtime.loop.call_soon_threadsafe(changed.set)
 
-        fallback = Fallback(NumpyExecutor(), 0.05) if local else None
-        fleet = FallbackFleet(Fleet(shell), tell, fallback)
+        fallback = Fallback(NumpyBackend(), 0.05) if local else None
+        fleet = FallbackFleet(Fleet(runtime), tell, fallback)
         tasks: list[asyncio.Task[Any]] = []
 
         def join() -> Any:
             near, far = memory_link()
             hello = device_hello(credential="secret", name="memory", memory_bytes=10**9)
-            device = DeviceSession(far, ExecutorComputer(NumpyExecutor()), hello)
-            tasks.append(asyncio.create_task(shell.session(near)))
+            device = DeviceSession(far, ComputeThread(NumpyBackend()), hello)
+            tasks.append(asyncio.create_task(runtime.session(near)))
             tasks.append(asyncio.create_task(device.run()))
             return far
 
@@ -176,7 +176,7 @@ def test_live_devices_go_and_come(local: bool) -> None:
         if local:
             assert await waiting
         link = join()
-        while not shell.device_count():
+        while not runtime.device_count():
             await asyncio.sleep(0.001)
         if not local:
             assert await waiting
@@ -184,7 +184,7 @@ def test_live_devices_go_and_come(local: bool) -> None:
         await until(Presence.PRESENT)
         await link.close()
         await asyncio.gather(*tasks)
-        assert shell.coordinator.dispatcher.idle
+        assert runtime.manager.scheduler.idle
         return told, fleet.counters().local_gemms
 
     told, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))

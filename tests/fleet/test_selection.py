@@ -11,7 +11,7 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.product import Multiplier, Side
 from cleave.fleet.selection import Decision, SelectiveFleet, Selector, measure_ps, summarise
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
 from profiles.fleet_device import FleetDevice
@@ -29,7 +29,7 @@ def _clock(step_s: float) -> Iterator[float]:
 def _selector(call_s: float) -> Selector:
     """A PS that takes so long for any of the GEMMs that it measures itself with."""
     ticks = _clock(call_s)
-    return Selector(TilePlanner(), NumpyExecutor(), lambda: next(ticks))
+    return Selector(TilePlanner(), NumpyBackend(), lambda: next(ticks))
 
 
 def _fleet(bytes_per_s: float) -> list[DeviceRates]:
@@ -38,7 +38,7 @@ def _fleet(bytes_per_s: float) -> list[DeviceRates]:
 
 def test_the_ps_is_measured_by_its_clock() -> None:
     ticks = _clock(0.5)
-    speed = measure_ps(NumpyExecutor(), DType.FP32, lambda: next(ticks))
+    speed = measure_ps(NumpyBackend(), DType.FP32, lambda: next(ticks))
     assert speed.call_s == 0.5
     assert speed.flops_per_s == pytest.approx(2 * 512**3 / 0.5)
     assert speed.predicted_s(Gemm(512, 512, 512)) == pytest.approx(1.0)

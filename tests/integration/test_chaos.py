@@ -11,7 +11,7 @@ import cleave
 from benchmarks.common import make_trainer
 from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
-from tests.faults.exact import FullDepthPlanner, InvariantExecutor
+from tests.faults.exact import FullDepthPlanner, InvariantBackend
 from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import Direction, Fault, Script, Seen
 from tests.faults.processes import Processes
@@ -79,8 +79,8 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
         ) as proxy,
         Processes(proxy.url, 4) as processes,
     ):
-        audit(served.shell, ledger, InvariantExecutor())
-        trainer = make_trainer(job, Fleet(served.shell, FullDepthPlanner()))
+        audit(served.runtime, ledger, InvariantBackend())
+        trainer = make_trainer(job, Fleet(served.runtime, FullDepthPlanner()))
         while trainer.step < (MOST_STEPS if expected - set(proxy.counts()) else LEAST_STEPS):
             ours.append(trainer.train_step().loss)
         blocks = served.counters().blocks
@@ -92,7 +92,7 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
     assert (ledger.miscounted, ledger.beyond, ledger.different) == (0, 0, 0)
     assert ledger.placed == blocks
 
-    undisturbed = cleave.emulated(1, executor=InvariantExecutor())
+    undisturbed = cleave.emulated(1, executor=InvariantBackend())
     undisturbed.planner = FullDepthPlanner()
     reference = make_trainer(job, undisturbed)
     assert ours == [reference.train_step().loss for _ in ours]

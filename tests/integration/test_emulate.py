@@ -28,13 +28,13 @@ from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import Setting, train
+from cleave.training.trainer import TrainContext, train
 from cleave.transport.join_url import parse_join_url
 from cleave_cli.emulate_real_time import watched
 from cleave_cli.main import app
@@ -57,7 +57,7 @@ class Emulation:
     """A real-time fleet that runs in a thread of its own."""
 
     def __init__(self, url: str, devices: Sequence[FleetDevice], **options: Any) -> None:
-        self.fleet = RealTimeFleet(devices, parse_join_url(url), NumpyExecutor(), **options)
+        self.fleet = RealTimeFleet(devices, parse_join_url(url), NumpyBackend(), **options)
         self.error: CleaveError | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
@@ -180,13 +180,13 @@ def test_real_and_emulated_devices_train_together(
     for where in ("plain", "fleet"):
         seen: list[Record] = []
         if where == "plain":
-            train(job, RunFolder(tmp_path / where), Setting(None, seen.append))
+            train(job, RunFolder(tmp_path / where), TrainContext(None, seen.append))
         else:
             join = ("join", served.url, "--executor", "numpy", "--threads", "1", "--json")
             fast = [FleetDevice(f"fast-{i}", 1e11, 1e9, 1e9, 0.0, 2**30) for i in range(4)]
             with started(*join), emulation(served.url, fast) as running:
                 until(lambda: served.device_count == 5)
-                train(job, RunFolder(tmp_path / where), Setting(served, seen.append))
+                train(job, RunFolder(tmp_path / where), TrainContext(served, seen.append))
                 # Four fifths by the plan; who is late on a busy machine is helped by the others.
                 emulated_share = running.fleet.counters().blocks / served.counters().blocks
                 assert 0.5 < emulated_share < 1

@@ -94,7 +94,7 @@ def test_nested_lists_of_strangers_are_failed_attempts() -> None:
     with (
         closing(access),
         cleave.serve(
-            verify=False, door=access, credential=CREDENTIAL, notify=notes.append
+            verify=False, auth=access, credential=CREDENTIAL, notify=notes.append
         ) as fleet,
         started("join", fleet.url, *DEVICE),
     ):
@@ -116,7 +116,7 @@ def test_nested_lists_of_strangers_are_failed_attempts() -> None:
 def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe() -> None:
     notes: list[str] = []
     access = Access(Store(None), "token")
-    with closing(access), cleave.serve(verify=False, door=access, notify=notes.append) as fleet:
+    with closing(access), cleave.serve(verify=False, auth=access, notify=notes.append) as fleet:
         said = hello(access.pair().text, measure=True)
         with opened(fleet) as first, opened(fleet) as second:
             for device in (first, second):
@@ -176,7 +176,7 @@ def test_who_is_in_no_hurry_may_say_much() -> None:
         said = packed(messages.Heartbeat())
         device.sendall((frame(said) * 99 + frame(b"", Opcode.PING)) * 9)
         device.sendall(frame(packed(messages.Telemetry({"power_w": 1.0}))))
-        session = next(iter(fleet.live.coordinator.sessions.values()))
+        session = next(iter(fleet.live.manager.sessions.values()))
         until(lambda: session.telemetry)
         assert fleet.device_count == 1
 
@@ -243,7 +243,7 @@ def test_unfinished_messages_have_a_budget() -> None:
             device.sendall(piece)
         until(lambda: fleet.device_count == 3)
         devices[3].sendall(frame(packed(messages.Telemetry({"power_w": 1.0}))))
-        sessions = fleet.live.coordinator.sessions
+        sessions = fleet.live.manager.sessions
         until(lambda: any(session.telemetry for session in sessions.values()))
         assert fleet.device_count == 3
     cut = [note for note in notes if "left a message unfinished while 150000 bytes" in note]

@@ -14,8 +14,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 import cleave
-from cleave.device.compute_thread import ExecutorComputer
-from cleave.machine.backends import NumpyExecutor
+from cleave.device.compute_thread import ComputeThread
+from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message
@@ -77,7 +77,7 @@ def test_an_honest_device_works_on_among_garbage(caplog: pytest.LogCaptureFixtur
     with (
         caplog.at_level(logging.ERROR),
         cleave.serve() as fleet,
-        device(fleet, "honest", ExecutorComputer(NumpyExecutor())) as honest,
+        device(fleet, "honest", ComputeThread(NumpyBackend())) as honest,
         ThreadPoolExecutor(3) as attackers,
     ):
         attacks = [attackers.submit(_attack, fleet, _history(fleet, seed)) for seed in range(60)]

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.compute_thread import Computer, ExecutorComputer, Outcome
+from cleave.device.compute_thread import Computer, ComputeThread, Outcome
 from cleave.device.session import DeviceSession, RefusedError, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.probe import FIRST_ID
-from cleave.server.app import Office, open_office
+from cleave.server.app import App, open_office
 from cleave.server.fleet_server import ServedFleet, serve
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
@@ -341,7 +341,7 @@ def test_the_operators_token_is_not_printed(place: Place) -> None:
 # --- in this process ---
 
 
-class Liar(ExecutorComputer):
+class Liar(ComputeThread):
     """Answers with wrong numbers, once it is at work."""
 
     def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
@@ -383,18 +383,18 @@ class KnownDevice:
 
 
 @contextmanager
-def served(data: Path) -> Iterator[tuple[ServedFleet, Office]]:
+def served(data: Path) -> Iterator[tuple[ServedFleet, App]]:
     """What `cleave serve` does, in this process."""
-    with open_office(str(data), "", "", lambda text: None) as office:
+    with open_office(str(data), "", "", lambda text: None) as server_app:
         fleet = serve(
-            operator_credential=office.operator_token,
-            viewer_credential=office.viewer_token,
-            operator=office.operators.serve,
-            door=office.access,
+            operator_credential=server_app.operator_token,
+            viewer_credential=server_app.viewer_token,
+            operator=server_app.operators.serve,
+            auth=server_app.access,
         )
         with fleet:
-            office.open(fleet)
-            yield fleet, office
+            server_app.open(fleet)
+            yield fleet, server_app
 
 
 def multiply(fleet: Fleet) -> None:
@@ -413,15 +413,15 @@ def multiply_often(fleet: Fleet) -> None:
 def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> None:
     liar, honest = KnownDevice("liar"), KnownDevice("honest")
 
-    async def lies(fleet: ServedFleet, office: Office) -> str:
-        code = office.access.pair(uses=2)
+    async def lies(fleet: ServedFleet, server_app: App) -> str:
+        code = server_app.access.pair(uses=2)
         url = fleet.join_url(code.text)
         loop = asyncio.get_running_loop()
         here, both = asyncio.Event(), asyncio.Event()
-        lying = asyncio.create_task(liar.serve(url, Liar(NumpyExecutor()), lambda _: here.set()))
+        lying = asyncio.create_task(liar.serve(url, Liar(NumpyBackend()), lambda _: here.set()))
         await here.wait()
         work = loop.run_in_executor(None, multiply_often, fleet)
-        computer = ExecutorComputer(NumpyExecutor())
+        computer = ComputeThread(NumpyBackend())
         helping = asyncio.create_task(honest.serve(url, computer, lambda _: both.set()))
         await both.wait()
         await work
@@ -431,9 +431,9 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         helping.cancel()
         return str(refusal.value)
 
-    with served(tmp_path) as (fleet, office):
-        said = asyncio.run(lies(fleet, office))
-        devices = {d["name"]: d for d in run_desk(office)}
+    with served(tmp_path) as (fleet, server_app):
+        said = asyncio.run(lies(fleet, server_app))
+        devices = {d["name"]: d for d in run_desk(server_app)}
         assert devices["liar"]["state"] == "quarantined"
         assert devices["liar"]["wrong_results"] >= 1  # one is enough where all of it is wrong
         assert devices["liar"]["reason"] in said
@@ -443,33 +443,33 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
             raise AssertionError("it was let in")
 
         with pytest.raises(RefusedError, match="in quarantine: quarantined after") as refusal:
-            await liar.serve(fleet.address, ExecutorComputer(NumpyExecutor()), never)
+            await liar.serve(fleet.address, ComputeThread(NumpyBackend()), never)
         assert refusal.value.for_good
 
     async def released(fleet: ServedFleet) -> None:
         here = asyncio.Event()
-        computer = ExecutorComputer(NumpyExecutor())
+        computer = ComputeThread(NumpyBackend())
         serving = asyncio.create_task(liar.serve(fleet.address, computer, lambda _: here.set()))
         await here.wait()
         serving.cancel()
         await asyncio.wait([serving])  # it says goodbye, which the server would wait for
 
-    with served(tmp_path) as (fleet, office):
+    with served(tmp_path) as (fleet, server_app):
         asyncio.run(again(fleet))
-        office.desk.answer("release", {"device": "liar"})
+        server_app.device_admin.answer("release", {"device": "liar"})
         asyncio.run(released(fleet))
 
 
 def test_emulated_devices_that_are_revoked_do_not_come_back(tmp_path: Path) -> None:
-    with served(tmp_path) as (fleet, office):
-        url = fleet.join_url(office.access.pair(uses=2).text)
+    with served(tmp_path) as (fleet, server_app):
+        url = fleet.join_url(server_app.access.pair(uses=2).text)
         with emulation(url, [DEVICE_PROFILE] * 2) as running:
             until(lambda: fleet.device_count == 2)
-            names = [device["name"] for device in run_desk(office)]
+            names = [device["name"] for device in run_desk(server_app)]
             assert fleet._live.loop is not None
             for name in names:
                 fleet._live.loop.call_soon_threadsafe(
-                    office.desk.answer, "revoke", {"device": name}
+                    server_app.device_admin.answer, "revoke", {"device": name}
                 )
             running.wait()
         assert running.error is None
@@ -477,10 +477,10 @@ def test_emulated_devices_that_are_revoked_do_not_come_back(tmp_path: Path) -> N
         assert any("revoked" in note for note in running.fleet.notes)
 
 
-def run_desk(office: Office) -> list[dict[str, Any]]:
+def run_desk(server_app: App) -> list[dict[str, Any]]:
     """The devices as they are kept: of sessions, the loop alone may ask."""
-    office.access.ledger.flush()
-    sessions, office.desk.sessions = office.desk.sessions, None
-    devices: list[dict[str, Any]] = office.desk.answer("devices", {})["devices"]
-    office.desk.sessions = sessions
+    server_app.access.writer.flush()
+    sessions, server_app.device_admin.sessions = server_app.device_admin.sessions, None
+    devices: list[dict[str, Any]] = server_app.device_admin.answer("devices", {})["devices"]
+    server_app.device_admin.sessions = sessions
     return devices

@@ -21,22 +21,22 @@ from websockets.sync.client import connect
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.server.fleet_server import ServedFleet
-from cleave.server.runtime import LiveShell
+from cleave.server.runtime import LiveRuntime
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import Setting, train
+from cleave.training.trainer import TrainContext, train
 from cleave.transport.connection import memory_link
 from cleave.transport.join_url import parse_join_url
 from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
@@ -112,7 +112,7 @@ def test_training_over_processes_follows_plain_pytorch_when_one_is_killed(
         model="opt-nano", data=str(corpus_file), steps=12, batch=3, seq=32, checkpoint_every=0
     )
     plain: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     ours: list[Record] = []
     with ExitStack() as stack:
         devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(3)]
@@ -123,7 +123,7 @@ def test_training_over_processes_follows_plain_pytorch_when_one_is_killed(
             if isinstance(record, StepRecord) and record.step == 5:
                 devices[1][0].kill()
 
-        train(job, RunFolder(tmp_path / "ours"), Setting(served, report))
+        train(job, RunFolder(tmp_path / "ours"), TrainContext(served, report))
         until(lambda: served.device_count == 2)
     expected = [r.loss for r in plain if isinstance(r, StepRecord)]
     steps = [r for r in ours if isinstance(r, StepRecord)]
@@ -148,10 +148,10 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
             assert [r["step"] for r in steps] == list(range(1, 9))
             energy, last = records(finished.stdout)[-2:]
             assert (energy["event"], last["event"]) == ("energy", "done")
-            (spell,) = energy["spells"]
-            assert (spell["profile"], spell["devices"]) == ("snapdragon-888", 1)
+            (usage,) = energy["spells"]
+            assert (usage["profile"], usage["devices"]) == ("snapdragon-888", 1)
             assert (energy["virtual"], energy["devices_here"]) == (False, 1)
-            assert spell["compute_s"] > 0
+            assert usage["compute_s"] > 0
             assert energy["energy_j"] > 0
             of_run = run("footprint", last["run_folder"], "--json", "--grid", "DEU", cwd=tmp_path)
             found = json.loads(of_run.stdout)["fleet"]
@@ -289,13 +289,13 @@ def test_memory_links_carry_the_same_messages_and_bytes() -> None:
     a, b = integers(60, 50), integers(50, 70)
 
     async def scenario() -> tuple[Any, int, int, DeviceSession]:
-        shell = LiveShell(Coordinator("secret"))
-        shell.loop = asyncio.get_running_loop()
-        fleet = Fleet(shell)
+        runtime = LiveRuntime(SessionManager("secret"))
+        runtime.loop = asyncio.get_running_loop()
+        fleet = Fleet(runtime)
         near, far = memory_link()
         said = device_hello(credential="secret", name="memory", memory_bytes=10**9)
-        device = DeviceSession(far, ExecutorComputer(NumpyExecutor()), said)
-        serving = asyncio.create_task(shell.session(near))
+        device = DeviceSession(far, ComputeThread(NumpyBackend()), said)
+        serving = asyncio.create_task(runtime.session(near))
         joining = asyncio.create_task(device.run())
         future = submit(fleet, a, b)
         result = await asyncio.to_thread(future.result)
@@ -311,14 +311,14 @@ def test_memory_links_carry_the_same_messages_and_bytes() -> None:
 
 def test_a_device_tells_what_it_measured_as_soon_as_it_is_welcome() -> None:
     async def scenario() -> float:
-        shell = LiveShell(Coordinator("secret"))
-        shell.loop = asyncio.get_running_loop()
+        runtime = LiveRuntime(SessionManager("secret"))
+        runtime.loop = asyncio.get_running_loop()
         near, far = memory_link()
         said = device_hello(credential="secret", name="battery", memory_bytes=10**9)
-        computer = ExecutorComputer(NumpyExecutor())
+        computer = ComputeThread(NumpyBackend())
         device = DeviceSession(far, computer, said, telemetry=lambda: {"energy_j": 12.5})
-        running = asyncio.gather(shell.session(near), device.run())
-        while not (sessions := list(shell.coordinator.sessions.values())) or (
+        running = asyncio.gather(runtime.session(near), device.run())
+        while not (sessions := list(runtime.manager.sessions.values())) or (
             "energy_j" not in sessions[0].telemetry
         ):
             await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from cleave.errors import CleaveError
 from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import CHECKPOINTS, Setting, train
+from cleave.training.trainer import CHECKPOINTS, TrainContext, train
 from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
@@ -44,7 +44,7 @@ def test_a_killed_server_goes_on_where_it_was_and_its_device_comes_back(
         model="opt-nano", data=str(corpus_file), steps=STEPS, batch=2, seq=16, checkpoint_every=4
     )
     plain: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     expected = losses(plain)
 
     monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
@@ -110,7 +110,7 @@ def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path:
     assert [r["step"] for r in written] == list(range(1, 13))
     job = JobSpec(model="opt-nano", data=str(corpus_file), steps=12, batch=2, seq=16)
     plain: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     assert [r["loss"] for r in written] == pytest.approx(losses(plain), rel=1e-4)
 
 
@@ -121,7 +121,7 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
         fallback="local", fallback_after_s=0.0,
     )  # fmt: skip
     plain: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), Setting(None, plain.append))
+    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     ours: list[Record] = []
     with cleave.serve() as fleet, started("join", fleet.url, *DEVICE, "--once") as (device, news):
         wait_for_event(news, "ready")
@@ -131,7 +131,7 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
             if isinstance(record, StepRecord) and record.step == 3:
                 device.kill()
 
-        train(job, RunFolder(tmp_path / "ours"), Setting(fleet, report))
+        train(job, RunFolder(tmp_path / "ours"), TrainContext(fleet, report))
     assert losses(ours) == pytest.approx(losses(plain), rel=1e-4)
     last = [r for r in ours if isinstance(r, StepRecord)][-1]
     assert last.local_gemms > 0
@@ -145,11 +145,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_pat
         model="opt-nano", data=str(corpus_file), steps=4, batch=1, seq=16, checkpoint_every=1
     )
     seen: list[Record] = []
-    train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
+    train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
     newest = tmp_path / "run" / CHECKPOINTS / "step-000004" / "tensors.safetensors"
     os.truncate(newest, newest.stat().st_size // 2)
     again: list[Record] = []
-    train(job, RunFolder(tmp_path / "run"), Setting(None, again.append), resume=True)
+    train(job, RunFolder(tmp_path / "run"), TrainContext(None, again.append), resume=True)
     assert losses(again) == losses(seen)[3:]
     notes = [record.text for record in again if isinstance(record, NoteRecord)]
     assert any("passed over" in text and "step-000004" in text for text in notes)
@@ -168,7 +168,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
         model="opt-nano", data=str(corpus_file), steps=3, batch=1, seq=16, checkpoint_every=1
     )
     seen: list[Record] = []
-    train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
+    train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
     folder = tmp_path / "run" / CHECKPOINTS
     os.truncate(folder / "step-000003" / "tensors.safetensors", 100)
     (folder / "step-000002" / "meta.json").unlink()
@@ -199,8 +199,8 @@ def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(
     corpus_file: Path, tmp_path: Path
 ) -> None:
     job = JobSpec("opt-nano", str(corpus_file), steps=1, batch=1, seq=16, checkpoint_every=0)
-    train(job, RunFolder(tmp_path), Setting(None, lambda record: None))
+    train(job, RunFolder(tmp_path), TrainContext(None, lambda record: None))
     metrics = RunFolder(tmp_path).metrics_path.read_bytes()
     with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):
-        train(job, RunFolder(tmp_path), Setting(None, lambda record: None), resume=True)
+        train(job, RunFolder(tmp_path), TrainContext(None, lambda record: None), resume=True)
     assert RunFolder(tmp_path).metrics_path.read_bytes() == metrics

@@ -31,7 +31,7 @@ from cleave.fleet.product import Side
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
-from cleave.scheduler.admission import Clearance
+from cleave.scheduler.admission import AccessLevel
 from cleave.server.fleet_server import ServedFleet
 from cleave.transport import certificate
 from cleave.transport.connect import open_connection
@@ -427,7 +427,7 @@ def welcomed(fleet: ServedFleet, said: bytes) -> bool:
         return isinstance(heard(connection), messages.Welcome)
 
 
-async def _idle(connection: Any, _: messages.Hello, __: Clearance) -> None:
+async def _idle(connection: Any, _: messages.Hello, __: AccessLevel) -> None:
     await connection.send(encode(messages.Welcome(device=0)))
     with suppress(Exception):
         await connection.receive()

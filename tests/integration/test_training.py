@@ -19,7 +19,7 @@ from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.run_job import JobRequest, JobRunner
-from cleave.training.trainer import CHECKPOINTS, Setting, train
+from cleave.training.trainer import CHECKPOINTS, TrainContext, train
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
 ) -> list[StepRecord]:
     """Train and return the steps."""
     seen: list[Record] = []
-    train(job, RunFolder(folder), Setting(fleet, seen.append, stop), resume=resume)
+    train(job, RunFolder(folder), TrainContext(fleet, seen.append, stop), resume=resume)
     return [record for record in seen if isinstance(record, StepRecord)]
 
 
@@ -78,9 +78,9 @@ def test_losses_are_those_of_plain_pytorch(
 def test_losing_devices_changes_no_loss(job: JobSpec, tmp_path: Path) -> None:
     plain = losses(run(job, tmp_path / "plain"))
     with cleave.emulated(4) as fleet:
-        shell = fleet.shell
-        shell.lose(2, in_s=0.004)  # type: ignore[attr-defined]
-        shell.lose(3, in_s=0.05)  # type: ignore[attr-defined]
+        runtime = fleet.runtime
+        runtime.lose(2, in_s=0.004)  # type: ignore[attr-defined]
+        runtime.lose(3, in_s=0.05)  # type: ignore[attr-defined]
         ours = run(job, tmp_path / "ours", fleet)
     assert losses(ours) == pytest.approx(plain, rel=1e-4)
     assert sum(record.reissued for record in ours) > 0
@@ -173,7 +173,7 @@ def test_a_job_that_makes_no_sense_is_refused(
 
 def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path) -> None:
     runner = JobRunner(tmp_path / "runs")
-    setting = Setting(None, lambda record: None)
+    context = TrainContext(None, lambda record: None)
     for change in (
         {"model": "opt-1t"},
         {"seq": 100_000},
@@ -181,7 +181,7 @@ def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path)
         {"data": "/no/such"},
     ):
         with pytest.raises(UsageError):
-            runner.train(JobRequest({**job.to_dict(), **change}), setting)
+            runner.train(JobRequest({**job.to_dict(), **change}), context)
     assert not (tmp_path / "runs").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(job: JobSpec, tmp_path: Path) ->
 
 def test_the_last_record_is_done(job: JobSpec, tmp_path: Path) -> None:
     seen: list[Record] = []
-    done = train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
+    done = train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
     assert isinstance(done, DoneRecord)
     assert seen[-1] == done
     assert any(isinstance(record, NoteRecord) for record in seen)

@@ -13,15 +13,15 @@ import pytest
 
 import cleave
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.compute_thread import ExecutorComputer, Outcome
+from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError
-from cleave.fleet.block_checks import Checks
+from cleave.fleet.block_checks import BlockChecks
 from cleave.fleet.product import GemmFuture, Side
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.tasks import Task
 from cleave.server.fleet_server import ServedFleet
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
@@ -29,11 +29,11 @@ from cleave.verify import Judgement
 from tests.integration.processes import PATIENCE_S
 
 
-class Liar(ExecutorComputer):
+class Liar(ComputeThread):
     """Answers with one element changed, or as its lie says."""
 
     def __init__(self, lie: Callable[[Buffer], None]) -> None:
-        super().__init__(NumpyExecutor())
+        super().__init__(NumpyBackend())
         self._lie = lie
 
     def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
@@ -52,7 +52,7 @@ class Liar(ExecutorComputer):
 
 
 @contextmanager
-def device(fleet: ServedFleet, name: str, computer: ExecutorComputer) -> Iterator[list[str]]:
+def device(fleet: ServedFleet, name: str, computer: ComputeThread) -> Iterator[list[str]]:
     """A device of this process; yields why its session ended, once it has."""
     ended: list[str] = []
 
@@ -103,7 +103,7 @@ def test_a_liar_changes_nothing_and_is_quarantined(
     notes: list[str] = []
     with (
         cleave.serve(notify=notes.append) as fleet,
-        device(fleet, "honest", ExecutorComputer(NumpyExecutor())) as honest,
+        device(fleet, "honest", ComputeThread(NumpyBackend())) as honest,
         device(fleet, "liar", Liar(lie)) as liar,
     ):
         for seed in range(8):
@@ -122,7 +122,7 @@ def test_with_liars_only_work_waits_for_somebody_honest() -> None:
         a, b = (rng.standard_normal((300, 300), np.float32) for _ in range(2))
         sides = [Side(fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
         future = fleet.submit(sides[0], sides[1], empty(300, 300, DType.FP32))
-        with device(fleet, "honest", ExecutorComputer(NumpyExecutor())):
+        with device(fleet, "honest", ComputeThread(NumpyBackend())):
             np.testing.assert_allclose(future.result().array, a @ b, rtol=1e-4, atol=1e-3)
 
 
@@ -139,10 +139,10 @@ def test_a_check_that_breaks_ends_the_work_with_its_reason(
     def broken(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("cleave.fleet.block_checks.Checks.judge", broken)
+    monkeypatch.setattr("cleave.fleet.block_checks.BlockChecks.judge", broken)
     with (
         cleave.serve() as fleet,
-        device(fleet, "honest", ExecutorComputer(NumpyExecutor())),
+        device(fleet, "honest", ComputeThread(NumpyBackend())),
         pytest.raises(FleetError, match="MemoryError in checking: no room"),
     ):
         multiply(fleet, 0)
@@ -153,19 +153,21 @@ def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inline_flops: float
 ) -> None:
     checks = count()
-    whole = Checks.judge
+    whole = BlockChecks.judge
 
-    def breaks_once(kept: Checks, future: GemmFuture, unit: Unit, payload: object) -> Judgement:
+    def breaks_once(
+        kept: BlockChecks, future: GemmFuture, task: Task, payload: object
+    ) -> Judgement:
         if not next(checks):
             raise MemoryError("no room")
-        return whole(kept, future, unit, payload)
+        return whole(kept, future, task, payload)
 
-    monkeypatch.setattr("cleave.fleet.block_checks.Checks.judge", breaks_once)
+    monkeypatch.setattr("cleave.fleet.block_checks.BlockChecks.judge", breaks_once)
     monkeypatch.setattr("cleave.server.runtime.CHECK_INLINE_FLOPS", inline_flops)
     outcomes: list[object] = []
     with (
         cleave.serve() as fleet,
-        device(fleet, "honest", ExecutorComputer(NumpyExecutor())) as honest,
+        device(fleet, "honest", ComputeThread(NumpyBackend())) as honest,
     ):
 
         def work() -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cleave.errors import CleaveError, UsageError
-from cleave.server.app import Office, open_office
+from cleave.server.app import App, open_office
 from cleave.server.fleet_server import ServedFleet, serve
 from cleave.server.jobs.jobs import Jobs
 from cleave.training.run_job import JobRunner
@@ -21,20 +21,20 @@ from tests.integration.processes import run, started, wait_for_event
 
 
 @contextmanager
-def served(runs: Path) -> Iterator[tuple[ServedFleet, Office]]:
+def served(runs: Path) -> Iterator[tuple[ServedFleet, App]]:
     """What `cleave serve --data none` does, in this process."""
-    with open_office("none", "", "", lambda text: None) as office:
+    with open_office("none", "", "", lambda text: None) as server_app:
         fleet = serve(
-            operator_credential=office.operator_token,
-            viewer_credential=office.viewer_token,
-            operator=office.operators.serve,
-            door=office.access,
+            operator_credential=server_app.operator_token,
+            viewer_credential=server_app.viewer_token,
+            operator=server_app.operators.serve,
+            auth=server_app.access,
         )
         with fleet:
-            office.operators.jobs = jobs = Jobs(fleet, JobRunner(runs), lambda text: None)
-            office.operators.fleet = fleet
-            office.open(fleet)
-            yield fleet, office
+            server_app.operators.jobs = jobs = Jobs(fleet, JobRunner(runs), lambda text: None)
+            server_app.operators.fleet = fleet
+            server_app.open(fleet)
+            yield fleet, server_app
             jobs.close(10.0)
 
 
@@ -84,8 +84,8 @@ def test_viewers_may_only_look(tmp_path: Path, action: str) -> None:
         assert (await client.request("status", {}))["jobs"] == []  # the session goes on
         await client.close()
 
-    with served(tmp_path) as (fleet, office):
-        asyncio.run(scenario(url_of(fleet, office.viewer_token)))
+    with served(tmp_path) as (fleet, server_app):
+        asyncio.run(scenario(url_of(fleet, server_app.viewer_token)))
 
 
 def test_operators_may_look_and_are_told_where(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_operators_may_look_and_are_told_where(tmp_path: Path) -> None:
         await client.close()
         return told
 
-    with served(tmp_path) as (fleet, office):
+    with served(tmp_path) as (fleet, server_app):
         told = asyncio.run(scenario(fleet.operator_url))
         assert told == fleet.dashboard_url
         parts = urlsplit(told)
         assert (parts.scheme, parts.path) == ("http", "/")
-        assert parts.fragment == f"c={office.viewer_token}"
+        assert parts.fragment == f"c={server_app.viewer_token}"
 
 
 def test_a_wrong_token_is_refused(tmp_path: Path) -> None:

@@ -15,22 +15,22 @@ from cleave.errors import CleaveError, UsageError
 from cleave.machine import backends as executors
 from cleave.machine.backends import (
     Candidate,
-    Executor,
-    NumpyExecutor,
-    TorchExecutor,
+    MatmulBackend,
+    NumpyBackend,
+    TorchBackend,
     execute,
     self_check,
 )
 from cleave.machine.multiplication import Compute, StoredArray
 
 
-def _torch(*, by_copies: bool) -> Executor:
+def _torch(*, by_copies: bool) -> MatmulBackend:
     pytest.importorskip("torch")
-    return TorchExecutor(by_copies=by_copies)
+    return TorchBackend(by_copies=by_copies)
 
 
-def _executor(name: str) -> Executor:
-    return NumpyExecutor() if name == "numpy" else _torch(by_copies=name == "torch by copies")
+def _executor(name: str) -> MatmulBackend:
+    return NumpyBackend() if name == "numpy" else _torch(by_copies=name == "torch by copies")
 
 
 # By copies is how devices with memory of their own multiply, here with the CPU in their place.
@@ -171,10 +171,10 @@ def test_executors_say_their_name_and_speed(name: str) -> None:
 
 
 def test_executors_by_their_names() -> None:
-    assert type(executors.executor_named("numpy")) is NumpyExecutor
+    assert type(executors.backend_named("numpy")) is NumpyBackend
     pytest.importorskip("torch")
     for name in ("torch", "torch:cuda"):  # to make one needs no such device
-        assert executors.executor_named(name).name == name
+        assert executors.backend_named(name).name == name
 
 
 # --- the check that an executor must pass ---
@@ -195,12 +195,12 @@ class _Watch:
         return self.now_s
 
 
-class _Faulty(NumpyExecutor):
+class _Faulty(NumpyBackend):
     """Right but for what a test breaks."""
 
     def __init__(
         self,
-        spoil: Callable[[Buffer], Buffer] = lambda out: out,
+        invalidate: Callable[[Buffer], Buffer] = lambda out: out,
         *,
         widened: Callable[[Any], Any] = lambda x: x,
         name: str = "faulty",
@@ -209,7 +209,7 @@ class _Faulty(NumpyExecutor):
         watch: _Watch | None = None,
     ) -> None:
         self.name = name
-        self._spoil = spoil
+        self._spoil = invalidate
         self._widened = widened
         self._takes_s = {DType.FP32: takes_s}
         self._takes_16_bits_s = takes_16_bits_s
@@ -227,12 +227,12 @@ class _Faulty(NumpyExecutor):
 def _spoiled(dtype: DType, factor: float) -> Callable[[Buffer], Buffer]:
     """Multiplies results of one dtype."""
 
-    def spoil(out: Buffer) -> Buffer:
+    def invalidate(out: Buffer) -> Buffer:
         if out.dtype is not dtype:
             return out
         return Buffer(arrays.narrow(out.float32() * np.float32(factor), dtype), dtype)
 
-    return spoil
+    return invalidate
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -257,7 +257,7 @@ def test_not_a_number_is_found() -> None:
 
 
 def test_forgetting_what_was_there_is_found() -> None:
-    class Forgets(NumpyExecutor):
+    class Forgets(NumpyBackend):
         def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
             super().matmul(a, b, out)
 
@@ -274,11 +274,11 @@ def test_choosing_among_what_is_here() -> None:
         executors.choose("abacus")
 
 
-def _candidate(name: str, executor: Executor) -> Candidate:
+def _candidate(name: str, executor: MatmulBackend) -> Candidate:
     return Candidate(name, lambda: executor)
 
 
-def _broken() -> Executor:
+def _broken() -> MatmulBackend:
     raise RuntimeError("the driver is too old")
 
 

@@ -14,7 +14,7 @@ from cleave.gemm import Gemm, Span, even_cuts
 from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.streaming import even_sizes, finish_s, predicted_s
-from emulator.virtual import Arithmetic, VirtualShell
+from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 
@@ -27,16 +27,16 @@ def _matrix(rows: int, columns: int) -> Buffer:
 
 def _emulate(gemm: Gemm, devices: list[FleetDevice], ps: PsRates) -> tuple[Plan, float, float]:
     """The plan of a GEMM, what was predicted and what it took."""
-    shell = VirtualShell(devices, None, Arithmetic.NONE)
-    fleet = Fleet(shell, TilePlanner(ps))
-    begin_s = shell.now_s
+    runtime = VirtualRuntime(devices, None, Arithmetic.NONE)
+    fleet = Fleet(runtime, TilePlanner(ps))
+    begin_s = runtime.now_s
     a, b = fleet.operand(_matrix(gemm.m, gemm.k)), fleet.operand(_matrix(gemm.k, gemm.n))
     future = fleet.submit(Side(a), Side(b), _matrix(gemm.m, gemm.n))
     future.result()
-    assert future.work.plan is not None
-    rates = {d.device: d for d in shell.fleet_rates()[1]}
-    predicted = predicted_s(future.work.plan, ELEMENT, rates)
-    return future.work.plan, predicted, shell.now_s - begin_s
+    assert future.job.plan is not None
+    rates = {d.device: d for d in runtime.fleet_rates()[1]}
+    predicted = predicted_s(future.job.plan, ELEMENT, rates)
+    return future.job.plan, predicted, runtime.now_s - begin_s
 
 
 @pytest.mark.parametrize("block_s", [0.0, 3e-4])
@@ -67,8 +67,8 @@ def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices:
 def test_every_device_of_the_plan_has_a_time_and_the_last_one_counts() -> None:
     gemm, fleet = Gemm(4096, 4096, 4096), paper_fleet(12)
     plan, predicted, _ = _emulate(gemm, fleet, PsRates())
-    shell = VirtualShell(fleet, None, Arithmetic.NONE)
-    times = finish_s(plan, ELEMENT, {d.device: d for d in shell.fleet_rates()[1]})
+    runtime = VirtualRuntime(fleet, None, Arithmetic.NONE)
+    times = finish_s(plan, ELEMENT, {d.device: d for d in runtime.fleet_rates()[1]})
     assert times.keys() == {tile.device for tile in plan.tiles}
     assert max(times.values()) == predicted
 

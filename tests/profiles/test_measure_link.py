@@ -14,8 +14,8 @@ from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.probe import LinkRates
-from cleave.scheduler.session_manager import Coordinator
-from cleave.server.runtime import LiveShell
+from cleave.scheduler.session_manager import SessionManager
+from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from profiles.measuring.link import (
     MEMORY_BYTES,
@@ -28,21 +28,21 @@ HELLO = device_hello(credential="", name="t", memory_bytes=MEMORY_BYTES)
 
 
 def test_a_link_is_measured_by_the_server_and_the_device_is_gone_afterwards() -> None:
-    async def both() -> tuple[LinkRates, Coordinator]:
+    async def both() -> tuple[LinkRates, SessionManager]:
         here, there = memory_link()
-        coordinator = Coordinator()
-        shell = LiveShell(coordinator)
-        serving = asyncio.create_task(shell.session(there))
+        manager = SessionManager()
+        runtime = LiveRuntime(manager)
+        serving = asyncio.create_task(runtime.session(there))
         rates = await measure_connection(here, HELLO)
         await serving
-        return rates, coordinator
+        return rates, manager
 
-    rates, coordinator = asyncio.run(both())
+    rates, manager = asyncio.run(both())
     assert rates.downlink_bytes_per_s > 1e6
     assert rates.uplink_bytes_per_s > 1e6
     assert 0 < rates.latency_s < 1
-    assert not coordinator.sessions
-    assert coordinator.epoch == 0  # the fleet was never changed
+    assert not manager.sessions
+    assert manager.epoch == 0  # the fleet was never changed
 
 
 def test_over_a_socket_as_often_as_asked() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.sensors import Sensors, usable_cores
 from profiles.device_profile import DeviceProfile
 from profiles.measuring import contention
@@ -96,7 +96,7 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("variant", ALL_VARIANTS, ids=lambda v: v.name)
 def test_an_order_is_a_product_of_its_shape(layout: Layout, variant: Variant) -> None:
-    bench = Bench(NumpyExecutor(), 1000)
+    bench = Bench(NumpyBackend(), 1000)
     order = bench.order(3, 5, 7, layout, variant.dtype, variant.out)
     block = execute(bench.executor, order)
     assert block.shape == (3, 5)

@@ -11,18 +11,18 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Drain, Hello, Message, Role
-from cleave.scheduler.admission import OneKey
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.admission import SharedSecretAuth
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Done, Instruction, Place, Send
 from cleave.scheduler.reduction import Output
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 
 HELLO: Final = Hello(
     Role.DEVICE,
@@ -44,7 +44,7 @@ class _Talk:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, bytes]] = []
-        self._ps = Coordinator(door=OneKey(HELLO.credential))
+        self._ps = SessionManager(auth=SharedSecretAuth(HELLO.credential))
         self._device = DeviceCore(HELLO.memory_bytes)
         self._output = Output(arrays.empty(2, 2, DType.FP32))
         self._done = False
@@ -53,9 +53,9 @@ class _Talk:
         self._ps.opened(1, 0.0)
         self._tell(HELLO)
         refs = MatrixRef(1, False), MatrixRef(2, False)
-        work = GemmWork(1, Gemm(2, 2, 2), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner())
+        job = GemmJob(1, Gemm(2, 2, 2), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner())
         a, b = (Buffer(np.array(side, np.float32), DType.FP32) for side in (A, B))
-        self._obey(self._ps.submit(work, a, b, 0.0))
+        self._obey(self._ps.submit(job, a, b, 0.0))
         assert self._done
         assert (self._output.out.float32() == np.array(A) @ np.array(B)).all()
         for operand in (1, 2):
@@ -79,8 +79,8 @@ class _Talk:
                     data = b"".join(encode(message))
                     self.said.append(("PS", data))
                     self._hear(decode(data))
-                case Place(unit, payload):
-                    self._output.place(unit.detail, payload)
+                case Place(task, payload):
+                    self._output.place(task.detail, payload)
                 case Done():
                     self._output.finish()
                     self._done = True
@@ -93,7 +93,7 @@ class _Talk:
             return
         for action in self._device.received(message):
             assert isinstance(action, Compute)
-            product = execute(NumpyExecutor(), action).pack()
+            product = execute(NumpyBackend(), action).pack()
             for answer in self._device.computed(action.run, bytes(product), 0.0):
                 assert not isinstance(answer, Compute)
                 self._tell(answer)

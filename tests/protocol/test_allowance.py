@@ -14,22 +14,20 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.allowance import Allowance, Bucket, Crossing, is_answer
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Instruction, Send
-from cleave.scheduler.session_manager import Coordinator
-from tests.scheduler.test_admission import HELLO, Door, come, sent
+from cleave.scheduler.session_manager import SessionManager
+from tests.scheduler.test_admission import HELLO, FakeAuth, come, sent
 
 MEASURE = replace(HELLO, measure=True)
 
 
-def submit(coordinator: Coordinator, work: int = 1) -> list[messages.Run]:
+def submit(manager: SessionManager, work: int = 1) -> list[messages.Run]:
     """Give work to the one device there is; what it is asked to do."""
     ones = Buffer(np.ones((64, 64), np.float32), DType.FP32)
     refs = MatrixRef(10 * work, False), MatrixRef(10 * work + 1, False)
-    gemm = GemmWork(
-        work, Gemm(64, 64, 64), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
-    )
-    said = sent(coordinator.submit(gemm, ones, ones, 1.0), 1)
+    gemm = GemmJob(work, Gemm(64, 64, 64), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner())
+    said = sent(manager.submit(gemm, ones, ones, 1.0), 1)
     return [message for message in said if isinstance(message, messages.Run)]
 
 
@@ -42,10 +40,10 @@ def ended(orders: list[Instruction], session: int = 1) -> messages.Error | None:
     return next(errors, None)
 
 
-def say(coordinator: Coordinator, message: Message, times: int, now_s: float) -> int:
+def say(manager: SessionManager, message: Message, times: int, now_s: float) -> int:
     """Say the same so often; how often it was taken."""
     for taken in range(times):
-        if ended(coordinator.received(1, message, now_s, 20)) is not None:
+        if ended(manager.received(1, message, now_s, 20)) is not None:
             return taken
     return times
 
@@ -73,16 +71,16 @@ def test_many_small_messages_and_few_large_ones() -> None:
 def test_a_device_may_say_ten_a_second_for_ever_and_all_at_once_after_a_stall(
     every_s: float,
 ) -> None:
-    coordinator = Coordinator(door=Door())
-    come(coordinator, 1)
+    manager = SessionManager(auth=FakeAuth())
+    come(manager, 1)
     now_s = 0.0
     for _ in range(5000):
         now_s += every_s
-        assert say(coordinator, messages.Heartbeat(), 1, now_s) == 1
+        assert say(manager, messages.Heartbeat(), 1, now_s) == 1
     now_s += limits.SILENCE_S  # as long as a network may be stuck
     held_up = int(limits.SILENCE_S / every_s)
-    assert say(coordinator, messages.Heartbeat(), held_up, now_s) == held_up
-    assert say(coordinator, messages.Heartbeat(), 600, now_s) == 600  # or the server, ten minutes
+    assert say(manager, messages.Heartbeat(), held_up, now_s) == held_up
+    assert say(manager, messages.Heartbeat(), 600, now_s) == 600  # or the server, ten minutes
 
 
 FLOODS: dict[str, Message] = {
@@ -95,40 +93,40 @@ FLOODS: dict[str, Message] = {
 
 @pytest.mark.parametrize("message", FLOODS.values(), ids=FLOODS)
 def test_a_flood_ends_its_session_and_the_device_rests(message: Message) -> None:
-    door = Door()
-    coordinator = Coordinator(door=door)
-    come(coordinator, 1)
-    come(coordinator, 2, "8")
+    auth = FakeAuth()
+    manager = SessionManager(auth=auth)
+    come(manager, 1)
+    come(manager, 2, "8")
     for _ in range(limits.MAX_UNASKED):
-        assert ended(coordinator.received(1, message, 1.0, 20)) is None
-    error = ended(coordinator.received(1, message, 1.0, 20))
+        assert ended(manager.received(1, message, 1.0, 20)) is None
+    error = ended(manager.received(1, message, 1.0, 20))
     assert error is not None
     assert error.code is ErrorCode.LIMIT
-    assert list(coordinator.sessions) == [2]
-    assert not door.quarantine
-    back = ended(come(coordinator, 3, now_s=1.0), 3)
+    assert list(manager.sessions) == [2]
+    assert not auth.quarantine
+    back = ended(come(manager, 3, now_s=1.0), 3)
     assert back is not None
     assert (back.code, "60 s" in back.message) == (ErrorCode.LIMIT, True)
-    coordinator.received(2, messages.Heartbeat(), 60.0)
-    coordinator.tick(61.5)
-    assert ended(come(coordinator, 4, now_s=61.5), 4) is None
-    assert list(coordinator.sessions) == [2, 4]
+    manager.received(2, messages.Heartbeat(), 60.0)
+    manager.tick(61.5)
+    assert ended(come(manager, 4, now_s=61.5), 4) is None
+    assert list(manager.sessions) == [2, 4]
 
 
 def test_answers_to_runs_that_were_sent_are_no_flood_however_late() -> None:
     """Cancelled by a server that had no patience, over and over; each answer came all the same."""
-    coordinator = Coordinator(door=Door())
-    come(coordinator, 1)
+    manager = SessionManager(auth=FakeAuth())
+    come(manager, 1)
     answered = 0
     for work in range(1, 400):
-        runs = submit(coordinator, work)
-        coordinator.withdraw(work, 1.0)
+        runs = submit(manager, work)
+        manager.withdraw(work, 1.0)
         for run in runs:
-            assert ended(coordinator.received(1, late(run.id), 1.0, 16500)) is None
+            assert ended(manager.received(1, late(run.id), 1.0, 16500)) is None
             answered += 1
     assert answered > limits.MAX_UNASKED / 4
     # A second answer to each is one that nothing asked for.
-    assert say(coordinator, messages.Heartbeat(), 2000, 1.0) == limits.MAX_UNASKED
+    assert say(manager, messages.Heartbeat(), 2000, 1.0) == limits.MAX_UNASKED
 
 
 def test_an_answer_counts_for_one_run_once() -> None:
@@ -161,86 +159,86 @@ def test_no_answer_comes_after_one_to_a_later_run() -> None:
 
 
 def test_how_long_a_message_may_be_follows_what_is_awaited() -> None:
-    coordinator = Coordinator(door=Door())
-    come(coordinator, 1)
-    assert coordinator.awaited_bytes(1) == (0, 0)
-    (run, *others) = submit(coordinator)
-    work, most = coordinator.awaited_bytes(1)
+    manager = SessionManager(auth=FakeAuth())
+    come(manager, 1)
+    assert manager.awaited_bytes(1) == (0, 0)
+    (run, *others) = submit(manager)
+    work, most = manager.awaited_bytes(1)
     assert 0 < work == most <= 4 * 64 * 64
-    coordinator.withdraw(1, 1.0)
-    assert coordinator.awaited_bytes(1) == (0, work)  # it may be on its way
+    manager.withdraw(1, 1.0)
+    assert manager.awaited_bytes(1) == (0, work)  # it may be on its way
     for each in (run, *others):
-        coordinator.received(1, late(each.id), 1.0)
-    assert coordinator.awaited_bytes(1) == (0, 0)
-    come(coordinator, 2, hello=MEASURE)
-    assert coordinator.awaited_bytes(2) == (0, 4)  # a round trip
-    assert coordinator.awaited_bytes(99) == (0, 0)
+        manager.received(1, late(each.id), 1.0)
+    assert manager.awaited_bytes(1) == (0, 0)
+    come(manager, 2, hello=MEASURE)
+    assert manager.awaited_bytes(2) == (0, 4)  # a round trip
+    assert manager.awaited_bytes(99) == (0, 0)
 
 
 def test_one_link_is_measured_at_a_time_with_one_code() -> None:
-    door = Door()
-    coordinator = Coordinator(door=door)
-    door.measured_by, door.at_once = "code 1", 2
+    auth = FakeAuth()
+    manager = SessionManager(auth=auth)
+    auth.measured_by, auth.at_once = "code 1", 2
     for session in (1, 2):
-        assert ended(come(coordinator, session, hello=MEASURE), session) is None
-    orders = come(coordinator, 3, hello=MEASURE)
+        assert ended(come(manager, session, hello=MEASURE), session) is None
+    orders = come(manager, 3, hello=MEASURE)
     error = ended(orders, 1)
     assert error is not None
     assert error.code is ErrorCode.DUPLICATE
-    assert list(coordinator.sessions) == [2, 3]
-    door.measured_by = "device 7"
-    come(coordinator, 4, hello=MEASURE)
-    assert list(coordinator.sessions) == [2, 3, 4]
-    door.measured_by = ""  # a fleet with one credential for all
-    come(coordinator, 5, hello=MEASURE)
-    come(coordinator, 6, hello=MEASURE)
-    assert list(coordinator.sessions) == [2, 3, 4, 5, 6]
+    assert list(manager.sessions) == [2, 3]
+    auth.measured_by = "device 7"
+    come(manager, 4, hello=MEASURE)
+    assert list(manager.sessions) == [2, 3, 4]
+    auth.measured_by = ""  # a fleet with one credential for all
+    come(manager, 5, hello=MEASURE)
+    come(manager, 6, hello=MEASURE)
+    assert list(manager.sessions) == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("first", [messages.Heartbeat(), replace(HELLO, ops=())])
 def test_what_is_no_hello_is_a_failed_attempt(first: Message) -> None:
-    door = Door()
-    coordinator = Coordinator(door=door)
-    coordinator.opened(1, 0.0, "there")
-    error = ended(coordinator.received(1, first, 0.0))
+    auth = FakeAuth()
+    manager = SessionManager(auth=auth)
+    manager.opened(1, 0.0, "there")
+    error = ended(manager.received(1, first, 0.0))
     assert error is not None
     assert error.code is ErrorCode.PROTOCOL
-    assert door.failures == ["there"]
-    come(coordinator, 2)
-    coordinator.received(2, messages.Cancel((1,)), 0.0)  # later it is none: it has come in
-    assert door.failures == ["there"]
+    assert auth.failures == ["there"]
+    come(manager, 2)
+    manager.received(2, messages.Cancel((1,)), 0.0)  # later it is none: it has come in
+    assert auth.failures == ["there"]
 
 
 def test_orders_go_to_who_is_there() -> None:
-    coordinator = Coordinator(door=Door())
-    come(coordinator, 1)
-    say(coordinator, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
-    assert not coordinator.exceeded(1, "again", 1.0)
-    assert not [o for o in coordinator.tick(2.0) if isinstance(o, Send)]
+    manager = SessionManager(auth=FakeAuth())
+    come(manager, 1)
+    say(manager, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
+    assert not manager.exceeded(1, "again", 1.0)
+    assert not [o for o in manager.tick(2.0) if isinstance(o, Send)]
 
 
 def test_a_device_that_rests_is_not_measured_either() -> None:
-    door = Door()
-    coordinator = Coordinator(door=door)
-    come(coordinator, 1)
-    say(coordinator, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
-    door.measured_by, door.measures = "device 7", 7
-    back = ended(come(coordinator, 2, hello=MEASURE, now_s=1.0), 2)
+    auth = FakeAuth()
+    manager = SessionManager(auth=auth)
+    come(manager, 1)
+    say(manager, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
+    auth.measured_by, auth.measures = "device 7", 7
+    back = ended(come(manager, 2, hello=MEASURE, now_s=1.0), 2)
     assert back is not None
     assert (back.code, back.retry_after_s) == (ErrorCode.LIMIT, limits.REST_S)
-    assert ended(come(coordinator, 3, hello=MEASURE, now_s=1.0 + limits.REST_S), 3) is None
+    assert ended(come(manager, 3, hello=MEASURE, now_s=1.0 + limits.REST_S), 3) is None
 
 
 def test_a_flood_of_a_device_that_is_measured_makes_it_rest() -> None:
-    door = Door()
-    coordinator = Coordinator(door=door)
-    door.measured_by, door.measures = "device 7", 7
-    come(coordinator, 1, hello=MEASURE)
-    say(coordinator, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
-    back = ended(come(coordinator, 2, now_s=1.0), 2)
+    auth = FakeAuth()
+    manager = SessionManager(auth=auth)
+    auth.measured_by, auth.measures = "device 7", 7
+    come(manager, 1, hello=MEASURE)
+    say(manager, messages.Heartbeat(), limits.MAX_UNASKED + 1, 1.0)
+    back = ended(come(manager, 2, now_s=1.0), 2)
     assert back is not None
     assert back.retry_after_s == limits.REST_S
-    door.measured_by, door.measures = "code 1", None  # others may come by the same code
-    come(coordinator, 3, hello=MEASURE)
-    coordinator.exceeded(3, "too much", 1.0)
-    assert ended(come(coordinator, 4, hello=MEASURE, now_s=1.0), 4) is None
+    auth.measured_by, auth.measures = "code 1", None  # others may come by the same code
+    come(manager, 3, hello=MEASURE)
+    manager.exceeded(3, "too much", 1.0)
+    assert ended(come(manager, 4, hello=MEASURE, now_s=1.0), 4) is None

@@ -6,7 +6,7 @@ import pytest
 
 from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
-from cleave.machine.backends import Executor, NumpyExecutor, TorchExecutor, execute
+from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode, wire_size
@@ -57,11 +57,11 @@ def test_invalid(vector: Vector) -> None:
 
 
 @pytest.fixture(params=["numpy", "torch"])
-def executor(request: pytest.FixtureRequest) -> Executor:
+def executor(request: pytest.FixtureRequest) -> MatmulBackend:
     if request.param == "numpy":
-        return NumpyExecutor()
+        return NumpyBackend()
     pytest.importorskip("torch")
-    return TorchExecutor()
+    return TorchBackend()
 
 
 def _through_the_wire(sent: Message) -> Message:
@@ -69,7 +69,7 @@ def _through_the_wire(sent: Message) -> Message:
 
 
 @each("matmul")
-def test_matmul(vector: Vector, executor: Executor) -> None:
+def test_matmul(vector: Vector, executor: MatmulBackend) -> None:
     core = DeviceCore(memory_bytes=2**20)
     for put in vector["put"]:
         values = {name: put[name] for name in ("id", "rows", "columns", "dtype")}

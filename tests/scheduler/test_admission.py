@@ -15,21 +15,21 @@ from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.admission import (
     MAX_NAME,
+    AccessLevel,
     Admission,
-    Clearance,
+    AdmissionResult,
     Contribution,
-    OneKey,
     Refusal,
-    Verdict,
+    SharedSecretAuth,
 )
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Check, Close, Instruction, Joined, Note, Send
 from cleave.scheduler.reputation import QUARANTINE, Wrong
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.verify import Fault, Judgement
 
 HELLO = Hello(
@@ -45,7 +45,7 @@ HELLO = Hello(
 UNMEASURED = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
 
 
-class Door:
+class FakeAuth:
     """Lets everybody in under the identity in `credential`, and writes down what it is told."""
 
     server = "S"
@@ -64,7 +64,7 @@ class Door:
         self.measures: int | None = None
         self.at_once = 1
 
-    def admit(self, hello: Hello, address: str) -> Verdict:
+    def admit(self, hello: Hello, address: str) -> AdmissionResult:
         self.asked.append(address)
         if hello.measure:
             return Admission(
@@ -83,7 +83,7 @@ class Door:
             self.conduct.get(identity, Conduct()),
         )
 
-    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
+    def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
         raise AssertionError("no operator came")
 
     def failed(self, address: str) -> None:
@@ -107,100 +107,100 @@ class Door:
 
 
 def come(
-    coordinator: Coordinator,
+    manager: SessionManager,
     session: int,
     credential: str = "7",
     hello: Hello = HELLO,
     now_s: float = 0.0,
     address: str = "here",
 ) -> list[Instruction]:
-    coordinator.opened(session, now_s, address)
-    return coordinator.received(session, replace(hello, credential=credential), now_s)
+    manager.opened(session, now_s, address)
+    return manager.received(session, replace(hello, credential=credential), now_s)
 
 
 def sent(orders: list[Instruction], session: int) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send) and o.session == session]
 
 
-def submit(coordinator: Coordinator, side: int = 4) -> list[Instruction]:
+def submit(manager: SessionManager, side: int = 4) -> list[Instruction]:
     ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
     refs = MatrixRef(10, False), MatrixRef(11, False)
-    gemm = GemmWork(
+    gemm = GemmJob(
         1, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
     )
-    return coordinator.submit(gemm, ones, ones, 1.0)
+    return manager.submit(gemm, ones, ones, 1.0)
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def auth() -> FakeAuth:
+    return FakeAuth()
 
 
 @pytest.fixture
-def coordinator(door: Door) -> Coordinator:
-    return Coordinator(door=door)
+def manager(auth: FakeAuth) -> SessionManager:
+    return SessionManager(auth=auth)
 
 
-def test_a_device_is_told_its_credential_and_has_its_known_name(coordinator: Coordinator) -> None:
-    orders = come(coordinator, 1)
+def test_a_device_is_told_its_credential_and_has_its_known_name(manager: SessionManager) -> None:
+    orders = come(manager, 1)
     assert orders == [Send(1, messages.Welcome(1, server="S", credential="new")), Joined(1)]
-    assert (coordinator.sessions[1].name, coordinator.sessions[1].identity) == ("device 7", 7)
+    assert (manager.sessions[1].name, manager.sessions[1].identity) == ("device 7", 7)
 
 
-def test_who_is_refused_is_told_why(coordinator: Coordinator, door: Door) -> None:
-    orders = come(coordinator, 1, "x")
+def test_who_is_refused_is_told_why(manager: SessionManager, auth: FakeAuth) -> None:
+    orders = come(manager, 1, "x")
     assert orders == [Send(1, messages.Error(ErrorCode.CREDENTIAL, "not a number")), Close(1)]
-    assert not coordinator.sessions
-    assert not door.left
+    assert not manager.sessions
+    assert not auth.left
 
 
 @pytest.mark.parametrize("change", [{"ops": ()}, {"memory_bytes": 1}, {"version": 99}])
 def test_who_does_not_fit_uses_no_code_up(
-    coordinator: Coordinator, door: Door, change: dict[str, object]
+    manager: SessionManager, auth: FakeAuth, change: dict[str, object]
 ) -> None:
-    come(coordinator, 1, hello=replace(HELLO, **change))  # type: ignore[arg-type]
-    assert not coordinator.sessions
-    assert not door.asked
+    come(manager, 1, hello=replace(HELLO, **change))  # type: ignore[arg-type]
+    assert not manager.sessions
+    assert not auth.asked
 
 
 # --- the same device twice ---
 
 
-def test_the_newer_of_two_sessions_counts(coordinator: Coordinator, door: Door) -> None:
-    come(coordinator, 1)
-    come(coordinator, 2, "8")
-    submit(coordinator)
-    orders = come(coordinator, 3, now_s=2.0)
+def test_the_newer_of_two_sessions_counts(manager: SessionManager, auth: FakeAuth) -> None:
+    come(manager, 1)
+    come(manager, 2, "8")
+    submit(manager)
+    orders = come(manager, 3, now_s=2.0)
     (error,) = sent(orders, 1)
     assert isinstance(error, messages.Error)
     assert error.code is ErrorCode.DUPLICATE
     assert "--name" in error.message
     assert Close(1) in orders
     assert any(isinstance(o, Note) and "device 7 joined again" in o.text for o in orders)
-    assert list(coordinator.sessions) == [2, 3]
-    assert coordinator.ready_devices == 2
-    assert door.left == [(7, error.message, False)]
+    assert list(manager.sessions) == [2, 3]
+    assert manager.ready_devices == 2
+    assert auth.left == [(7, error.message, False)]
 
 
 def test_devices_without_an_identity_are_never_the_same() -> None:
-    coordinator = Coordinator(door=OneKey("key"))
-    come(coordinator, 1, "key")
-    come(coordinator, 2, "key")
-    assert coordinator.ready_devices == 2
+    manager = SessionManager(auth=SharedSecretAuth("key"))
+    come(manager, 1, "key")
+    come(manager, 2, "key")
+    assert manager.ready_devices == 2
 
 
 # --- gone, and back ---
 
 
-def measured(coordinator: Coordinator, session: int, now_s: float) -> None:
+def measured(manager: SessionManager, session: int, now_s: float) -> None:
     """Let the probe end, by hand: what it finds is tested elsewhere."""
-    record = coordinator.sessions[session]
+    record = manager.sessions[session]
     assert record.rates is not None
     record.rates = replace(
         record.rates, downlink_bytes_per_s=5e6, uplink_bytes_per_s=3e6, latency_s=0.01
     )
     record.probe = None
-    coordinator._ready(record, now_s)
+    manager._ready(record, now_s)
 
 
 @pytest.mark.parametrize(
@@ -208,15 +208,15 @@ def measured(coordinator: Coordinator, session: int, now_s: float) -> None:
     [("here", GRACE_S, True), ("here", GRACE_S + 1, False), ("elsewhere", 1.0, False)],
 )
 def test_a_device_that_is_soon_back_is_not_measured_again(
-    coordinator: Coordinator, address: str, after_s: float, known: bool
+    manager: SessionManager, address: str, after_s: float, known: bool
 ) -> None:
-    come(coordinator, 1, hello=UNMEASURED)
-    assert coordinator.sessions[1].state is DeviceState.PROBING
-    measured(coordinator, 1, 1.0)
-    coordinator.closed(1, "the connection broke", 10.0)
-    orders = come(coordinator, 2, hello=UNMEASURED, now_s=10.0 + after_s, address=address)
+    come(manager, 1, hello=UNMEASURED)
+    assert manager.sessions[1].state is DeviceState.PROBING
+    measured(manager, 1, 1.0)
+    manager.closed(1, "the connection broke", 10.0)
+    orders = come(manager, 2, hello=UNMEASURED, now_s=10.0 + after_s, address=address)
     assert (Joined(2) in orders) == known
-    rates = coordinator.sessions[2].rates
+    rates = manager.sessions[2].rates
     assert rates is not None
     if known:
         link = (rates.downlink_bytes_per_s, rates.uplink_bytes_per_s, rates.latency_s)
@@ -224,13 +224,13 @@ def test_a_device_that_is_soon_back_is_not_measured_again(
         assert rates.device == 2
 
 
-def shown_slow(coordinator: Coordinator, session: int, claim: float) -> None:
+def shown_slow(manager: SessionManager, session: int, claim: float) -> None:
     """A device that claims more than its probe found: 1 GFLOP/s."""
-    come(coordinator, session, hello=replace(UNMEASURED, flops_per_s=claim))
-    rates = coordinator.sessions[session].rates
+    come(manager, session, hello=replace(UNMEASURED, flops_per_s=claim))
+    rates = manager.sessions[session].rates
     assert rates is not None
-    coordinator.sessions[session].rates = replace(rates, flops_per_s=1e9)
-    measured(coordinator, session, 1.0)
+    manager.sessions[session].rates = replace(rates, flops_per_s=1e9)
+    measured(manager, session, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -244,46 +244,46 @@ def shown_slow(coordinator: Coordinator, session: int, claim: float) -> None:
     ],
 )
 def test_a_speed_that_was_found_is_known_after_a_quick_return(
-    coordinator: Coordinator, claim: float, claims_now: float, known: float | None
+    manager: SessionManager, claim: float, claims_now: float, known: float | None
 ) -> None:
-    shown_slow(coordinator, 1, claim)
+    shown_slow(manager, 1, claim)
     for session in (2, 3):  # and after a second one
-        coordinator.closed(session - 1, "the connection broke", 10.0 * session)
+        manager.closed(session - 1, "the connection broke", 10.0 * session)
         again = replace(UNMEASURED, flops_per_s=claims_now)
-        come(coordinator, session, hello=again, now_s=10.0 * session + 1)
-        rates = coordinator.sessions[session].rates
+        come(manager, session, hello=again, now_s=10.0 * session + 1)
+        rates = manager.sessions[session].rates
         assert rates is not None
         if known is None:
-            assert coordinator.sessions[session].state is DeviceState.PROBING
+            assert manager.sessions[session].state is DeviceState.PROBING
             return
-        assert coordinator.sessions[session].state is DeviceState.READY
+        assert manager.sessions[session].state is DeviceState.READY
         assert rates.flops_per_s == known
         assert rates.downlink_bytes_per_s == 5e6
 
 
-def test_a_claim_that_nothing_spoke_against_is_believed_anew(coordinator: Coordinator) -> None:
-    come(coordinator, 1, hello=UNMEASURED)
-    measured(coordinator, 1, 1.0)
-    coordinator.closed(1, "the connection broke", 10.0)
-    come(coordinator, 2, hello=replace(UNMEASURED, flops_per_s=5e12), now_s=11.0)
-    rates = coordinator.sessions[2].rates
+def test_a_claim_that_nothing_spoke_against_is_believed_anew(manager: SessionManager) -> None:
+    come(manager, 1, hello=UNMEASURED)
+    measured(manager, 1, 1.0)
+    manager.closed(1, "the connection broke", 10.0)
+    come(manager, 2, hello=replace(UNMEASURED, flops_per_s=5e12), now_s=11.0)
+    rates = manager.sessions[2].rates
     assert rates is not None
     assert rates.flops_per_s == 5e12
 
 
-def test_a_device_lost_while_it_was_measured_is_measured_again(coordinator: Coordinator) -> None:
-    come(coordinator, 1, hello=UNMEASURED)
-    coordinator.closed(1, "the connection broke", 1.0)
-    come(coordinator, 2, hello=UNMEASURED, now_s=2.0)
-    assert coordinator.sessions[2].state is DeviceState.PROBING
+def test_a_device_lost_while_it_was_measured_is_measured_again(manager: SessionManager) -> None:
+    come(manager, 1, hello=UNMEASURED)
+    manager.closed(1, "the connection broke", 1.0)
+    come(manager, 2, hello=UNMEASURED, now_s=2.0)
+    assert manager.sessions[2].state is DeviceState.PROBING
 
 
-def test_what_is_known_of_those_who_left_is_forgotten(coordinator: Coordinator) -> None:
+def test_what_is_known_of_those_who_left_is_forgotten(manager: SessionManager) -> None:
     for number in range(5):
-        come(coordinator, number, str(number))
-        coordinator.closed(number, "gone", 1.0)
-    coordinator.tick(1.0 + GRACE_S + CREDIT_S)
-    assert not coordinator.regulars._departed
+        come(manager, number, str(number))
+        manager.closed(number, "gone", 1.0)
+    manager.tick(1.0 + GRACE_S + CREDIT_S)
+    assert not manager.history._departed
 
 
 ENDS = {
@@ -298,98 +298,102 @@ ENDS = {
 @pytest.mark.parametrize(("message", "lost"), ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("hello", [HELLO, UNMEASURED], ids=["ready", "probing"])
 def test_every_end_is_told_once(
-    coordinator: Coordinator, door: Door, message: Message | None, lost: bool, hello: Hello
+    manager: SessionManager,
+    auth: FakeAuth,
+    message: Message | None,
+    lost: bool,
+    hello: Hello,
 ) -> None:
-    come(coordinator, 1, hello=hello)
+    come(manager, 1, hello=hello)
     if message is not None:
-        coordinator.received(1, message, 1.0)
-    coordinator.closed(1, "the connection broke", 1.0)
-    assert [(identity, was_lost) for identity, _, was_lost in door.left] == [(7, lost)]
+        manager.received(1, message, 1.0)
+    manager.closed(1, "the connection broke", 1.0)
+    assert [(identity, was_lost) for identity, _, was_lost in auth.left] == [(7, lost)]
 
 
-def test_silence_is_a_loss(coordinator: Coordinator, door: Door) -> None:
-    come(coordinator, 1)
-    coordinator.tick(limits.SILENCE_S + 1)
-    assert [lost for _, _, lost in door.left] == [True]
+def test_silence_is_a_loss(manager: SessionManager, auth: FakeAuth) -> None:
+    come(manager, 1)
+    manager.tick(limits.SILENCE_S + 1)
+    assert [lost for _, _, lost in auth.left] == [True]
 
 
-def test_an_operator_can_end_the_sessions_of_a_device(coordinator: Coordinator) -> None:
-    come(coordinator, 1)
-    come(coordinator, 2, "8")
-    orders = coordinator.refuse_identity(7, ErrorCode.CREDENTIAL, "revoked", 1.0)
+def test_an_operator_can_end_the_sessions_of_a_device(manager: SessionManager) -> None:
+    come(manager, 1)
+    come(manager, 2, "8")
+    orders = manager.refuse_identity(7, ErrorCode.CREDENTIAL, "revoked", 1.0)
     assert sent(orders, 1) == [messages.Error(ErrorCode.CREDENTIAL, "revoked")]
-    assert list(coordinator.sessions) == [2]
-    assert coordinator.refuse_identity(9, ErrorCode.CREDENTIAL, "nobody", 1.0) == []
+    assert list(manager.sessions) == [2]
+    assert manager.refuse_identity(9, ErrorCode.CREDENTIAL, "nobody", 1.0) == []
 
 
 # --- contribution ---
 
 
-def one_result(coordinator: Coordinator, session: int) -> Check:
+def one_result(manager: SessionManager, session: int) -> Check:
     """A GEMM of one block, answered by a device that passed the probe."""
-    coordinator.verification, coordinator.verify = Verification.of(True), True
-    orders = submit(coordinator)
+    manager.verification, manager.verify = Verification.of(True), True
+    orders = submit(manager)
     (run,) = [m for m in sent(orders, session) if isinstance(m, messages.Run)]
     payload = bytes(4 * 4 * 4)
     result = messages.Result(run.id, 4, 4, "fp32", 0.5, payload)
-    (check,) = coordinator.received(session, result, 2.0)
+    (check,) = manager.received(session, result, 2.0)
     assert isinstance(check, Check)
     return check
 
 
 def test_what_a_device_did_is_told_now_and_then_and_in_the_end(
-    coordinator: Coordinator, door: Door
+    manager: SessionManager, auth: FakeAuth
 ) -> None:
-    come(coordinator, 1)
-    come(coordinator, 2, "8", hello=replace(HELLO, measure=True))
-    one_result(coordinator, 1)
-    record = coordinator.sessions[1]
+    come(manager, 1)
+    come(manager, 2, "8", hello=replace(HELLO, measure=True))
+    one_result(manager, 1)
+    record = manager.sessions[1]
     record.downlink_bytes, record.uplink_bytes = 100, 200
-    coordinator.received(1, messages.Telemetry({"energy_j": 3.0, "power_w": 9.0}), 2.0)
-    assert not door.done
-    coordinator.received(1, messages.Heartbeat(), CREDIT_S)
-    coordinator.tick(CREDIT_S)
+    manager.received(1, messages.Telemetry({"energy_j": 3.0, "power_w": 9.0}), 2.0)
+    assert not auth.done
+    manager.received(1, messages.Heartbeat(), CREDIT_S)
+    manager.tick(CREDIT_S)
     expected = Contribution(1, 2.0 * 4**3, 100, 200, 0.5, 3.0)
-    assert door.done == {7: expected}
+    assert auth.done == {7: expected}
     record.uplink_bytes += 50
-    coordinator.received(1, messages.Telemetry({"energy_j": 4.0}), CREDIT_S + 1)
-    coordinator.closed(1, "gone", CREDIT_S + 1)
-    assert door.done == {7: expected + Contribution(uplink_bytes=50, energy_j=1.0)}
+    manager.received(1, messages.Telemetry({"energy_j": 4.0}), CREDIT_S + 1)
+    manager.closed(1, "gone", CREDIT_S + 1)
+    assert auth.done == {7: expected + Contribution(uplink_bytes=50, energy_j=1.0)}
 
 
-def test_what_a_device_states_of_itself_is_bounded(coordinator: Coordinator, door: Door) -> None:
-    come(coordinator, 1)
-    coordinator.received(1, messages.Telemetry({"energy_j": -1e300}), 0.0)
-    coordinator.credit(0.0)
-    assert not door.done
-    coordinator.received(1, messages.Telemetry({"energy_j": 1e300}), 0.0)
-    coordinator.sessions[1].compute_s = 1e300
-    coordinator.credit(0.0)
-    assert door.done[7].compute_s == MAX_CREDIT
-    assert door.done[7].energy_j == 0  # no device draws so much
+def test_what_a_device_states_of_itself_is_bounded(manager: SessionManager, auth: FakeAuth) -> None:
+    come(manager, 1)
+    manager.received(1, messages.Telemetry({"energy_j": -1e300}), 0.0)
+    manager.credit(0.0)
+    assert not auth.done
+    manager.received(1, messages.Telemetry({"energy_j": 1e300}), 0.0)
+    manager.sessions[1].compute_s = 1e300
+    manager.credit(0.0)
+    assert auth.done[7].compute_s == MAX_CREDIT
+    assert auth.done[7].energy_j == 0  # no device draws so much
 
 
 def test_energy_that_a_device_cannot_have_drawn_is_no_contribution(
-    coordinator: Coordinator, door: Door
+    manager: SessionManager, auth: FakeAuth
 ) -> None:
-    come(coordinator, 1, hello=replace(HELLO, profile="snapdragon-888"))
-    coordinator.received(1, messages.Telemetry({"energy_j": 300.0}), 60.0)
-    coordinator.credit(60.0)
-    assert door.done[7].energy_j == 300.0
+    come(manager, 1, hello=replace(HELLO, profile="snapdragon-888"))
+    manager.received(1, messages.Telemetry({"energy_j": 300.0}), 60.0)
+    manager.credit(60.0)
+    assert auth.done[7].energy_j == 300.0
     for absurd in (1e4, 1e300, float("nan"), float("inf")):  # a phone draws 25 W at most
-        coordinator.received(1, messages.Telemetry({"energy_j": absurd}), 120.0)
-        coordinator.credit(120.0)
-        assert door.done[7].energy_j == 300.0
-    coordinator.received(1, messages.Telemetry({"energy_j": 600.0}), 120.0)
-    coordinator.credit(120.0)
-    assert door.done[7].energy_j == 600.0
+        manager.received(1, messages.Telemetry({"energy_j": absurd}), 120.0)
+        manager.credit(120.0)
+        assert auth.done[7].energy_j == 300.0
+    manager.received(1, messages.Telemetry({"energy_j": 600.0}), 120.0)
+    manager.credit(120.0)
+    assert auth.done[7].energy_j == 600.0
 
 
 @pytest.mark.parametrize("name", ["", "a\x1b[31mb\nc", "x" * 4096, "\u202e", "ключ 📱"])
 def test_names_can_be_shown(name: str) -> None:
-    coordinator = Coordinator()
-    come(coordinator, 1, "", hello=replace(HELLO, name=name))
-    shown = coordinator.sessions[1].name
+    manager = SessionManager()
+    come(manager, 1, "", hello=replace(HELLO, name=name))
+    shown = manager.sessions[1].name
     assert len(shown) <= MAX_NAME
     assert shown.isprintable()
 
@@ -397,48 +401,48 @@ def test_names_can_be_shown(name: str) -> None:
 # --- quarantine ---
 
 
-def test_quarantine_is_of_the_identity(coordinator: Coordinator, door: Door) -> None:
-    door.faults_before = int(QUARANTINE) - 1  # in sessions before
-    come(coordinator, 1)
-    check = one_result(coordinator, 1)
-    orders = coordinator.checked(check, Judgement(Fault("row 3 is wrong")), 3.0)
+def test_quarantine_is_of_the_identity(manager: SessionManager, auth: FakeAuth) -> None:
+    auth.faults_before = int(QUARANTINE) - 1  # in sessions before
+    come(manager, 1)
+    check = one_result(manager, 1)
+    orders = manager.checked(check, Judgement(Fault("row 3 is wrong")), 3.0)
     (error,) = [m for m in sent(orders, 1) if isinstance(m, messages.Error)]
     assert error.code is ErrorCode.QUARANTINED
-    assert door.faults == {7: ["row 3 is wrong"]}
-    assert door.quarantine == {7: error.message}
-    assert door.left == [(7, error.message, False)]
+    assert auth.faults == {7: ["row 3 is wrong"]}
+    assert auth.quarantine == {7: error.message}
+    assert auth.left == [(7, error.message, False)]
 
 
 def test_a_result_of_another_form_is_remembered_and_the_second_quarantines(
-    coordinator: Coordinator, door: Door
+    manager: SessionManager, auth: FakeAuth
 ) -> None:
-    come(coordinator, 1)
-    check = one_result(coordinator, 1)
-    coordinator.checked(check, Judgement(), 2.0)
-    orders = submit(coordinator)
+    come(manager, 1)
+    check = one_result(manager, 1)
+    manager.checked(check, Judgement(), 2.0)
+    orders = submit(manager)
     for _ in range(2):
-        assert 1 in coordinator.sessions
+        assert 1 in manager.sessions
         (run,) = [m for m in sent(orders, 1) if isinstance(m, messages.Run)]
         wrong = messages.Result(run.id, 1, 16, "fp32", 0.0, bytes(64))
-        orders = coordinator.received(1, wrong, 3.0)
+        orders = manager.received(1, wrong, 3.0)
     (error,) = [m for m in sent(orders, 1) if isinstance(m, messages.Error)]
     assert error.code is ErrorCode.QUARANTINED
-    assert door.points == {7: 2 * Wrong.FORM.value}
-    assert len(door.faults[7]) == 2
-    assert 7 in door.quarantine
+    assert auth.points == {7: 2 * Wrong.FORM.value}
+    assert len(auth.faults[7]) == 2
+    assert 7 in auth.quarantine
 
 
 # --- one key ---
 
 
 def test_one_key_opens_as_credential_or_as_code() -> None:
-    door = OneKey("key", "token")
-    assert door.admit(replace(HELLO, credential="key"), "") == Admission()
-    assert door.admit(replace(HELLO, credential="of another server", join_code="key"), "") == (
+    auth = SharedSecretAuth("key", "token")
+    assert auth.admit(replace(HELLO, credential="key"), "") == Admission()
+    assert auth.admit(replace(HELLO, credential="of another server", join_code="key"), "") == (
         Admission()
     )
-    assert isinstance(door.admit(replace(HELLO, credential="k", join_code="y"), ""), Refusal)
-    assert isinstance(door.admit(replace(HELLO, credential=""), ""), Refusal)
-    assert OneKey("").admit(HELLO, "") == Admission()
-    assert door.admit_operator("token", "") is Clearance.OPERATOR
-    assert isinstance(door.admit_operator("key", ""), Refusal)
+    assert isinstance(auth.admit(replace(HELLO, credential="k", join_code="y"), ""), Refusal)
+    assert isinstance(auth.admit(replace(HELLO, credential=""), ""), Refusal)
+    assert SharedSecretAuth("").admit(HELLO, "") == Admission()
+    assert auth.admit_operator("token", "") is AccessLevel.OPERATOR
+    assert isinstance(auth.admit_operator("key", ""), Refusal)

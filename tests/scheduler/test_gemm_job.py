@@ -1,4 +1,4 @@
-"""A GEMM as work: units that cover it, partial sums in the order of k, operands that are held."""
+"""A GEMM as work: tasks that cover it, partial sums in the order of k, operands that are held."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.errors import PlanError
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute, StoredArray
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, Residency
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler import events
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.reduction import Output
-from cleave.scheduler.scheduler import Dispatcher
-from cleave.scheduler.tasks import Stored, Unit
+from cleave.scheduler.scheduler import Scheduler
+from cleave.scheduler.tasks import ArrayRef, Task
 from tests.scheduler.test_scheduler import BoxPlanner
 
 FP32 = ElementBytes(4, 4)
@@ -37,7 +37,7 @@ def _fleet(devices: int, memory_bytes: int = 2**30) -> list[DeviceRates]:
     return [DeviceRates(i + 1, 1e6, 1e5, 1e9, 0.0, memory_bytes) for i in range(devices)]
 
 
-def _work(
+def _job(
     gemm: Gemm,
     planner: Planner,
     *,
@@ -46,12 +46,12 @@ def _work(
     element: ElementBytes = FP32,
     dtype: str = "fp32",
     out: str = "fp32",
-) -> GemmWork:
-    return GemmWork(1, gemm, a, b, element, dtype, out, planner)
+) -> GemmJob:
+    return GemmJob(1, gemm, a, b, element, dtype, out, planner)
 
 
-def _units(work: GemmWork, devices: int = 3) -> list[tuple[int, Unit]]:
-    return list(work.assign(_fleet(devices), Dispatcher().holdings))
+def _tasks(job: GemmJob, devices: int = 3) -> list[tuple[int, Task]]:
+    return list(job.assign(_fleet(devices), Scheduler().device_memory))
 
 
 def _stored(operand: int, rows: Span, columns: Span) -> tuple[int, Span, Span]:
@@ -62,7 +62,7 @@ def _stored(operand: int, rows: Span, columns: Span) -> tuple[int, Span, Span]:
 def test_units_do_every_multiplication_once(
     gemm: Gemm, seed: int, turn_a: bool, turn_b: bool
 ) -> None:
-    work = _work(
+    job = _job(
         gemm,
         BoxPlanner(seed),
         a=MatrixRef(A, turn_a),
@@ -72,29 +72,29 @@ def test_units_do_every_multiplication_once(
         element=ElementBytes(2, 2),
     )
     times = np.zeros((gemm.m, gemm.n, gemm.k), np.int8)
-    for _, unit in _units(work):
-        block: Block = unit.detail.block
-        assert unit.flops == block.flops
-        assert unit.detail.partial == (block.k.size < gemm.k)
-        assert unit.detail.out == ("fp32" if unit.detail.partial else "bf16")
-        assert unit.output_bytes == block.elements * (4 if unit.detail.partial else 2)
-        assert (unit.detail.transpose_a, unit.detail.transpose_b) == (turn_a, turn_b)
-        names = [(x.operand, x.rows, x.columns) for x in unit.inputs]
+    for _, task in _tasks(job):
+        block: Block = task.detail.block
+        assert task.flops == block.flops
+        assert task.detail.partial == (block.k.size < gemm.k)
+        assert task.detail.out == ("fp32" if task.detail.partial else "bf16")
+        assert task.output_bytes == block.elements * (4 if task.detail.partial else 2)
+        assert (task.detail.transpose_a, task.detail.transpose_b) == (turn_a, turn_b)
+        names = [(x.operand, x.rows, x.columns) for x in task.inputs]
         expected = []
         for k in block.pieces:
             expected.append(_stored(A, *((k, block.m) if turn_a else (block.m, k))))
             expected.append(_stored(B, *((block.n, k) if turn_b else (k, block.n))))
             times[block.m.start : block.m.stop, block.n.start : block.n.stop, k.start : k.stop] += 1
         assert names == expected
-        assert all(x.nbytes == x.rows.size * x.columns.size * 2 for x in unit.inputs)
+        assert all(x.nbytes == x.rows.size * x.columns.size * 2 for x in task.inputs)
     assert (times == 1).all()
 
 
 @given(gemms, seeds)
 def test_the_same_region_has_one_name(gemm: Gemm, seed: int) -> None:
-    names: dict[Any, Stored] = {}
-    for _, unit in _units(_work(gemm, BoxPlanner(seed))):
-        for stored in unit.inputs:
+    names: dict[Any, ArrayRef] = {}
+    for _, task in _tasks(_job(gemm, BoxPlanner(seed))):
+        for stored in task.inputs:
             key = (stored.operand, stored.rows, stored.columns)
             assert names.setdefault(key, stored) is stored
     assert len({stored.id for stored in names.values()}) == len(names)
@@ -103,29 +103,29 @@ def test_the_same_region_has_one_name(gemm: Gemm, seed: int) -> None:
 # --- partial sums ---
 
 
-def _block(a: Array, b: Array, unit: Unit) -> Buffer:
+def _block(a: Array, b: Array, task: Task) -> Buffer:
     """What a device answers: the sum of the products of the pieces."""
-    block: Block = unit.detail.block
+    block: Block = task.detail.block
     left, right = Buffer(a, DType.FP32), Buffer(b, DType.FP32)
     pairs = [
         (_in_store(left.region(block.m, k)), _in_store(right.region(k, block.n)))
         for k in block.pieces
     ]
     order = Compute(
-        1, pairs, False, False, block.m.size, block.n.size, DType(unit.detail.out), block.flops
+        1, pairs, False, False, block.m.size, block.n.size, DType(task.detail.out), block.flops
     )
-    return execute(NumpyExecutor(), order)
+    return execute(NumpyBackend(), order)
 
 
 def _in_store(buffer: Buffer) -> StoredArray:
     return StoredArray(*buffer.shape, buffer.dtype, buffer, buffer.nbytes)
 
 
-def _slab_by_slab(gemm: Gemm, answers: Iterable[tuple[Unit, Buffer]]) -> Array:
+def _slab_by_slab(gemm: Gemm, answers: Iterable[tuple[Task, Buffer]]) -> Array:
     """Partial sums added in the order of k, in fp32."""
     total = np.zeros((gemm.m, gemm.n), np.float32)
-    for unit, answer in sorted(answers, key=lambda pair: pair[0].detail.block.k):
-        block = unit.detail.block
+    for task, answer in sorted(answers, key=lambda pair: pair[0].detail.block.k):
+        block = task.detail.block
         target = total[block.m.start : block.m.stop, block.n.start : block.n.stop]
         if block.k.start == 0:
             target[...] = answer.array
@@ -135,20 +135,20 @@ def _slab_by_slab(gemm: Gemm, answers: Iterable[tuple[Unit, Buffer]]) -> Array:
 
 
 def _in_any_order(
-    work: GemmWork, out: DType, answers: list[tuple[Unit, Buffer]], random: Random
+    job: GemmJob, out: DType, answers: list[tuple[Task, Buffer]], random: Random
 ) -> Array:
     """Answers arrive in any order, and are put in place in one that the work allows."""
-    result = arrays.empty(work.gemm.m, work.gemm.n, out)
+    result = arrays.empty(job.gemm.m, job.gemm.n, out)
     output = Output(result)
     coming = answers.copy()
     random.shuffle(coming)
     placed = 0
     while coming:
-        assert not work.complete
-        for unit, payload in work.arrived(*coming.pop()):
-            output.place(unit.detail, payload)
+        assert not job.complete
+        for task, payload in job.arrived(*coming.pop()):
+            output.place(task.detail, payload)
             placed += 1
-    assert work.complete
+    assert job.complete
     assert placed == len(answers)
     output.finish()
     return result.array
@@ -159,25 +159,25 @@ def test_partial_sums_do_not_depend_on_the_order_of_arrival(gemm: Gemm, seed: in
     rng = np.random.default_rng(seed)
     a = rng.standard_normal((gemm.m, gemm.k), np.float32) * np.float32(10.0 ** rng.integers(-4, 4))
     b = rng.standard_normal((gemm.k, gemm.n), np.float32)
-    works = [_work(gemm, BoxPlanner(seed)) for _ in range(3)]
-    assigned = [[unit for _, unit in _units(work)] for work in works]
-    answers = [[(unit, _block(a, b, unit)) for unit in units] for units in assigned]
+    jobs = [_job(gemm, BoxPlanner(seed)) for _ in range(3)]
+    assigned = [[task for _, task in _tasks(job)] for job in jobs]
+    answers = [[(task, _block(a, b, task)) for task in tasks] for tasks in assigned]
     expected = _slab_by_slab(gemm, answers[0])
-    for i, work in enumerate(works):
-        got = _in_any_order(work, DType.FP32, answers[i], Random(seed + i))
+    for i, job in enumerate(jobs):
+        got = _in_any_order(job, DType.FP32, answers[i], Random(seed + i))
         assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
     np.testing.assert_allclose(expected, a @ b, rtol=1e-3, atol=1e-3 * np.abs(a).max())
 
 
 def test_an_upper_slab_waits_for_the_lower_one() -> None:
-    work = _work(Gemm(1, 1, 3), _Slabs())
-    lowest, middle, top = (unit for _, unit in _units(work))
-    assert list(work.arrived(top, "top")) == []
-    assert list(work.arrived(middle, "middle")) == []
-    assert not work.complete
-    ready = list(work.arrived(lowest, "lowest"))
+    job = _job(Gemm(1, 1, 3), _Slabs())
+    lowest, middle, top = (task for _, task in _tasks(job))
+    assert list(job.arrived(top, "top")) == []
+    assert list(job.arrived(middle, "middle")) == []
+    assert not job.complete
+    ready = list(job.arrived(lowest, "lowest"))
     assert ready == [(lowest, "lowest"), (middle, "middle"), (top, "top")]
-    assert work.complete
+    assert job.complete
 
 
 class _Slabs:
@@ -198,17 +198,17 @@ class _Slabs:
 
 
 def test_finished_blocks_wait_for_nothing() -> None:
-    work = _work(Gemm(64, 64, 8), TilePlanner())
-    units = [unit for _, unit in _units(work)]
-    for unit in reversed(units):
-        assert not work.complete
-        assert list(work.arrived(unit, "payload")) == [(unit, "payload")]
-    assert work.complete
+    job = _job(Gemm(64, 64, 8), TilePlanner())
+    tasks = [task for _, task in _tasks(job)]
+    for task in reversed(tasks):
+        assert not job.complete
+        assert list(job.arrived(task, "payload")) == [(task, "payload")]
+    assert job.complete
 
 
 def test_no_devices_is_a_plan_error() -> None:
     with pytest.raises(PlanError):
-        _work(Gemm(2, 2, 2), TilePlanner()).assign([], Dispatcher().holdings)
+        _job(Gemm(2, 2, 2), TilePlanner()).assign([], Scheduler().device_memory)
 
 
 def test_many_partial_sums_are_put_in_order_in_reasonable_time() -> None:
@@ -234,7 +234,7 @@ def _overlap_checks(slabs: int) -> int:
             cuts = [TileCut(Tile(side, side, c.tile.k), (side,), (side,), c.k_cuts) for c in cuts]
             return Plan(plan.gemm, tuple(PlannedTile(1, c, 0, 0, 0.0) for c in cuts), 0.0)
 
-    _units(_work(Gemm(1, 1, slabs), Planner()))
+    _tasks(_job(Gemm(1, 1, slabs), Planner()))
     return checks
 
 
@@ -260,13 +260,13 @@ class _Spy:
         return self.planner.plan(gemm, element, devices, residencies)
 
 
-def _holding(work: GemmWork, devices: int) -> Dispatcher:
-    """A dispatcher whose devices hold what `work` needed."""
-    dispatcher = Dispatcher()
+def _holding(job: GemmJob, devices: int) -> Scheduler:
+    """A scheduler whose devices hold what `work` needed."""
+    scheduler = Scheduler()
     for rates in _fleet(devices):
-        dispatcher.handle(events.DeviceReady(rates), 0.0)
-    dispatcher.handle(events.Submitted(work), 0.0)
-    return dispatcher
+        scheduler.handle(events.DeviceReady(rates), 0.0)
+    scheduler.handle(events.Submitted(job), 0.0)
+    return scheduler
 
 
 def _check_residency(residency: Residency, gemm: Gemm) -> None:
@@ -285,8 +285,8 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
     gemm: Gemm, seed: int, devices: int, turns: int, other_side: int, as_left: bool
 ) -> None:
     """Whatever the first plan was, a second GEMM of one of its operands is offered only covers."""
-    first = _work(gemm, BoxPlanner(seed) if seed % 2 else TilePlanner())
-    dispatcher = _holding(first, devices)
+    first = _job(gemm, BoxPlanner(seed) if seed % 2 else TilePlanner())
+    scheduler = _holding(first, devices)
     held_operand, (rows, columns) = (A, (gemm.m, gemm.k)) if turns & 1 else (B, (gemm.k, gemm.n))
     turned = bool(turns & 2)
     if turned:
@@ -295,15 +295,15 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
     spy = _Spy(TilePlanner())
     if as_left:
         second = Gemm(rows, other_side, columns)
-        work = _work(second, spy, a=known, b=new)
+        job = _job(second, spy, a=known, b=new)
     else:
         second = Gemm(other_side, columns, rows)
-        work = _work(second, spy, a=new, b=known)
-    units = list(work.assign(_fleet(devices), dispatcher.holdings))
-    assert sum(unit.flops for _, unit in units) == second.flops
+        job = _job(second, spy, a=new, b=known)
+    tasks = list(job.assign(_fleet(devices), scheduler.device_memory))
+    assert sum(task.flops for _, task in tasks) == second.flops
     for residency in spy.offered:
         _check_residency(residency, second)
-        held = dispatcher.holdings.holders(held_operand)
+        held = scheduler.device_memory.holders(held_operand)
         for device, cut in residency.tiles.items():
             names = {(x.rows, x.columns) for x in held[device]}
             if as_left:
@@ -317,19 +317,19 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
 
 def test_a_row_partition_is_offered_again() -> None:
     """One device, all of A: the next GEMM of A sends only the new side."""
-    first = _work(Gemm(4, 4, 4), TilePlanner())
-    dispatcher = _holding(first, 1)
+    first = _job(Gemm(4, 4, 4), TilePlanner())
+    scheduler = _holding(first, 1)
     spy = _Spy(TilePlanner())
-    work = _work(Gemm(4, 6, 4), spy, b=MatrixRef(103, False))
-    units = list(work.assign(_fleet(1), dispatcher.holdings))
+    job = _job(Gemm(4, 6, 4), spy, b=MatrixRef(103, False))
+    tasks = list(job.assign(_fleet(1), scheduler.device_memory))
     (residency,) = spy.offered
     assert residency.held_bytes == {1: 4 * 4 * 4}
-    known = {x.id for x in dispatcher.holdings.holders(A)[1]}
-    used = {x.id for _, unit in units for x in unit.inputs if x.operand == A}
+    known = {x.id for x in scheduler.device_memory.holders(A)[1]}
+    used = {x.id for _, task in tasks for x in task.inputs if x.operand == A}
     assert used <= known
 
 
 def test_nothing_is_offered_of_operands_nobody_holds() -> None:
     spy = _Spy(TilePlanner())
-    _units(_work(Gemm(4, 4, 4), spy))
+    _tasks(_job(Gemm(4, 4, 4), spy))
     assert spy.offered == []

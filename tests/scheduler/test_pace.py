@@ -18,7 +18,7 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol.messages import Message, Result
@@ -37,7 +37,7 @@ from cleave.scheduler.pace import (
 )
 from cleave.scheduler.setbacks import MOST_TRIAL_S, TRIAL_S, trial_in_s
 from cleave.server.runtime import TICK_S
-from emulator.virtual import Arithmetic, VirtualShell
+from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
 RATES = DeviceRates(1, 1e6, 1e6, 1e9, 0.01)
@@ -251,7 +251,7 @@ DEVICE = FleetDevice("good", 2e9, 2e6, 2e6, 0.01, 2**30)
 SHAPES = ((96, 96, 96), (64, 192, 96), (192, 64, 128), (128, 128, 64))
 
 
-class LateShell(VirtualShell):
+class LateRuntime(VirtualRuntime):
     """A virtual fleet in which one device's answers come late, and whose PS looks at its clock."""
 
     def __init__(self, devices: int, late: int, *, late_s: float, one_by_one: bool) -> None:
@@ -260,14 +260,14 @@ class LateShell(VirtualShell):
         self._free_s = 0.0
         blocks = Arithmetic.BLOCKS
         every = [replace(DEVICE, name=f"device {number}") for number in range(1, devices + 1)]
-        super().__init__(every, NumpyExecutor(), blocks, observe=True)
+        super().__init__(every, NumpyBackend(), blocks, observe=True)
         self.late_s = late_s
         self._at(TICK_S, self._look)
 
     def _look(self) -> None:
-        for session in self.coordinator.sessions.values():
+        for session in self.manager.sessions.values():
             session.heard_s = self.now_s  # the emulated send no heartbeats
-        orders = self.coordinator.tick(self.now_s)
+        orders = self.manager.tick(self.now_s)
         self.notes += [order.text for order in orders if isinstance(order, Note)]
         self.execute(orders)
         self._at(self.now_s + TICK_S, self._look)
@@ -283,19 +283,19 @@ class LateShell(VirtualShell):
 
 def step_s(fleet: Fleet, seed: int) -> float:
     """Virtual seconds of a step: a few products, one after the other."""
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
-    rng, began_s = np.random.default_rng(seed), shell.now_s
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    rng, began_s = np.random.default_rng(seed), runtime.now_s
     for m, n, k in SHAPES * 2:
         a, b = rng.integers(-3, 4, (m, k)), rng.integers(-3, 4, (k, n))
         sides = [Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b)]
         product = fleet.submit(sides[0], sides[1], empty(m, n, DType.FP32)).result()
         assert (product.array == a @ b).all()
-    return shell.now_s - began_s
+    return runtime.now_s - began_s
 
 
-def steps_s(shell: VirtualShell, steps: int) -> list[float]:
-    fleet = Fleet(shell)
+def steps_s(runtime: VirtualRuntime, steps: int) -> list[float]:
+    fleet = Fleet(runtime)
     return [step_s(fleet, seed) for seed in range(steps)]
 
 
@@ -304,19 +304,19 @@ def steps_s(shell: VirtualShell, steps: int) -> list[float]:
 def test_a_straggler_among_three_good_devices_costs_next_to_nothing(
     late_s: float, one_by_one: bool
 ) -> None:
-    without = mean(steps_s(VirtualShell([DEVICE] * 3, NumpyExecutor()), 20)[10:])
-    shell = LateShell(4, 2, late_s=late_s, one_by_one=one_by_one)
-    took_s = steps_s(shell, 60)
+    without = mean(steps_s(VirtualRuntime([DEVICE] * 3, NumpyBackend()), 20)[10:])
+    runtime = LateRuntime(4, 2, late_s=late_s, one_by_one=one_by_one)
+    took_s = steps_s(runtime, 60)
     assert mean(took_s[10:]) <= 1.15 * without
-    session = shell.coordinator.sessions[2]
+    session = runtime.manager.sessions[2]
     assert session.pace.estimate.slow
     assert "late" in session.reason or "times as long" in session.reason
-    assert [note for note in shell.notes if session.name in note]
+    assert [note for note in runtime.notes if session.name in note]
     for other in (1, 3, 4):
-        assert not shell.coordinator.sessions[other].pace.estimate.slow
-    shell.late_s = 0.0  # it recovers, and is found to have
-    with_all = mean(steps_s(LateShell(4, 9, late_s=0.0, one_by_one=False), 20)[10:])
-    blocks, fleet = session.blocks, Fleet(shell)
+        assert not runtime.manager.sessions[other].pace.estimate.slow
+    runtime.late_s = 0.0  # it recovers, and is found to have
+    with_all = mean(steps_s(LateRuntime(4, 9, late_s=0.0, one_by_one=False), 20)[10:])
+    blocks, fleet = session.blocks, Fleet(runtime)
     for seed in range(2000):
         took = step_s(fleet, seed)
         if not session.pace.estimate.slow and session.blocks > blocks + 20:
@@ -326,18 +326,18 @@ def test_a_straggler_among_three_good_devices_costs_next_to_nothing(
 
 
 def test_it_is_planned_with_as_it_was_when_it_comes_again() -> None:
-    shell = LateShell(4, 2, late_s=5.0, one_by_one=False)
-    steps_s(shell, 40)
-    known = shell.coordinator.sessions[2].pace.estimate
+    runtime = LateRuntime(4, 2, late_s=5.0, one_by_one=False)
+    steps_s(runtime, 40)
+    known = runtime.manager.sessions[2].pace.estimate
     assert known.slow
-    shell.lose(2)
-    steps_s(shell, 1)
-    shell.late = again = shell.join(replace(DEVICE, name="device 2"))
-    steps_s(shell, 1)
-    assert shell.coordinator.sessions[again].pace.estimate == known
+    runtime.lose(2)
+    steps_s(runtime, 1)
+    runtime.late = again = runtime.join(replace(DEVICE, name="device 2"))
+    steps_s(runtime, 1)
+    assert runtime.manager.sessions[again].pace.estimate == known
 
 
-class BusyShell(LateShell):
+class BusyShell(LateRuntime):
     """The PS itself takes its time for every answer."""
 
     def _to_ps(self, device: Any, message: Message, nbytes: int) -> None:
@@ -345,8 +345,8 @@ class BusyShell(LateShell):
 
 
 def test_a_fleet_of_which_all_are_late_is_not_blamed_for_what_is_the_servers() -> None:
-    shell = BusyShell(3, 0, late_s=0.0, one_by_one=False)
-    steps_s(shell, 12)
-    for session in shell.coordinator.sessions.values():
+    runtime = BusyShell(3, 0, late_s=0.0, one_by_one=False)
+    steps_s(runtime, 12)
+    for session in runtime.manager.sessions.values():
         assert len(session.pace.samples) >= ENOUGH
         assert session.pace.estimate == AS_STATED

@@ -12,12 +12,12 @@ import pytest
 
 from cleave.arrays import Array, Buffer, DType, narrow
 from cleave.device.core import DeviceCore
-from cleave.machine.backends import NumpyExecutor, as_buffer, execute
+from cleave.machine.backends import NumpyBackend, as_buffer, execute
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.instructions import Send
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 
 HELLO = Hello(
     Role.DEVICE,
@@ -34,20 +34,20 @@ Product = Callable[[Compute], Buffer]
 
 
 def right(order: Compute) -> Buffer:
-    return execute(NumpyExecutor(), order)
+    return execute(NumpyBackend(), order)
 
 
 class Joining:
     """A device that joins, computing as it likes and as fast as it likes."""
 
     def __init__(self, product: Product, hello: Hello = HELLO, flops_per_s: float = 1e10) -> None:
-        self.coordinator = Coordinator(verify=True, rng=random.Random(1))
+        self.manager = SessionManager(verify=True, rng=random.Random(1))
         self.flops = 0
         self.error: messages.Error | None = None
         core = DeviceCore(hello.memory_bytes)
-        self.coordinator.opened(1, 0.0)
+        self.manager.opened(1, 0.0)
         now_s = 0.0
-        inbox = deque(_sent(self.coordinator.received(1, hello, now_s)))
+        inbox = deque(_sent(self.manager.received(1, hello, now_s)))
         while inbox:
             message = inbox.popleft()
             if isinstance(message, messages.Error):
@@ -62,12 +62,12 @@ class Joining:
                 now_s += action.flops / flops_per_s + block.nbytes / 1e8 + 1e-4
                 for answer in core.computed(action.run, block.pack(), 0.0):
                     assert isinstance(answer, messages.Result)
-                    inbox += _sent(self.coordinator.received(1, answer, now_s))
+                    inbox += _sent(self.manager.received(1, answer, now_s))
         self.left_bytes = core.occupied_bytes
 
     @property
     def rate(self) -> float:
-        rates = self.coordinator.sessions[1].rates
+        rates = self.manager.sessions[1].rates
         assert rates is not None
         return rates.flops_per_s
 
@@ -84,7 +84,7 @@ UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
 def test_an_honest_device_is_taken(hello: Hello) -> None:
     device = Joining(right, hello)
     assert device.error is None
-    assert device.coordinator.ready_devices == 1
+    assert device.manager.ready_devices == 1
     assert device.rate == 1e10
     assert device.left_bytes == 0
 
@@ -142,7 +142,7 @@ def test_wrong_numbers_are_refused_before_work(product: Product, text: str) -> N
     assert device.error is not None
     assert device.error.code is ErrorCode.QUARANTINED
     assert text in device.error.message
-    assert device.coordinator.ready_devices == 0
+    assert device.manager.ready_devices == 0
 
 
 def test_a_dtype_that_is_not_claimed_is_not_asked_for() -> None:

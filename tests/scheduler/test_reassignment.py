@@ -14,46 +14,46 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
-from cleave.scheduler.reassignment import WORTH_HELPING, help_late, take_over
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.reassignment import WORTH_HELPING, reassign, speculate
 from cleave.scheduler.reduction import Output
-from cleave.scheduler.scheduler import Dispatcher
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.scheduler import Scheduler
+from cleave.scheduler.tasks import Task
 from tests.scheduler.test_scheduler import BoxPlanner
 
 seconds = st.floats(0.0, 10.0)
 
 
-def _units(count: int) -> list[Unit]:
-    return [Unit(1, (), 1, 1, number) for number in range(count)]
+def _tasks(count: int) -> list[Task]:
+    return [Task(1, (), 1, 1, number) for number in range(count)]
 
 
 @given(st.dictionaries(st.integers(0, 40), seconds, min_size=1), st.integers(0, 60), seconds)
 def test_what_is_taken_over_ends_as_early_as_it_can(
-    busy_s: dict[int, float], count: int, unit_s: float
+    busy_s: dict[int, float], count: int, task_s: float
 ) -> None:
-    units = _units(count)
-    found = take_over(units, busy_s, lambda _d, _u: True, lambda _d, _u: unit_s)
-    assert [unit for _, unit in found.assigned] == units
+    tasks = _tasks(count)
+    found = reassign(tasks, busy_s, lambda _d, _u: True, lambda _d, _u: task_s)
+    assert [task for _, task in found.assigned] == tasks
     assert not found.unassigned
     ends = dict(busy_s)
     for device, _ in found.assigned:
-        ends[device] += unit_s
+        ends[device] += task_s
     taken = {device for device, _ in found.assigned}
     assert found.finish_s == max((ends[d] for d in taken), default=0.0)
     # Nobody who got something could have left it to another and be better off.
     for device in taken:
-        assert all(ends[other] + unit_s >= ends[device] - 1e-9 for other in ends)
+        assert all(ends[other] + task_s >= ends[device] - 1e-9 for other in ends)
 
 
 def test_who_may_not_take_a_unit_does_not_get_it() -> None:
-    first, second = _units(2)
-    found = take_over([first, second], {1: 0.0, 2: 5.0}, lambda d, u: d == 2 and u is first, _1s)
+    first, second = _tasks(2)
+    found = reassign([first, second], {1: 0.0, 2: 5.0}, lambda d, u: d == 2 and u is first, _1s)
     assert found.assigned == [(2, first)]
     assert found.unassigned == [second]
 
 
-def _1s(device: int, unit: Unit) -> float:
+def _1s(device: int, task: Task) -> float:
     return 1.0
 
 
@@ -64,23 +64,23 @@ def _1s(device: int, unit: Unit) -> float:
 def test_help_is_given_only_where_it_pays(
     late: dict[int, tuple[int, float]], helpers: dict[int, float]
 ) -> None:
-    units = {device: _units(count) for device, (count, _) in late.items()}
+    tasks = {device: _tasks(count) for device, (count, _) in late.items()}
     needs_s = {device: need for device, (_, need) in late.items()}
-    found = help_late(units, needs_s, helpers, lambda _d, _u: True, _1s)
+    found = speculate(tasks, needs_s, helpers, lambda _d, _u: True, _1s)
     busy_s = dict(helpers)
-    given_away: dict[int, list[Unit]] = {}
-    for device, helper, unit in found:
+    given_away: dict[int, list[Task]] = {}
+    for device, helper, task in found:
         busy_s[helper] += 1.0
         helped = given_away.setdefault(device, [])
-        share_s = needs_s[device] / len(units[device])
+        share_s = needs_s[device] / len(tasks[device])
         assert busy_s[helper] <= WORTH_HELPING * (needs_s[device] - share_s * len(helped)) + 1e-9
-        helped.append(unit)
+        helped.append(task)
     for device, helped in given_away.items():  # the last first
-        assert helped == units[device][::-1][: len(helped)]
+        assert helped == tasks[device][::-1][: len(helped)]
 
 
 def test_all_that_a_silent_device_was_asked_is_given_to_others() -> None:
-    found = help_late({1: _units(5)}, {1: math.inf}, {2: 3.0, 3: 0.0}, lambda _d, _u: True, _1s)
+    found = speculate({1: _tasks(5)}, {1: math.inf}, {2: 3.0, 3: 0.0}, lambda _d, _u: True, _1s)
     assert len(found) == 5
     assert [helper for _, helper, _ in found].count(3) == 4
 
@@ -107,34 +107,34 @@ def test_undone_blocks_cut_anew_give_the_same_product(
     b = rng.integers(-2, 3, (k, n)).astype(np.float32)
     target = Buffer(arrays.narrow(np.full((m, n), 99, np.float32), out), out)
     output = Output(target)
-    work = GemmWork(
+    job = GemmJob(
         1, Gemm(m, n, k), MatrixRef(1, False), MatrixRef(2, False), ElementBytes(4, out.itemsize),
         "fp32", out.value, BoxPlanner(seed),
     )  # fmt: skip
-    holdings = Dispatcher().holdings
-    undone = [unit for _, unit in work.assign(RATES, holdings)]
-    ready: list[Unit] = []
+    device_memory = Scheduler().device_memory
+    undone = [task for _, task in job.assign(RATES, device_memory)]
+    ready: list[Task] = []
     while undone or ready:
         choice = random.random()
         if undone and choice < 0.1:
             lost = random.sample(undone, random.randint(1, len(undone)))
-            anew = work.recut(lost, RATES, dict.fromkeys(range(4), 0.0), holdings)
+            anew = job.repartition(lost, RATES, dict.fromkeys(range(4), 0.0), device_memory)
             assert anew is not None
-            others = [unit for _, unit in anew.assigned]
-            volume = sum(unit.flops for unit in lost)
-            assert sum(unit.flops for unit in others) == volume
-            work.replace(lost, others)
-            undone = [unit for unit in undone if unit not in lost] + others
+            others = [task for _, task in anew.assigned]
+            volume = sum(task.flops for task in lost)
+            assert sum(task.flops for task in others) == volume
+            job.replace(lost, others)
+            undone = [task for task in undone if task not in lost] + others
         elif ready:
-            unit = ready.pop(0)
-            block = unit.detail.block
+            task = ready.pop(0)
+            block = task.detail.block
             product = a[slice(*block.m), slice(*block.k)] @ b[slice(*block.k), slice(*block.n)]
-            dtype = DType(unit.detail.out)
-            output.place(unit.detail, Buffer(arrays.narrow(product, dtype), dtype))
+            dtype = DType(task.detail.out)
+            output.place(task.detail, Buffer(arrays.narrow(product, dtype), dtype))
         elif undone:
-            unit = undone.pop(random.randrange(len(undone)))
-            ready += [u for u, _ in work.arrived(unit, None)]
-    assert work.complete
+            task = undone.pop(random.randrange(len(undone)))
+            ready += [u for u, _ in job.arrived(task, None)]
+    assert job.complete
     output.finish()
     assert np.array_equal(target.float32(), a @ b)
 
@@ -142,25 +142,25 @@ def test_undone_blocks_cut_anew_give_the_same_product(
 def test_partial_sums_are_added_in_the_order_of_k_after_a_loss_too() -> None:
     for seed in range(60):
         random = Random(seed)
-        work = GemmWork(
+        job = GemmJob(
             1, Gemm(4, 4, 8), MatrixRef(1, False), MatrixRef(2, False), ElementBytes(4, 4),
             "fp32", "fp32", BoxPlanner(seed),
         )  # fmt: skip
-        holdings = Dispatcher().holdings
-        undone = [unit for _, unit in work.assign(RATES, holdings)]
+        device_memory = Scheduler().device_memory
+        undone = [task for _, task in job.assign(RATES, device_memory)]
         lost = random.sample(undone, (len(undone) + 1) // 2)
-        anew = work.recut(lost, RATES, dict.fromkeys(range(4), 0.0), holdings)
+        anew = job.repartition(lost, RATES, dict.fromkeys(range(4), 0.0), device_memory)
         assert anew is not None
-        others = [unit for _, unit in anew.assigned]
-        work.replace(lost, others)
-        undone = [unit for unit in undone if unit not in lost] + others
+        others = [task for _, task in anew.assigned]
+        job.replace(lost, others)
+        undone = [task for task in undone if task not in lost] + others
         random.shuffle(undone)
-        placed: list[Unit] = []
-        for unit in undone:
-            placed += [u for u, _ in work.arrived(unit, None)]
+        placed: list[Task] = []
+        for task in undone:
+            placed += [u for u, _ in job.arrived(task, None)]
         depths: dict[tuple[int, int], list[int]] = {}
-        for unit in placed:
-            block = unit.detail.block
+        for task in placed:
+            block = task.detail.block
             for row in range(*block.m):
                 for column in range(*block.n):
                     depths.setdefault((row, column), []).append(block.k.start)

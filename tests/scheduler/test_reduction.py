@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.gemm import Block, Span
-from cleave.scheduler.gemm_job import GemmUnit
+from cleave.scheduler.gemm_job import GemmTask
 from cleave.scheduler.reduction import Output
 
 dtypes = st.sampled_from(DType)
 
 
-def _unit(m: Span, n: Span, k: Span, out: str, *, partial: bool) -> GemmUnit:
-    return GemmUnit(Block(m, n, (k,)), 0, False, False, partial, "fp32" if partial else out)
+def _unit(m: Span, n: Span, k: Span, out: str, *, partial: bool) -> GemmTask:
+    return GemmTask(Block(m, n, (k,)), 0, False, False, partial, "fp32" if partial else out)
 
 
 @st.composite
@@ -43,8 +43,8 @@ def test_finished_blocks_in_any_order(
     blocks = [(r, c) for r in data.draw(cuts(m)) for c in data.draw(cuts(n))]
     for rows, columns in data.draw(st.permutations(blocks)):
         block = Buffer(product, dtype).region(rows, columns)
-        unit = _unit(rows, columns, Span(0, 4), dtype.value, partial=False)
-        output.place(unit, block.pack() if as_bytes else block)
+        task = _unit(rows, columns, Span(0, 4), dtype.value, partial=False)
+        output.place(task, block.pack() if as_bytes else block)
     output.finish()
     assert np.array_equal(out.array, product)
 
@@ -72,8 +72,8 @@ def test_sums_are_kept_in_fp32_and_rounded_once() -> None:
     out = arrays.empty(1, 1, DType.BF16)
     output = Output(out)
     for i, value in enumerate([256.0, 1.0, 1.0]):
-        unit = _unit(Span(0, 1), Span(0, 1), Span(i, i + 1), "bf16", partial=True)
-        output.place(unit, np.float32(value).tobytes())
+        task = _unit(Span(0, 1), Span(0, 1), Span(i, i + 1), "bf16", partial=True)
+        output.place(task, np.float32(value).tobytes())
     output.finish()
     assert out.float32().tolist() == [[258.0]]
 
@@ -82,8 +82,8 @@ def test_writes_into_strided_views() -> None:
     memory = np.zeros((4, 6), np.float32)
     output = Output(Buffer(memory[1:3, ::2].T, DType.FP32))
     block = np.arange(6, dtype=np.float32).reshape(3, 2)
-    unit = _unit(Span(0, 3), Span(0, 2), Span(0, 1), "fp32", partial=False)
-    output.place(unit, block.tobytes())
+    task = _unit(Span(0, 3), Span(0, 2), Span(0, 1), "fp32", partial=False)
+    output.place(task, block.tobytes())
     output.finish()
     assert np.array_equal(memory[1:3, ::2].T, block)
     assert memory.sum() == block.sum()

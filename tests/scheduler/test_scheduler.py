@@ -1,6 +1,6 @@
-"""Dispatcher, GEMM work, coordinator, device core and output together, on random histories.
+"""Scheduler, GEMM work, session manager, device core and output together, on random histories.
 
-A shell of the test's own delivers messages in the order of each link but otherwise in any order,
+A runtime of the test's own delivers messages in the order of each link but otherwise in any order,
 through the real codec. Devices join, vanish, drain, fail and answer nonsense. Whatever happens,
 every GEMM must end with exactly the right product; nothing may fail, nor be stuck while a healthy
 device is there; and when all is released, nothing may be left in the tables.
@@ -31,7 +31,7 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import PlanError
 from cleave.gemm import Gemm, Span, Tile, TileCut
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import (
     DeviceRates,
@@ -46,17 +46,17 @@ from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Op, Role
-from cleave.scheduler import scheduler as dispatcher_module
+from cleave.scheduler import scheduler as scheduler_module
 from cleave.scheduler import setbacks
 from cleave.scheduler import stragglers as lateness
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Close, Done, Failed, Instruction, Place, Send
 from cleave.scheduler.load import DeviceLoad
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import Coordinator
-from cleave.scheduler.tasks import Unit
+from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.tasks import Task
 
 ALL = tuple(DType)
 ROOMY = (1200, 4000)  # bytes: any GEMM of the test fits as one tile, several do not
@@ -77,7 +77,7 @@ def _no_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _often_recut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work is cut anew after losses, and found overdue, in GEMMs of a few elements too."""
-    monkeypatch.setattr(dispatcher_module, "_RECUT_FROM_S", -1.0)
+    monkeypatch.setattr(scheduler_module, "_RECUT_FROM_S", -1.0)
     monkeypatch.setattr(lateness, "OVERDUE_S", 0.01)
 
 
@@ -149,10 +149,10 @@ class Peer:
 
 
 @dataclass
-class Job:
+class Product:
     """A submitted GEMM and what it must become."""
 
-    work: GemmWork
+    job: GemmJob
     operands: tuple[int, int]
     output: Output
     expected: Array
@@ -169,20 +169,20 @@ class Matrix:
     buffer: Buffer
 
 
-class Shell:
+class Harness:
     """Moves messages one at a time, as the test says."""
 
     def __init__(self) -> None:
-        self.coordinator = Coordinator()
+        self.manager = SessionManager()
         self.peers: dict[int, Peer] = {}
-        self.jobs: dict[int, Job] = {}
+        self.products: dict[int, Product] = {}
         self.matrices: dict[int, Matrix] = {}
-        self.faults: Counter[int] = Counter()  # by unit, real failures that the PS was told of
+        self.faults: Counter[int] = Counter()  # by task, real failures that the PS was told of
         self.smallest: dict[int, int] = {}  # by job, least memory of any device in its life
-        self.unit_of: dict[int, Unit] = {}  # keeps units alive, so that ids stay unique
+        self.task_of: dict[int, Task] = {}  # keeps tasks alive, so that ids stay unique
         self.now_s = 0.0
         self._ids = count(1)
-        self._executor = NumpyExecutor()
+        self._executor = NumpyBackend()
         self.planner = TilePlanner(PsRates())
 
     # --- what happens to the fleet ---
@@ -190,7 +190,7 @@ class Shell:
     def join(self, memory_bytes: int, speed: float = 1.0, dtypes: Sequence[DType] = ALL) -> int:
         peer = Peer(next(self._ids), DeviceCore(memory_bytes))
         self.peers[peer.id] = peer
-        self.coordinator.opened(peer.id, self.now_s)
+        self.manager.opened(peer.id, self.now_s)
         hello = messages.Hello(
             Role.DEVICE,
             ops=(Op.MATMUL.value,),
@@ -201,17 +201,17 @@ class Shell:
             uplink_bytes_per_s=1e5 * speed,
         )
         self._up(peer, hello)
-        for job in self.unfinished():
-            self.smallest[job] = min(self.smallest[job], memory_bytes)
+        for product in self.unfinished():
+            self.smallest[product] = min(self.smallest[product], memory_bytes)
         return peer.id
 
     def lose(self, device: int) -> None:
         del self.peers[device]
-        self._obey(self.coordinator.closed(device, "lost", self.now_s))
+        self._obey(self.manager.closed(device, "lost", self.now_s))
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self._obey(self.coordinator.tick(self.now_s))
+        self._obey(self.manager.tick(self.now_s))
 
     def drain(self, device: int) -> None:
         peer = self.peers[device]
@@ -234,29 +234,29 @@ class Shell:
         gemm = Gemm(left.shape[0], right.shape[1], left.shape[1])
         element = ElementBytes(a.buffer.dtype.itemsize, out.itemsize)
         refs = MatrixRef(a.id, turn_a), MatrixRef(b.id, turn_b)
-        work = GemmWork(
+        job = GemmJob(
             next(self._ids), gemm, *refs, element, a.buffer.dtype.value, out.value, planner
         )
         whole = (gemm.m + gemm.n) * gemm.k * element.sent + gemm.m * gemm.n * 4
         target = arrays.empty(gemm.m, gemm.n, out)
         target.array.view(np.uint8)[...] = 0x7F
-        job = Job(work, (a.id, b.id), Output(target), left @ right, int(whole / 0.9) + 1)
-        self.jobs[work.id] = job
-        self.smallest[work.id] = min(
+        product = Product(job, (a.id, b.id), Output(target), left @ right, int(whole / 0.9) + 1)
+        self.products[job.id] = product
+        self.smallest[job.id] = min(
             (p.core.memory_bytes for p in self.peers.values()), default=9**9
         )
-        self._obey(self.coordinator.submit(work, a.buffer, b.buffer, self.now_s))
-        return work.id
+        self._obey(self.manager.submit(job, a.buffer, b.buffer, self.now_s))
+        return job.id
 
     def unfinished(self) -> list[int]:
-        return [i for i, job in self.jobs.items() if not job.done]
+        return [i for i, product in self.products.items() if not product.done]
 
     def in_use(self, matrix: int) -> bool:
-        return any(matrix in self.jobs[i].operands for i in self.unfinished())
+        return any(matrix in self.products[i].operands for i in self.unfinished())
 
     def release(self, matrix: int) -> None:
         del self.matrices[matrix]
-        self._obey(self.coordinator.release(matrix, self.now_s))
+        self._obey(self.manager.release(matrix, self.now_s))
 
     # --- one step of anything ---
 
@@ -305,13 +305,13 @@ class Shell:
 
     def _deliver_up(self, peer: Peer) -> None:
         message = decode(peer.up.popleft())
-        session = self.coordinator.sessions.get(peer.id)
+        session = self.manager.sessions.get(peer.id)
         if session is not None and isinstance(message, messages.TaskError | messages.Result):
-            unit = session.expected.get(message.id)
-            if unit is not None and _is_fault(message, unit):
-                self.unit_of[id(unit)] = unit
-                self.faults[id(unit)] += 1
-        self._obey(self.coordinator.received(peer.id, message, self.now_s))
+            task = session.expected.get(message.id)
+            if task is not None and _is_fault(message, task):
+                self.task_of[id(task)] = task
+                self.faults[id(task)] += 1
+        self._obey(self.manager.received(peer.id, message, self.now_s))
 
     def _up(self, peer: Peer, message: Message) -> None:
         peer.up.append(b"".join(encode(message)))
@@ -324,28 +324,30 @@ class Shell:
                         self.peers[session].down.append(b"".join(encode(message)))
                 case Close(session):
                     self.peers.pop(session, None)
-                case Place(unit, payload):
-                    self.jobs[unit.work].output.place(unit.detail, payload)
-                case Done(work):
-                    job = self.jobs[work]
-                    assert not job.done
-                    job.output.finish()
-                    job.done = True
-                    assert np.array_equal(job.output.out.float32(), job.expected)
-                case Failed(work, reason):
-                    raise AssertionError(f"work {work} fails: {reason}")
-        for work in self.unfinished():
-            if reason := self.coordinator.dispatcher.stuck(work):
-                self._check_stuck(work, reason)
+                case Place(task, payload):
+                    self.products[task.job].output.place(task.detail, payload)
+                case Done(job):
+                    product = self.products[job]
+                    assert not product.done
+                    product.output.finish()
+                    product.done = True
+                    assert np.array_equal(product.output.out.float32(), product.expected)
+                case Failed(job, reason):
+                    raise AssertionError(f"job {job} fails: {reason}")
+        for job in self.unfinished():
+            if reason := self.manager.scheduler.stuck(job):
+                self._check_stuck(job, reason)
 
-    def _check_stuck(self, work: int, reason: str) -> None:
-        job = self.jobs[work]
+    def _check_stuck(self, job: int, reason: str) -> None:
+        product = self.products[job]
         if "memory" in reason:
-            assert self.smallest[work] < job.needs_bytes, f"every device had the memory: {reason}"
+            assert self.smallest[job] < product.needs_bytes, (
+                f"every device had the memory: {reason}"
+            )
         else:
             assert "failed on" in reason
-            units = [u for u in self.unit_of.values() if u.work == work]
-            assert max((self.faults[id(u)] for u in units), default=0) >= MAX_FAILURES, reason
+            tasks = [u for u in self.task_of.values() if u.job == job]
+            assert max((self.faults[id(u)] for u in tasks), default=0) >= MAX_FAILURES, reason
 
     # --- misbehaviour ---
 
@@ -395,7 +397,7 @@ class Shell:
     def settle(self, random: Random) -> None:
         """With a healthy device there, everything must come to an end."""
         self._go_on(random)
-        devices = self.coordinator.dispatcher._devices.values()
+        devices = self.manager.scheduler._devices.values()
         if not any(len(d.rates.dtypes) == len(ALL) for d in devices if not d.draining):
             self.join(10_000)
             self.settle(random)
@@ -404,40 +406,40 @@ class Shell:
             self.join(10_000)
             for _ in range(5):
                 self._go_on(random)
-                for session in self.coordinator.sessions.values():
+                for session in self.manager.sessions.values():
                     session.heard_s = self.now_s + HOLD_MOST_S
                 self.pass_time(HOLD_MOST_S)
         stuck = self.unfinished()
-        assert not stuck, f"stuck with {self.coordinator.ready_devices} devices ready"
+        assert not stuck, f"stuck with {self.manager.ready_devices} devices ready"
         draining = [p.id for p in self.peers.values() if p.core.draining]
         assert not draining, f"devices {draining} have answered everything and are not let go"
 
     def check_empty(self) -> None:
         """Nothing is submitted, nothing named: nothing may be kept."""
-        dispatcher = self.coordinator.dispatcher
-        assert dispatcher.idle
-        assert dispatcher.holdings.empty
-        assert not dispatcher._waiting
-        assert not dispatcher._orphans
-        assert not dispatcher._held
-        assert not dispatcher._stuck
-        assert not dispatcher._copies
-        assert not dispatcher._begun_s
-        for device in dispatcher._devices.values():
+        scheduler = self.manager.scheduler
+        assert scheduler.idle
+        assert scheduler.device_memory.empty
+        assert not scheduler._waiting
+        assert not scheduler._orphans
+        assert not scheduler._held
+        assert not scheduler._stuck
+        assert not scheduler._copies
+        assert not scheduler._begun_s
+        for device in scheduler._devices.values():
             assert not device.held
             assert not device.needed
             assert not device.running
             assert not device.queue
             assert device.occupied_bytes == 0
-        assert not self.coordinator._buffers
-        assert not any(s.expected for s in self.coordinator.sessions.values())
+        assert not self.manager._buffers
+        assert not any(s.expected for s in self.manager.sessions.values())
 
 
-def _is_fault(message: messages.TaskError | messages.Result, unit: Unit) -> bool:
+def _is_fault(message: messages.TaskError | messages.Result, task: Task) -> bool:
     if isinstance(message, messages.TaskError):
         return True
-    block = unit.detail.block
-    shape = (block.m.size, block.n.size, unit.detail.out)
+    block = task.detail.block
+    shape = (block.m.size, block.n.size, task.detail.out)
     return (message.rows, message.columns, message.dtype) != shape
 
 
@@ -454,14 +456,14 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shell = Shell()
+        self.runtime = Harness()
 
     def _some(self, seed: int, of: Sequence[int]) -> int:
         return of[seed % len(of)]
 
     @property
     def _computing(self) -> list[int]:
-        return [p.id for p in self.shell.peers.values() if p.orders]
+        return [p.id for p in self.runtime.peers.values() if p.orders]
 
     @rule(
         share=st.floats(0, 1),
@@ -469,94 +471,94 @@ class History(RuleBasedStateMachine):
         dtypes=st.sampled_from([ALL, ALL, (DType.FP32,)]),
     )
     def join(self, share: float, speed: float, dtypes: Sequence[DType]) -> None:
-        if len(self.shell.peers) < 6:
+        if len(self.runtime.peers) < 6:
             low, high = self.memory
-            self.shell.join(int(low + share * (high - low)), speed, dtypes)
+            self.runtime.join(int(low + share * (high - low)), speed, dtypes)
 
-    @precondition(lambda self: self.shell.peers)
+    @precondition(lambda self: self.runtime.peers)
     @rule(seed=seeds)
     def lose(self, seed: int) -> None:
-        self.shell.lose(self._some(seed, list(self.shell.peers)))
+        self.runtime.lose(self._some(seed, list(self.runtime.peers)))
 
-    @precondition(lambda self: any(p.core.welcome for p in self.shell.peers.values()))
+    @precondition(lambda self: any(p.core.welcome for p in self.runtime.peers.values()))
     @rule(seed=seeds)
     def drain(self, seed: int) -> None:
-        self.shell.drain(
-            self._some(seed, [p.id for p in self.shell.peers.values() if p.core.welcome])
+        self.runtime.drain(
+            self._some(seed, [p.id for p in self.runtime.peers.values() if p.core.welcome])
         )
 
     @rule(m=sides, n=sides, k=sides, turns=st.integers(0, 3), dtype=dtypes, seed=seeds)
     def submit(self, m: int, n: int, k: int, turns: int, dtype: DType, seed: int) -> None:
         random = Random(seed)
         turn_a, turn_b = bool(turns & 1), bool(turns & 2)
-        a = self.shell.matrix(*((k, m) if turn_a else (m, k)), dtype, seed)
-        b = self.shell.matrix(*((n, k) if turn_b else (k, n)), dtype, seed + 1)
+        a = self.runtime.matrix(*((k, m) if turn_a else (m, k)), dtype, seed)
+        b = self.runtime.matrix(*((n, k) if turn_b else (k, n)), dtype, seed + 1)
         self._submit(a, b, turn_a, turn_b, random)
 
-    @precondition(lambda self: self.shell.matrices)
+    @precondition(lambda self: self.runtime.matrices)
     @rule(which=seeds, side=sides, turned=st.booleans(), as_left=st.booleans(), seed=seeds)
     def submit_again(self, which: int, side: int, turned: bool, as_left: bool, seed: int) -> None:
         """A GEMM of an operand that devices may hold already, maybe with itself."""
         random = Random(seed)
-        known = self.shell.matrices[self._some(which, list(self.shell.matrices))]
+        known = self.runtime.matrices[self._some(which, list(self.runtime.matrices))]
         if random.random() < 0.2:
             self._submit(known, known, turned, not turned, random)
             return
         rows, columns = known.values.T.shape if turned else known.values.shape
         dtype = known.buffer.dtype
         if as_left:
-            other = self.shell.matrix(columns, side, dtype, seed)
+            other = self.runtime.matrix(columns, side, dtype, seed)
             self._submit(known, other, turned, False, random)
         else:
-            other = self.shell.matrix(side, rows, dtype, seed)
+            other = self.runtime.matrix(side, rows, dtype, seed)
             self._submit(other, known, False, turned, random)
 
     def _submit(self, a: Matrix, b: Matrix, turn_a: bool, turn_b: bool, random: Random) -> None:
-        planner: Planner = self.shell.planner
+        planner: Planner = self.runtime.planner
         if random.random() < 0.6:
             planner = BoxPlanner(random.randrange(2**32))
         out = random.choice([DType.FP32, a.buffer.dtype]) if self.mixed_outputs else DType.FP32
-        self.shell.submit(a, b, turn_a=turn_a, turn_b=turn_b, out=out, planner=planner)
+        self.runtime.submit(a, b, turn_a=turn_a, turn_b=turn_b, out=out, planner=planner)
 
     @rule(seed=seeds)
     def release(self, seed: int) -> None:
-        free = [i for i in self.shell.matrices if not self.shell.in_use(i)]
+        free = [i for i in self.runtime.matrices if not self.runtime.in_use(i)]
         if free:
-            self.shell.release(self._some(seed, free))
+            self.runtime.release(self._some(seed, free))
 
     @rule(seed=seeds, steps=st.integers(1, 60))
     def run_a_while(self, seed: int, steps: int) -> None:
         random = Random(seed)
         for _ in range(steps):
-            if not self.shell.step(random):
+            if not self.runtime.step(random):
                 break
 
     @rule(seconds=st.sampled_from([0.02, 0.02, 3.0, 13.0]))
     def time_passes(self, seconds: float) -> None:
         """Others help with what is overdue; who is silent for too long is lost."""
-        self.shell.pass_time(seconds)
+        self.runtime.pass_time(seconds)
 
-    @precondition(lambda self: self.shell.peers)
+    @precondition(lambda self: self.runtime.peers)
     @rule(seed=seeds, run=st.integers(0, 2**40))
     def late_and_unasked_answers(self, seed: int, run: int) -> None:
         """Answers nobody waits for change nothing."""
-        device = self._some(seed, list(self.shell.peers))
-        if self.shell.peers[device].core.welcome:
-            self.shell.repeat(device, Random(seed))
-            self.shell.answer_unasked(device, 2**41 + run)
+        device = self._some(seed, list(self.runtime.peers))
+        if self.runtime.peers[device].core.welcome:
+            self.runtime.repeat(device, Random(seed))
+            self.runtime.answer_unasked(device, 2**41 + run)
 
     @invariant()
     def within_memory(self) -> None:
-        for device in self.shell.coordinator.dispatcher._devices.values():
+        for device in self.runtime.manager.scheduler._devices.values():
             assert 0 <= device.occupied_bytes <= device.rates.memory_bytes
 
     def teardown(self) -> None:
         random = Random(0)
-        self.shell.settle(random)
-        for matrix in list(self.shell.matrices):
-            self.shell.release(matrix)
-        self.shell.settle(random)
-        self.shell.check_empty()
+        self.runtime.settle(random)
+        for matrix in list(self.runtime.matrices):
+            self.runtime.release(matrix)
+        self.runtime.settle(random)
+        self.runtime.check_empty()
 
 
 class Troubles(History):
@@ -567,12 +569,12 @@ class Troubles(History):
     @precondition(lambda self: self._computing)
     @rule(seed=seeds)
     def fail(self, seed: int) -> None:
-        self.shell.fail(self._some(seed, self._computing), Random(seed))
+        self.runtime.fail(self._some(seed, self._computing), Random(seed))
 
     @precondition(lambda self: self._computing)
     @rule(seed=seeds)
     def answer_wrongly(self, seed: int) -> None:
-        self.shell.answer_wrongly(self._some(seed, self._computing), Random(seed))
+        self.runtime.answer_wrongly(self._some(seed, self._computing), Random(seed))
 
     @precondition(lambda self: self._computing)
     @rule(seed=seeds, steps=st.integers(5, 60))
@@ -580,8 +582,8 @@ class Troubles(History):
         random = Random(seed)
         for _ in range(steps):
             if self._computing and random.random() < 0.5:
-                self.shell.fail(random.choice(self._computing), random)
-            elif not self.shell.step(random):
+                self.runtime.fail(random.choice(self._computing), random)
+            elif not self.runtime.step(random):
                 break
 
 
@@ -646,385 +648,387 @@ class FixedPlanner:
         return _plan(gemm, tiles)
 
 
-def _settled(shell: Shell, *, but: Sequence[int] = ()) -> None:
+def _settled(runtime: Harness, *, but: Sequence[int] = ()) -> None:
     """Deliver and compute everything, except on some devices."""
     random = Random(0)
-    while steps := [s for s in shell.steps() if s[1] not in but]:
+    while steps := [s for s in runtime.steps() if s[1] not in but]:
         kind, which = random.choice(steps)
-        peer = shell.peers.get(which)
+        peer = runtime.peers.get(which)
         if kind == "compute" and peer is not None:
-            shell._compute(peer, peer.orders.pop())
+            runtime._compute(peer, peer.orders.pop())
         elif peer is not None:
-            (shell._deliver_down if kind == "down" else shell._deliver_up)(peer)
+            (runtime._deliver_down if kind == "down" else runtime._deliver_up)(peer)
 
 
-def _submit(shell: Shell, rows: int, *shares: tuple[int, int, int]) -> Job:
+def _submit(runtime: Harness, rows: int, *shares: tuple[int, int, int]) -> Product:
     """C of rows x 4, depth 4. A share of r rows needs 32 r + 64 bytes on its device."""
-    a = shell.matrix(rows, 4, DType.FP32, 1)
-    b = shell.matrix(4, 4, DType.FP32, 2)
+    a = runtime.matrix(rows, 4, DType.FP32, 1)
+    b = runtime.matrix(4, 4, DType.FP32, 2)
     planner = FixedPlanner(list(shares))
-    work = shell.submit(a, b, turn_a=False, turn_b=False, out=DType.FP32, planner=planner)
-    return shell.jobs[work]
+    job = runtime.submit(a, b, turn_a=False, turn_b=False, out=DType.FP32, planner=planner)
+    return runtime.products[job]
 
 
-def _joined(shell: Shell, *memories: int, speed: float = 1.0) -> list[int]:
-    ids = [shell.join(memory, speed) for memory in memories]
-    _settled(shell)
+def _joined(runtime: Harness, *memories: int, speed: float = 1.0) -> list[int]:
+    ids = [runtime.join(memory, speed) for memory in memories]
+    _settled(runtime)
     return ids
 
 
 def test_what_a_lost_device_owed_goes_to_the_others() -> None:
-    shell = Shell()
-    first, second = _joined(shell, 1000, 1000)
-    job = _submit(shell, 4, (first, 0, 2), (second, 2, 4))
-    shell.lose(first)
-    _settled(shell)
-    assert job.done
-    assert shell.coordinator.dispatcher.counters.reissued == 1
-    assert shell.coordinator.dispatcher.counters.results == 2
+    runtime = Harness()
+    first, second = _joined(runtime, 1000, 1000)
+    product = _submit(runtime, 4, (first, 0, 2), (second, 2, 4))
+    runtime.lose(first)
+    _settled(runtime)
+    assert product.done
+    assert runtime.manager.scheduler.counters.reissued == 1
+    assert runtime.manager.scheduler.counters.results == 2
 
 
 def test_work_waits_for_a_device() -> None:
-    shell = Shell()
-    shell.submit(
-        shell.matrix(2, 3, DType.FP32, 1),
-        shell.matrix(3, 2, DType.FP32, 2),
+    runtime = Harness()
+    runtime.submit(
+        runtime.matrix(2, 3, DType.FP32, 1),
+        runtime.matrix(3, 2, DType.FP32, 2),
         turn_a=False,
         turn_b=False,
         out=DType.FP32,
         planner=TilePlanner(),
     )
-    _settled(shell)
-    assert shell.unfinished()
-    _joined(shell, 1000)
-    assert not shell.unfinished()
+    _settled(runtime)
+    assert runtime.unfinished()
+    _joined(runtime, 1000)
+    assert not runtime.unfinished()
 
 
 def test_what_the_last_device_owed_waits_for_the_next() -> None:
-    shell = Shell()
-    (first,) = _joined(shell, 1000)
-    job = _submit(shell, 4, (first, 0, 2), (first, 2, 4))
-    shell.lose(first)
-    assert not job.done
-    _joined(shell, 1000)
-    assert job.done
+    runtime = Harness()
+    (first,) = _joined(runtime, 1000)
+    product = _submit(runtime, 4, (first, 0, 2), (first, 2, 4))
+    runtime.lose(first)
+    assert not product.done
+    _joined(runtime, 1000)
+    assert product.done
 
 
 def test_a_draining_device_answers_what_it_was_sent_and_is_let_go() -> None:
-    shell = Shell()
-    (first,) = _joined(shell, 128)
-    job = _submit(shell, 4, (first, 0, 2), (first, 2, 4))  # the second waits for room
-    shell.drain(first)
-    _settled(shell)
-    assert first not in shell.peers
-    assert not job.done
-    assert shell.coordinator.dispatcher.counters.results == 1
-    _joined(shell, 1000)
-    assert job.done
+    runtime = Harness()
+    (first,) = _joined(runtime, 128)
+    product = _submit(runtime, 4, (first, 0, 2), (first, 2, 4))  # the second waits for room
+    runtime.drain(first)
+    _settled(runtime)
+    assert first not in runtime.peers
+    assert not product.done
+    assert runtime.manager.scheduler.counters.results == 1
+    _joined(runtime, 1000)
+    assert product.done
 
 
 def test_a_unit_that_fails_is_tried_elsewhere() -> None:
-    shell = Shell()
-    first, _second = _joined(shell, 1000, 1000)
-    job = _submit(shell, 4, (first, 0, 4))
-    _settled_until_computing(shell, first)
-    shell.fail(first, Random(0))
-    _settled(shell)
-    assert job.done
-    assert shell.coordinator.sessions[first].blocks == 0
+    runtime = Harness()
+    first, _second = _joined(runtime, 1000, 1000)
+    product = _submit(runtime, 4, (first, 0, 4))
+    _settled_until_computing(runtime, first)
+    runtime.fail(first, Random(0))
+    _settled(runtime)
+    assert product.done
+    assert runtime.manager.sessions[first].blocks == 0
 
 
-def _fails_everywhere(shell: Shell, devices: Sequence[int], job: Job) -> int:
-    """Devices fail a unit until none of them is asked any more; returns how often they did."""
+def _fails_everywhere(runtime: Harness, devices: Sequence[int], product: Product) -> int:
+    """Devices fail a task until none of them is asked any more; returns how often they did."""
     failed = 0
-    while any(shell.peers[device].down for device in devices):
+    while any(runtime.peers[device].down for device in devices):
         for device in devices:
-            _computing(shell, device)
-            while shell.peers[device].orders:
-                shell.fail(device, Random(0))
+            _computing(runtime, device)
+            while runtime.peers[device].orders:
+                runtime.fail(device, Random(0))
                 failed += 1
-            while shell.peers[device].up:
-                shell._deliver_up(shell.peers[device])
+            while runtime.peers[device].up:
+                runtime._deliver_up(runtime.peers[device])
         assert failed < 100
-    assert not job.done
+    assert not product.done
     return failed
 
 
 @pytest.mark.parametrize("devices", [1, 2, 6])
 @pytest.mark.usefixtures("_never_set_aside")
 def test_a_unit_that_always_fails_waits_and_is_tried_ever_later(devices: int) -> None:
-    shell = Shell()
-    every = _joined(shell, *[1000] * devices)
-    job = _submit(shell, 4, (every[0], 0, 4))
-    assert _fails_everywhere(shell, every, job) == max(devices, MAX_FAILURES)
-    reason = shell.coordinator.dispatcher.stuck(job.work.id)
+    runtime = Harness()
+    every = _joined(runtime, *[1000] * devices)
+    product = _submit(runtime, 4, (every[0], 0, 4))
+    assert _fails_everywhere(runtime, every, product) == max(devices, MAX_FAILURES)
+    reason = runtime.manager.scheduler.stuck(product.job.id)
     assert "boom" in reason
     for wait_s in (HOLD_S, 2 * HOLD_S, 4 * HOLD_S):
-        _hear_all(shell, wait_s)
-        shell.pass_time(wait_s - 0.1)
-        assert not any(peer.down for peer in shell.peers.values())
-        shell.pass_time(0.2)
-        assert 1 <= _fails_everywhere(shell, every, job) <= devices
-    _hear_all(shell, 8 * HOLD_S)
-    shell.pass_time(8 * HOLD_S)
-    _settled(shell)
-    assert job.done
-    assert not shell.coordinator.dispatcher.stuck(job.work.id)
+        _hear_all(runtime, wait_s)
+        runtime.pass_time(wait_s - 0.1)
+        assert not any(peer.down for peer in runtime.peers.values())
+        runtime.pass_time(0.2)
+        assert 1 <= _fails_everywhere(runtime, every, product) <= devices
+    _hear_all(runtime, 8 * HOLD_S)
+    runtime.pass_time(8 * HOLD_S)
+    _settled(runtime)
+    assert product.done
+    assert not runtime.manager.scheduler.stuck(product.job.id)
 
 
-def _hear_all(shell: Shell, for_s: float) -> None:
-    for session in shell.coordinator.sessions.values():
-        session.heard_s = shell.now_s + for_s
+def _hear_all(runtime: Harness, for_s: float) -> None:
+    for session in runtime.manager.sessions.values():
+        session.heard_s = runtime.now_s + for_s
 
 
 @pytest.mark.usefixtures("_never_set_aside")
 def test_what_every_device_failed_a_newcomer_does_at_once() -> None:
-    shell = Shell()
-    every = _joined(shell, 1000, 1000)
-    job = _submit(shell, 4, (every[0], 0, 4))
-    _fails_everywhere(shell, every, job)
-    (newcomer,) = _joined(shell, 1000)
-    _settled(shell)
-    assert job.done
-    assert shell.coordinator.sessions[newcomer].blocks == 1
+    runtime = Harness()
+    every = _joined(runtime, 1000, 1000)
+    product = _submit(runtime, 4, (every[0], 0, 4))
+    _fails_everywhere(runtime, every, product)
+    (newcomer,) = _joined(runtime, 1000)
+    _settled(runtime)
+    assert product.done
+    assert runtime.manager.sessions[newcomer].blocks == 1
 
 
-def _settled_until_computing(shell: Shell, device: int) -> None:
-    while not shell.peers[device].orders:
-        shell._deliver_down(shell.peers[device])
+def _settled_until_computing(runtime: Harness, device: int) -> None:
+    while not runtime.peers[device].orders:
+        runtime._deliver_down(runtime.peers[device])
 
 
 def test_a_unit_that_no_device_can_hold_waits_for_one_that_can() -> None:
-    shell = Shell()
-    (only,) = _joined(shell, 100)
-    job = _submit(shell, 4, (only, 0, 4))
-    _settled(shell)
-    assert not job.done
-    assert "memory" in shell.coordinator.dispatcher.stuck(job.work.id)
-    _joined(shell, 1000)
-    _settled(shell)
-    assert job.done
+    runtime = Harness()
+    (only,) = _joined(runtime, 100)
+    product = _submit(runtime, 4, (only, 0, 4))
+    _settled(runtime)
+    assert not product.done
+    assert "memory" in runtime.manager.scheduler.stuck(product.job.id)
+    _joined(runtime, 1000)
+    _settled(runtime)
+    assert product.done
 
 
 def test_work_that_no_fleet_so_small_can_plan_waits_for_another() -> None:
-    shell = Shell()
-    _joined(shell, 8)
-    a, b = (shell.matrix(4, 4, DType.FP32, seed) for seed in (1, 2))
-    work = shell.submit(a, b, turn_a=False, turn_b=False, out=DType.FP32, planner=shell.planner)
-    assert "memory" in shell.coordinator.dispatcher.stuck(work)
-    _joined(shell, 1000)
-    _settled(shell)
-    assert shell.jobs[work].done
-    assert not shell.coordinator.dispatcher.stuck(work)
+    runtime = Harness()
+    _joined(runtime, 8)
+    a, b = (runtime.matrix(4, 4, DType.FP32, seed) for seed in (1, 2))
+    job = runtime.submit(a, b, turn_a=False, turn_b=False, out=DType.FP32, planner=runtime.planner)
+    assert "memory" in runtime.manager.scheduler.stuck(job)
+    _joined(runtime, 1000)
+    _settled(runtime)
+    assert runtime.products[job].done
+    assert not runtime.manager.scheduler.stuck(job)
 
 
-def _one_work_is_stuck(shell: Shell, *, drain: bool) -> tuple[int, Job, Job]:
-    """A device computes for a work that is then stuck, for what another owed fits nowhere.
+def _one_work_is_stuck(runtime: Harness, *, drain: bool) -> tuple[int, Product, Product]:
+    """A device computes for a job that is then stuck, for what another owed fits nowhere.
 
     The device is full; more work waits for room on it. Returns it, the stuck work and the other.
     """
-    busy, lost = _joined(shell, 100, 10_000)
-    doomed = _submit(shell, 21, (busy, 0, 1), (lost, 1, 21))
-    waiting = _submit(shell, 1, (busy, 0, 1))
-    while shell.peers[busy].down:
-        shell._deliver_down(shell.peers[busy])
-    assert len(shell.peers[busy].orders) == 1
-    tiny = shell.join(50, 1000.0)
-    shell._deliver_up(shell.peers[tiny])
+    busy, lost = _joined(runtime, 100, 10_000)
+    doomed = _submit(runtime, 21, (busy, 0, 1), (lost, 1, 21))
+    waiting = _submit(runtime, 1, (busy, 0, 1))
+    while runtime.peers[busy].down:
+        runtime._deliver_down(runtime.peers[busy])
+    assert len(runtime.peers[busy].orders) == 1
+    tiny = runtime.join(50, 1000.0)
+    runtime._deliver_up(runtime.peers[tiny])
     if drain:
-        shell.drain(busy)
-        shell._deliver_up(shell.peers[busy])
-    shell.lose(lost)
-    assert "memory" in shell.coordinator.dispatcher.stuck(doomed.work.id)
+        runtime.drain(busy)
+        runtime._deliver_up(runtime.peers[busy])
+    runtime.lose(lost)
+    assert "memory" in runtime.manager.scheduler.stuck(doomed.job.id)
     return busy, doomed, waiting
 
 
 def test_work_behind_a_stuck_one_goes_on_and_that_one_too_in_the_end() -> None:
-    shell = Shell()
-    _, doomed, waiting = _one_work_is_stuck(shell, drain=False)
-    _settled(shell)
+    runtime = Harness()
+    _, doomed, waiting = _one_work_is_stuck(runtime, drain=False)
+    _settled(runtime)
     assert waiting.done
     assert not doomed.done
-    _joined(shell, 10_000)
-    _settled(shell)
+    _joined(runtime, 10_000)
+    _settled(runtime)
     assert doomed.done
 
 
 def test_a_draining_device_whose_work_is_stuck_is_let_go() -> None:
-    shell = Shell()
-    busy, _, _ = _one_work_is_stuck(shell, drain=True)
-    _settled(shell)
-    assert busy not in shell.coordinator.sessions
+    runtime = Harness()
+    busy, _, _ = _one_work_is_stuck(runtime, drain=True)
+    _settled(runtime)
+    assert busy not in runtime.manager.sessions
 
 
 def test_losses_of_devices_are_no_failures_of_a_unit() -> None:
-    shell = Shell()
-    (first,) = _joined(shell, 1000)
-    job = _submit(shell, 4, (first, 0, 4))
+    runtime = Harness()
+    (first,) = _joined(runtime, 1000)
+    product = _submit(runtime, 4, (first, 0, 4))
     for _ in range(MAX_FAILURES - 1):
-        shell.lose(next(iter(shell.peers)))
-        shell._deliver_up(shell.peers[shell.join(1000)])
-    (last,) = shell.peers
-    _settled_until_computing(shell, last)
-    shell.fail(last, Random(0))
-    _settled(shell)
-    assert job.done
+        runtime.lose(next(iter(runtime.peers)))
+        runtime._deliver_up(runtime.peers[runtime.join(1000)])
+    (last,) = runtime.peers
+    _settled_until_computing(runtime, last)
+    runtime.fail(last, Random(0))
+    _settled(runtime)
+    assert product.done
 
 
 def test_a_unit_that_only_one_device_can_do_is_tried_there_again() -> None:
-    shell = Shell()
-    (able,) = _joined(shell, 1000)
-    shell.join(1000, 1.0, [DType.FP32])
-    _settled(shell)
-    a, b = (shell.matrix(4, 4, DType.BF16, seed) for seed in (1, 2))
+    runtime = Harness()
+    (able,) = _joined(runtime, 1000)
+    runtime.join(1000, 1.0, [DType.FP32])
+    _settled(runtime)
+    a, b = (runtime.matrix(4, 4, DType.BF16, seed) for seed in (1, 2))
     planner = FixedPlanner([(able, 0, 4)])
-    work = shell.submit(a, b, turn_a=False, turn_b=False, out=DType.BF16, planner=planner)
-    _settled_until_computing(shell, able)
-    shell.fail(able, Random(0))
-    _settled(shell)
-    assert shell.jobs[work].done
+    job = runtime.submit(a, b, turn_a=False, turn_b=False, out=DType.BF16, planner=planner)
+    _settled_until_computing(runtime, able)
+    runtime.fail(able, Random(0))
+    _settled(runtime)
+    assert runtime.products[job].done
 
 
 def test_a_unit_goes_to_a_device_that_can_hold_it() -> None:
-    shell = Shell()
+    runtime = Harness()
     first, _small, _large = (
-        *_joined(shell, 1000),
-        *_joined(shell, 100, speed=100),
-        *_joined(shell, 1000),
+        *_joined(runtime, 1000),
+        *_joined(runtime, 100, speed=100),
+        *_joined(runtime, 1000),
     )
-    job = _submit(shell, 4, (first, 0, 4))
-    shell.lose(first)
-    _settled(shell)
-    assert job.done
+    product = _submit(runtime, 4, (first, 0, 4))
+    runtime.lose(first)
+    _settled(runtime)
+    assert product.done
 
 
 def test_two_bad_devices_do_not_fail_a_work_that_a_good_one_could_do() -> None:
-    shell = Shell()
-    first, second = _joined(shell, 1000, 1000, speed=10)
-    _joined(shell, 1000)
-    job = _submit(shell, 4, (first, 0, 4))
+    runtime = Harness()
+    first, second = _joined(runtime, 1000, 1000, speed=10)
+    _joined(runtime, 1000)
+    product = _submit(runtime, 4, (first, 0, 4))
     for _ in range(2 * MAX_FAILURES):
         for bad in (first, second):
-            while shell.peers[bad].down:
-                shell._deliver_down(shell.peers[bad])
-            while shell.peers[bad].orders:
-                shell.fail(bad, Random(0))
-            while shell.peers[bad].up:
-                shell._deliver_up(shell.peers[bad])
-    _settled(shell)
-    assert job.done
+            while runtime.peers[bad].down:
+                runtime._deliver_down(runtime.peers[bad])
+            while runtime.peers[bad].orders:
+                runtime.fail(bad, Random(0))
+            while runtime.peers[bad].up:
+                runtime._deliver_up(runtime.peers[bad])
+    _settled(runtime)
+    assert product.done
 
 
-def _computing(shell: Shell, *devices: int) -> None:
+def _computing(runtime: Harness, *devices: int) -> None:
     """Deliver what was sent to some devices, and nothing else."""
     for device in devices:
-        while shell.peers[device].down:
-            shell._deliver_down(shell.peers[device])
+        while runtime.peers[device].down:
+            runtime._deliver_down(runtime.peers[device])
 
 
 def test_a_newcomer_takes_some_of_what_is_running() -> None:
-    shell = Shell()
-    (first,) = _joined(shell, 4000, speed=0.5)
-    job = _submit(shell, 8, *((first, row, row + 1) for row in range(8)))
-    _computing(shell, first)
-    (second,) = _joined_quietly(shell, 4000)
-    _settled(shell, but=[first])
-    assert not job.done
-    answered = shell.coordinator.sessions[second].blocks
+    runtime = Harness()
+    (first,) = _joined(runtime, 4000, speed=0.5)
+    product = _submit(runtime, 8, *((first, row, row + 1) for row in range(8)))
+    _computing(runtime, first)
+    (second,) = _joined_quietly(runtime, 4000)
+    _settled(runtime, but=[first])
+    assert not product.done
+    answered = runtime.manager.sessions[second].blocks
     assert 2 <= answered < 8
-    _settled(shell)
-    assert job.done
-    assert shell.coordinator.dispatcher.counters.results == 8
-    assert shell.coordinator.sessions[first].blocks == 8 - answered  # the rest was cancelled
+    _settled(runtime)
+    assert product.done
+    assert runtime.manager.scheduler.counters.results == 8
+    assert runtime.manager.sessions[first].blocks == 8 - answered  # the rest was cancelled
 
 
-def _joined_quietly(shell: Shell, memory: int) -> list[int]:
+def _joined_quietly(runtime: Harness, memory: int) -> list[int]:
     """A device joins; what others have to do stays undone."""
-    device = shell.join(memory, 1.0)
-    shell._deliver_up(shell.peers[device])
+    device = runtime.join(memory, 1.0)
+    runtime._deliver_up(runtime.peers[device])
     return [device]
 
 
 def test_what_is_overdue_is_given_to_others_before_a_device_is_lost() -> None:
-    shell = Shell()
-    first, second = _joined(shell, 4000, 4000)
-    job = _submit(shell, 4, (first, 0, 2), (second, 2, 4))
-    _settled(shell, but=[first])
-    assert not job.done
-    shell.pass_time(2 * lateness.OVERDUE_S)  # the plan said one second
-    shell.pass_time(0.1)
-    _settled(shell, but=[first])
-    assert job.done
-    assert first in shell.peers
-    assert shell.coordinator.dispatcher.counters.hedged == 1
-    session = shell.coordinator.sessions[first]
-    assert shell.coordinator.state(session) is DeviceState.OVERDUE
+    runtime = Harness()
+    first, second = _joined(runtime, 4000, 4000)
+    product = _submit(runtime, 4, (first, 0, 2), (second, 2, 4))
+    _settled(runtime, but=[first])
+    assert not product.done
+    runtime.pass_time(2 * lateness.OVERDUE_S)  # the plan said one second
+    runtime.pass_time(0.1)
+    _settled(runtime, but=[first])
+    assert product.done
+    assert first in runtime.peers
+    assert runtime.manager.scheduler.counters.speculative == 1
+    session = runtime.manager.sessions[first]
+    assert runtime.manager.state(session) is DeviceState.OVERDUE
     assert session.reason
     # It gets nothing new, until it answers again.
-    assert [r.device for r in shell.coordinator.dispatcher.rates] == [second]
-    _settled(shell)
-    assert shell.coordinator.state(session) is DeviceState.READY
-    assert len(shell.coordinator.dispatcher.rates) == 2
+    assert [r.device for r in runtime.manager.scheduler.rates] == [second]
+    _settled(runtime)
+    assert runtime.manager.state(session) is DeviceState.READY
+    assert len(runtime.manager.scheduler.rates) == 2
 
 
 def test_who_is_silent_for_long_for_so_many_blocks_gets_help_before_it_is_overdue() -> None:
-    shell = Shell()
-    devices = _joined(shell, *[4000] * 4)
+    runtime = Harness()
+    devices = _joined(runtime, *[4000] * 4)
     silent, others = devices[0], devices[1:]
     parts = [(silent, row, row + 1) for row in range(9)]
-    job = _submit(shell, 12, *parts, *((d, 9 + i, 10 + i) for i, d in enumerate(others)))
-    _settled(shell, but=[silent])
-    shell.pass_time(lateness.OVERDUE_S + 0.1)  # the plan said one second for nine blocks
-    session = shell.coordinator.sessions[silent]
-    assert shell.coordinator.state(session) is not DeviceState.OVERDUE
-    _settled(shell, but=[silent])
-    assert job.done
-    assert shell.coordinator.dispatcher.counters.hedged == 9
+    product = _submit(runtime, 12, *parts, *((d, 9 + i, 10 + i) for i, d in enumerate(others)))
+    _settled(runtime, but=[silent])
+    runtime.pass_time(lateness.OVERDUE_S + 0.1)  # the plan said one second for nine blocks
+    session = runtime.manager.sessions[silent]
+    assert runtime.manager.state(session) is not DeviceState.OVERDUE
+    _settled(runtime, but=[silent])
+    assert product.done
+    assert runtime.manager.scheduler.counters.speculative == 9
 
 
 def test_many_small_blocks_before_do_not_make_a_long_one_late() -> None:
     load = DeviceLoad(DeviceRates(1, 1e9, 1e9, flops_per_s=1e9))
-    load.asked(0, Unit(1, (), 20 * 10**9, 0, None), 0, 0.0)
+    load.asked(0, Task(1, (), 20 * 10**9, 0, None), 0, 0.0)
     for run in range(1, 1000):
-        load.asked(run, Unit(2, (), 10**6, 0, None), 0, 0.0)
+        load.asked(run, Task(2, (), 10**6, 0, None), 0, 0.0)
     assert load.longest_silence_s(0.0) >= 20.0
 
 
 def test_where_all_are_slower_than_predicted_nobody_is_helped_early() -> None:
-    shell = Shell()
-    devices = _joined(shell, *[4000] * 4)
-    job = _submit(
-        shell, 12, *((d, 3 * i + j, 3 * i + j + 1) for i, d in enumerate(devices) for j in range(3))
+    runtime = Harness()
+    devices = _joined(runtime, *[4000] * 4)
+    product = _submit(
+        runtime,
+        12,
+        *((d, 3 * i + j, 3 * i + j + 1) for i, d in enumerate(devices) for j in range(3)),
     )
-    shell.pass_time(lateness.OVERDUE_S + 0.5)
-    assert shell.coordinator.dispatcher.counters.hedged == 0
-    _settled(shell)
-    assert job.done
+    runtime.pass_time(lateness.OVERDUE_S + 0.5)
+    assert runtime.manager.scheduler.counters.speculative == 0
+    _settled(runtime)
+    assert product.done
 
 
 def test_of_two_answers_the_first_counts() -> None:
-    shell = Shell()
-    first, second = _joined(shell, 4000, 4000)
-    job = _submit(shell, 4, (first, 0, 2), (second, 2, 4))
-    _computing(shell, first)
-    _settled(shell, but=[first])
-    shell.pass_time(2.1)
-    _computing(shell, second)
+    runtime = Harness()
+    first, second = _joined(runtime, 4000, 4000)
+    product = _submit(runtime, 4, (first, 0, 2), (second, 2, 4))
+    _computing(runtime, first)
+    _settled(runtime, but=[first])
+    runtime.pass_time(2.1)
+    _computing(runtime, second)
     for device in (first, second):  # both have computed it
-        for order in list(shell.peers[device].orders):
-            shell._compute(shell.peers[device], order)
-        shell.peers[device].orders.clear()
-    _settled(shell)
-    assert job.done
-    assert shell.coordinator.dispatcher.counters.results == 2
-    assert shell.coordinator.dispatcher.counters.late == 1
+        for order in list(runtime.peers[device].orders):
+            runtime._compute(runtime.peers[device], order)
+        runtime.peers[device].orders.clear()
+    _settled(runtime)
+    assert product.done
+    assert runtime.manager.scheduler.counters.results == 2
+    assert runtime.manager.scheduler.counters.late == 1
 
 
 def test_the_only_device_is_waited_for() -> None:
-    shell = Shell()
-    (only,) = _joined(shell, 4000)
-    job = _submit(shell, 4, (only, 0, 4))
-    shell.pass_time(5.0)
-    assert [r.device for r in shell.coordinator.dispatcher.rates] == [only]
-    _settled(shell)
-    assert job.done
+    runtime = Harness()
+    (only,) = _joined(runtime, 4000)
+    product = _submit(runtime, 4, (only, 0, 4))
+    runtime.pass_time(5.0)
+    assert [r.device for r in runtime.manager.scheduler.rates] == [only]
+    _settled(runtime)
+    assert product.done

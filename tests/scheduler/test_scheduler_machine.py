@@ -1,11 +1,11 @@
-"""The dispatcher alone, event by event: any order of join, loss, late, double and wrong answers.
+"""The scheduler alone, event by event: any order of join, loss, late, double and wrong answers.
 
-A model of the fleet does what the commands say with real numbers: devices keep the arrays they were
-sent, results are computed from these alone, outputs are put together as the shells do. Links of the
-real thing keep the order of messages to one device, so commands are carried out at once; what is
-under way when a run is cancelled or a device is lost comes later, or never. In the end everything
-is answered fairly, and every work must be right; none may fail, whatever the devices did, and none
-may be said to be stuck without a reason that its history has.
+A model of the fleet does what the instructions say with real numbers: devices keep the arrays they
+were sent, results are computed from these alone, outputs are put together as the runtimes do. Links
+of the real thing keep the order of messages to one device, so commands are carried out at once;
+what is under way when a run is cancelled or a device is lost comes later, or never. In the end
+everything is answered fairly, and every work must be right; none may fail, whatever the devices
+did, and none may be said to be stuck without a reason that its history has.
 
 `CLEAVE_EXAMPLES=2000 pytest tests/scheduler/test_scheduler_machine.py` looks for longer.
 """
@@ -38,9 +38,9 @@ from cleave.gemm import Gemm, Span
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler import events
-from cleave.scheduler import scheduler as dispatcher_module
+from cleave.scheduler import scheduler as scheduler_module
 from cleave.scheduler.events import Event
-from cleave.scheduler.gemm_job import GemmUnit, GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, GemmTask, MatrixRef
 from cleave.scheduler.instructions import (
     Done,
     Drained,
@@ -55,8 +55,8 @@ from cleave.scheduler.instructions import (
     Stuck,
 )
 from cleave.scheduler.reduction import Output
-from cleave.scheduler.scheduler import MAX_FAILURES, Dispatcher
-from cleave.scheduler.tasks import Stored, Unit
+from cleave.scheduler.scheduler import MAX_FAILURES, Scheduler
+from cleave.scheduler.tasks import ArrayRef, Task
 from tests.scheduler.test_scheduler import BoxPlanner
 
 EXAMPLES = int(os.environ.get("CLEAVE_EXAMPLES", "20"))
@@ -72,9 +72,9 @@ class Calculator:
 
     rates: DeviceRates
     draining: bool = False
-    arrays: dict[int, Stored] = field(default_factory=dict)
+    arrays: dict[int, ArrayRef] = field(default_factory=dict)
     contents: dict[int, Array] = field(default_factory=dict)
-    runs: dict[int, Unit] = field(default_factory=dict)
+    runs: dict[int, Task] = field(default_factory=dict)
     products: dict[int, Buffer] = field(default_factory=dict)
 
     def check_memory(self) -> None:
@@ -82,24 +82,24 @@ class Calculator:
         results = sum(u.output_bytes for u in self.runs.values())
         assert held + results <= self.rates.memory_bytes, "the device's memory is exceeded"
 
-    def multiply(self, unit: Unit, matrices: dict[int, Buffer]) -> Buffer:
+    def multiply(self, task: Task, matrices: dict[int, Buffer]) -> Buffer:
         """The sum of the products, from what this device holds."""
-        detail: GemmUnit = unit.detail
-        parts = [self.contents[array.id] for array in unit.inputs]
+        detail: GemmTask = task.detail
+        parts = [self.contents[array.id] for array in task.inputs]
         total: Any = 0.0
         for a, b in zip(parts[::2], parts[1::2], strict=True):
             total = total + (a.T if detail.transpose_a else a) @ (b.T if detail.transpose_b else b)
         out = DType(detail.out)
         product = Buffer(arrays.narrow(total, out), out)
-        assert product.nbytes == unit.output_bytes
+        assert product.nbytes == task.output_bytes
         return product
 
 
 @dataclass
-class Task:
+class Product:
     """A submitted GEMM: what it must become and how far it is."""
 
-    work: GemmWork
+    job: GemmJob
     operands: tuple[int, int]
     output: Output
     expected: Array
@@ -111,13 +111,13 @@ class Task:
 
 
 class Model:
-    """The shell of a dispatcher, and all its devices."""
+    """The runtime of a scheduler, and all its devices."""
 
     def __init__(self) -> None:
-        self.dispatcher = Dispatcher()
+        self.scheduler = Scheduler()
         self.now_s = 0.0
         self.devices: dict[int, Calculator] = {}
-        self.tasks: dict[int, Task] = {}
+        self.products: dict[int, Product] = {}
         self.matrices: dict[int, Buffer] = {}
         self.late: list[tuple[int, int]] = []  # answers nobody waits for, by device and run
         self.regions: dict[int, tuple[int, Span, Span]] = {}  # by name
@@ -127,7 +127,7 @@ class Model:
         self._ids = count(1)
 
     def tell(self, event: Event) -> None:
-        for command in self.dispatcher.handle(event, self.now_s):
+        for command in self.scheduler.handle(event, self.now_s):
             self._carry_out(command)
 
     # --- commands ---
@@ -136,23 +136,23 @@ class Model:
         match command:
             case SendArray(device, array):
                 self._store(self.devices[device], array)
-            case SendRun(device, run, unit):
-                self._run(self.devices[device], run, unit)
+            case SendRun(device, run, task):
+                self._run(self.devices[device], run, task)
             case SendDrop(device, ids):
                 self._drop(self.devices[device], ids)
             case SendCancel(device, runs):
                 for run in runs:
                     del self.devices[device].runs[run]
                     self.late.append((device, run))
-            case Place(unit, payload):
+            case Place(task, payload):
                 assert payload is not WRONG, "an answer that nobody asked for is used"
-                self._place(unit, payload)
-            case Done(work):
-                self._finished(self.tasks[work])
-            case Failed(work, reason):
-                raise AssertionError(f"work {work} fails: {reason}")
-            case Stuck(work, reason):
-                self._stuck(self.tasks[work], reason)
+                self._place(task, payload)
+            case Done(job):
+                self._finished(self.products[job])
+            case Failed(job, reason):
+                raise AssertionError(f"job {job} fails: {reason}")
+            case Stuck(job, reason):
+                self._stuck(self.products[job], reason)
             case Drained(device):
                 gone = self.devices.pop(device)
                 assert gone.draining
@@ -162,7 +162,7 @@ class Model:
             case _:
                 raise AssertionError(f"unknown command {command}")
 
-    def _store(self, device: Calculator, array: Stored) -> None:
+    def _store(self, device: Calculator, array: ArrayRef) -> None:
         assert array.id not in device.arrays, "sent twice"
         region = (array.operand, array.rows, array.columns)
         assert self.regions.setdefault(array.id, region) == region, "a name is used again"
@@ -172,36 +172,36 @@ class Model:
         device.contents[array.id] = source.float32().copy()
         device.check_memory()
 
-    def _run(self, device: Calculator, run: int, unit: Unit) -> None:
+    def _run(self, device: Calculator, run: int, task: Task) -> None:
         assert run not in self.runs_named, "a run's name is used again"
         assert not device.draining, "a draining device gets something new"
-        assert not self.tasks[unit.work].ended
+        assert not self.products[task.job].ended
         self.runs_named.add(run)
-        device.products[run] = device.multiply(unit, self.matrices)  # of what it holds, or KeyError
-        device.runs[run] = unit
+        device.products[run] = device.multiply(task, self.matrices)  # of what it holds, or KeyError
+        device.runs[run] = task
         device.check_memory()
 
     def _drop(self, device: Calculator, ids: Sequence[int]) -> None:
-        used = {array.id for unit in device.runs.values() for array in unit.inputs}
+        used = {array.id for task in device.runs.values() for array in task.inputs}
         for name in ids:
             assert name not in used, "dropped while a run needs it"
             del device.arrays[name], device.contents[name]
 
-    def _finished(self, task: Task) -> None:
-        assert not task.ended
-        task.ended = True
-        assert (task.depth == task.work.gemm.k).all(), "finished with elements missing"
-        task.output.finish()
-        assert np.array_equal(task.output.out.float32(), task.expected)
+    def _finished(self, product: Product) -> None:
+        assert not product.ended
+        product.ended = True
+        assert (product.depth == product.job.gemm.k).all(), "finished with elements missing"
+        product.output.finish()
+        assert np.array_equal(product.output.out.float32(), product.expected)
 
-    def _stuck(self, task: Task, reason: str) -> None:
-        assert not task.ended
-        assert self.dispatcher.stuck(task.work.id) == reason
+    def _stuck(self, product: Product, reason: str) -> None:
+        assert not product.ended
+        assert self.scheduler.stuck(product.job.id) == reason
         if "memory" in reason:
-            assert task.smallest < task.needs_bytes, f"every device had the memory: {reason}"
+            assert product.smallest < product.needs_bytes, f"every device had the memory: {reason}"
         else:
             assert reason
-            assert task.faults >= MAX_FAILURES, f"only {task.faults} faults: {reason}"
+            assert product.faults >= MAX_FAILURES, f"only {product.faults} faults: {reason}"
 
     # --- events ---
 
@@ -210,8 +210,8 @@ class Model:
             next(self._ids), 1e6 * speed, 1e5 * speed, 1e9 * speed, 0.0, memory_bytes, tuple(dtypes)
         )
         self.devices[rates.device] = Calculator(rates)
-        for task in self.tasks.values():
-            task.smallest = min(task.smallest, memory_bytes)
+        for product in self.products.values():
+            product.smallest = min(product.smallest, memory_bytes)
         self.tell(events.DeviceReady(rates))
 
     def lose(self, device: int) -> None:
@@ -239,12 +239,12 @@ class Model:
         dtype = self.matrices[a].dtype
         element = ElementBytes(dtype.itemsize, out.itemsize)
         refs = MatrixRef(a, turns[0]), MatrixRef(b, turns[1])
-        work = GemmWork(next(self._ids), gemm, *refs, element, dtype.value, out.value, planner)
+        job = GemmJob(next(self._ids), gemm, *refs, element, dtype.value, out.value, planner)
         whole = (gemm.m + gemm.n) * gemm.k * element.sent + gemm.m * gemm.n * 4
         target = arrays.empty(gemm.m, gemm.n, out)
         target.array.view(np.uint8)[...] = 0x7F
-        self.tasks[work.id] = Task(
-            work,
+        self.products[job.id] = Product(
+            job,
             (a, b),
             Output(target),
             left @ right,
@@ -252,7 +252,7 @@ class Model:
             int(whole / 0.9) + 1,
             min((d.rates.memory_bytes for d in self.devices.values()), default=2**40),
         )
-        self.tell(events.Submitted(work))
+        self.tell(events.Submitted(job))
 
     @property
     def running(self) -> list[tuple[int, int]]:
@@ -266,20 +266,20 @@ class Model:
         self.tell(events.ResultArrived(device, run, product))
 
     def fail(self, device: int, run: int, reason: str = "boom") -> None:
-        unit = self.devices[device].runs.pop(run)
+        task = self.devices[device].runs.pop(run)
         self.late.append((device, run))
-        self.tasks[unit.work].faults += 1
+        self.products[task.job].faults += 1
         self.tell(events.RunFailed(device, run, reason))
 
-    def _place(self, unit: Unit, payload: Any) -> None:
+    def _place(self, task: Task, payload: Any) -> None:
         """Carry out a `Place`, as runtimes do."""
-        task = self.tasks[unit.work]
-        assert not task.ended
-        block = unit.detail.block
-        depth = task.depth[block.m.start : block.m.stop, block.n.start : block.n.stop]
+        product = self.products[task.job]
+        assert not product.ended
+        block = task.detail.block
+        depth = product.depth[block.m.start : block.m.stop, block.n.start : block.n.stop]
         assert (depth == block.k.start).all(), "placed twice, or not in the order of k"
         depth += block.k.size
-        task.output.place(unit.detail, payload)
+        product.output.place(task.detail, payload)
 
     def pass_time(self, took_s: float) -> None:
         self.now_s += took_s
@@ -289,7 +289,7 @@ class Model:
 
     @property
     def releasable(self) -> list[int]:
-        used = {o for t in self.tasks.values() if not t.ended for o in t.operands}
+        used = {o for t in self.products.values() if not t.ended for o in t.operands}
         return [operand for operand in self.matrices if operand not in used]
 
     def release(self, operand: int) -> None:
@@ -314,12 +314,12 @@ class Model:
                     break
             else:
                 raise AssertionError("it goes on for ever")
-            if all(task.ended for task in self.tasks.values()):
+            if all(product.ended for product in self.products.values()):
                 break
             if not patience:
                 self.join(HEALTHY_BYTES)
             self.pass_time(1e4)
-        stuck = [task.work.id for task in self.tasks.values() if not task.ended]
+        stuck = [product.job.id for product in self.products.values() if not product.ended]
         assert not stuck, f"works {stuck} are stuck"
         draining = [i for i, device in self.devices.items() if device.draining]
         assert not draining, f"devices {draining} have answered everything and are not let go"
@@ -328,9 +328,9 @@ class Model:
         for operand in list(self.matrices):
             self.release(operand)
         self.tell(events.Paused())
-        assert self.dispatcher.idle
-        assert self.dispatcher.blank
-        assert not any(d.occupied_bytes for d in self.dispatcher._devices.values())
+        assert self.scheduler.idle
+        assert self.scheduler.blank
+        assert not any(d.occupied_bytes for d in self.scheduler._devices.values())
         kept = {i: list(d.arrays) for i, d in self.devices.items() if d.arrays}
         assert not kept, f"devices keep what nobody can name any more: {kept}"
 
@@ -458,12 +458,12 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(seed=seeds, failed=st.booleans())
     def answer_late_or_twice(self, seed: int, failed: bool) -> None:
         device, run = _one(seed, self.model.late)
-        late = self.model.dispatcher.counters.late
+        late = self.model.scheduler.counters.late
         if failed:
             self.model.tell(events.RunFailed(device, run, "late"))
         else:
             self.model.tell(events.ResultArrived(device, run, WRONG))
-        assert self.model.dispatcher.counters.late == late + 1
+        assert self.model.scheduler.counters.late == late + 1
 
     @precondition(lambda self: self.model.running and len(self.model.devices) > 1)
     @rule(seed=seeds, failed=st.booleans())
@@ -479,12 +479,12 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def accounts_are_within_limits(self) -> None:
-        known = self.model.dispatcher._devices
+        known = self.model.scheduler._devices
         assert set(known) == set(self.model.devices)
         for device in known.values():
             assert 0 <= device.occupied_bytes <= device.rates.memory_bytes
-        for task in self.model.tasks.values():
-            assert (task.depth <= task.work.gemm.k).all()
+        for product in self.model.products.values():
+            assert (product.depth <= product.job.gemm.k).all()
 
     def teardown(self) -> None:
         self.model.settle(Random(0))
@@ -497,14 +497,14 @@ def _one(seed: int, of: Any) -> Any:
 
 
 class CrowdedDevices(AnyOrder):
-    """Few devices that hold about one GEMM: units wait for room, and arrays make way."""
+    """Few devices that hold about one GEMM: tasks wait for room, and arrays make way."""
 
     least_bytes, most_bytes = 350, 800
     most_devices = 3
 
 
 class RoomyDevices(AnyOrder):
-    """No device is too small: then only failing runs may fail a work."""
+    """No device is too small: then only failing runs may fail a job."""
 
     least_bytes, most_bytes = 1200, 6000
 
@@ -515,7 +515,7 @@ def test_any_order_of_events(
     machine: type[AnyOrder], drop_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`drop_bytes`: also with devices that are told at once what they may forget."""
-    monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", drop_bytes)
+    monkeypatch.setattr(scheduler_module, "_DROP_BATCH_BYTES", drop_bytes)
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -580,7 +580,7 @@ _DEAL = (
 
 @pytest.mark.parametrize("machine", [AnyOrder, CrowdedDevices, RoomyDevices])
 def test_many_long_histories(machine: type[AnyOrder], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher_module, "_DROP_BATCH_BYTES", 200)
+    monkeypatch.setattr(scheduler_module, "_DROP_BATCH_BYTES", 200)
     for seed in range(2 * EXAMPLES):
         try:
             _random_history(machine(), Random(seed), 60)

@@ -13,18 +13,18 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.gemm import Gemm, gemm_of
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Check, Close, Done, Instruction, Joined, Place, Send
 from cleave.scheduler.reputation import QUARANTINE
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import FULL_RETRY_S, Coordinator
+from cleave.scheduler.session_manager import FULL_RETRY_S, SessionManager
 from cleave.verify import Fault, Judgement
 
 HELLO = Hello(
@@ -43,18 +43,18 @@ def _sent(orders: list[Instruction], session: int = 1) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send) and o.session == session]
 
 
-def _ready(coordinator: Coordinator, session: int = 1, hello: Hello = HELLO) -> list[Instruction]:
-    coordinator.opened(session, 0.0)
-    return coordinator.received(session, hello, 0.0)
+def _ready(manager: SessionManager, session: int = 1, hello: Hello = HELLO) -> list[Instruction]:
+    manager.opened(session, 0.0)
+    return manager.received(session, hello, 0.0)
 
 
-def _submit(coordinator: Coordinator, side: int = 4, work: int = 1) -> list[Instruction]:
+def _submit(manager: SessionManager, side: int = 4, job: int = 1) -> list[Instruction]:
     ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
-    refs = MatrixRef(10 * work, False), MatrixRef(10 * work + 1, False)
-    gemm = GemmWork(
-        work, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
+    refs = MatrixRef(10 * job, False), MatrixRef(10 * job + 1, False)
+    gemm = GemmJob(
+        job, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
     )
-    return coordinator.submit(gemm, ones, ones, 1.0)
+    return manager.submit(gemm, ones, ones, 1.0)
 
 
 def _refusal(orders: list[Instruction]) -> messages.Error:
@@ -70,13 +70,13 @@ def _refusal(orders: list[Instruction]) -> messages.Error:
 
 
 def test_a_device_is_welcomed() -> None:
-    coordinator = Coordinator()
-    orders = _ready(coordinator)
+    manager = SessionManager()
+    orders = _ready(manager)
     assert orders == [Send(1, messages.Welcome(device=1)), Joined(1)]
-    assert coordinator.ready_devices == 1
-    session = coordinator.sessions[1]
-    assert (session.name, coordinator.state(session)) == ("laptop", DeviceState.READY)
-    assert coordinator.epoch == 1
+    assert manager.ready_devices == 1
+    session = manager.sessions[1]
+    assert (session.name, manager.state(session)) == ("laptop", DeviceState.READY)
+    assert manager.epoch == 1
 
 
 REFUSED: dict[str, tuple[Message, ErrorCode, str]] = {
@@ -98,17 +98,17 @@ REFUSED: dict[str, tuple[Message, ErrorCode, str]] = {
 
 @pytest.mark.parametrize(("message", "code", "text"), REFUSED.values(), ids=REFUSED)
 def test_who_does_not_fit_is_told_why(message: Message, code: ErrorCode, text: str) -> None:
-    coordinator = Coordinator(credential="key")
-    coordinator.opened(1, 0.0)
-    error = _refusal(coordinator.received(1, message, 0.0))
+    manager = SessionManager(credential="key")
+    manager.opened(1, 0.0)
+    error = _refusal(manager.received(1, message, 0.0))
     assert error.code is code
     assert text in error.message
-    assert not coordinator.sessions
-    assert coordinator.ready_devices == 0
+    assert not manager.sessions
+    assert manager.ready_devices == 0
 
 
 def test_a_version_mismatch_names_both_versions() -> None:
-    error = _refusal(_ready(Coordinator(), hello=replace(HELLO, version=99)))
+    error = _refusal(_ready(SessionManager(), hello=replace(HELLO, version=99)))
     assert "99" in error.message
     assert str(limits.VERSION) in error.message
 
@@ -116,40 +116,40 @@ def test_a_version_mismatch_names_both_versions() -> None:
 def test_another_version_is_told_which_are_spoken_whatever_else_is_wrong() -> None:
     """Role and version are judged before all other fields: those may mean something else."""
     hello = Hello(Role.DEVICE, 2, versions=(3, 2))  # as it is read; no ops, no memory
-    error = _refusal(_ready(Coordinator("secret"), hello=hello))
+    error = _refusal(_ready(SessionManager("secret"), hello=hello))
     assert (error.code, error.versions) == (ErrorCode.VERSION, (limits.VERSION,))
     assert "1 and the device speaks 2, 3;" in error.message
 
 
 def test_a_hello_in_another_version_than_both_speak_is_told_to_come_in_that() -> None:
     hello = Hello(Role.DEVICE, 2, versions=(2, 1))
-    error = _refusal(_ready(Coordinator(), hello=hello))
+    error = _refusal(_ready(SessionManager(), hello=hello))
     assert (error.code, error.versions) == (ErrorCode.VERSION, (limits.VERSION,))
     assert "this device said hello in protocol version 2" in error.message
     assert "say hello in that" in error.message
 
 
 def test_of_features_those_count_that_both_have() -> None:
-    coordinator = Coordinator()
-    orders = _ready(coordinator, hello=replace(HELLO, features=("tea", "measure")))
+    manager = SessionManager()
+    orders = _ready(manager, hello=replace(HELLO, features=("tea", "measure")))
     (welcome,) = _sent(orders)
     assert isinstance(welcome, messages.Welcome)
     assert welcome.features == ("measure",)
-    assert coordinator.sessions[1].features == {messages.Feature.MEASURE}
-    (plain,) = _sent(_ready(coordinator, 2), 2)
+    assert manager.sessions[1].features == {messages.Feature.MEASURE}
+    (plain,) = _sent(_ready(manager, 2), 2)
     assert isinstance(plain, messages.Welcome)
     assert plain.features == ()
 
 
 def test_who_finds_no_room_is_told_when_to_come_again() -> None:
-    coordinator = Coordinator(max_devices=1)
-    _ready(coordinator)
-    error = _refusal(_ready(coordinator, 2))
+    manager = SessionManager(max_devices=1)
+    _ready(manager)
+    error = _refusal(_ready(manager, 2))
     assert (error.code, error.retry_after_s) == (ErrorCode.LIMIT, FULL_RETRY_S)
 
 
 def test_the_right_credential_is_accepted() -> None:
-    assert _ready(Coordinator("key"), hello=replace(HELLO, credential="key"))[1] == Joined(1)
+    assert _ready(SessionManager("key"), hello=replace(HELLO, credential="key"))[1] == Joined(1)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_the_right_credential_is_accepted() -> None:
     ids=lambda m: m.TYPE,
 )
 def test_what_a_device_may_not_say_ends_its_session_alone(message: Message) -> None:
-    coordinator = Coordinator()
-    _ready(coordinator, 1)
-    _ready(coordinator, 2)
-    assert _refusal(coordinator.received(1, message, 1.0)).code is ErrorCode.PROTOCOL
-    assert list(coordinator.sessions) == [2]
-    assert list(coordinator.dispatcher.devices) == [2]
+    manager = SessionManager()
+    _ready(manager, 1)
+    _ready(manager, 2)
+    assert _refusal(manager.received(1, message, 1.0)).code is ErrorCode.PROTOCOL
+    assert list(manager.sessions) == [2]
+    assert list(manager.scheduler.devices) == [2]
 
 
 EXTREME: dict[str, dict[str, Any]] = {
@@ -194,11 +194,11 @@ EXTREME: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("values", EXTREME.values(), ids=EXTREME)
 def test_whatever_a_device_states_work_can_be_planned(values: dict[str, Any]) -> None:
-    coordinator = Coordinator()
-    orders = _ready(coordinator, 1, replace(HELLO, **values))
-    _ready(coordinator, 2)
+    manager = SessionManager()
+    orders = _ready(manager, 1, replace(HELLO, **values))
+    _ready(manager, 2)
     assert Joined(1) in orders
-    assert any(isinstance(m, messages.Run) for o in [_submit(coordinator, 64)] for m in _all(o))
+    assert any(isinstance(m, messages.Run) for o in [_submit(manager, 64)] for m in _all(o))
 
 
 def _all(orders: list[Instruction]) -> list[Message]:
@@ -209,105 +209,105 @@ def _all(orders: list[Instruction]) -> list[Message]:
 
 
 def test_silence_ends_a_session_and_its_work_goes_on_elsewhere() -> None:
-    coordinator = Coordinator()
-    _ready(coordinator, 1)
-    _submit(coordinator)
-    helping = _ready(coordinator, 2)
-    coordinator.received(2, messages.Heartbeat(), limits.SILENCE_S)
-    orders = coordinator.tick(limits.SILENCE_S + 0.5)
+    manager = SessionManager()
+    _ready(manager, 1)
+    _submit(manager)
+    helping = _ready(manager, 2)
+    manager.received(2, messages.Heartbeat(), limits.SILENCE_S)
+    orders = manager.tick(limits.SILENCE_S + 0.5)
     assert _refusal(orders).code is ErrorCode.LIMIT
     assert any(isinstance(m, messages.Run) for m in _sent([*helping, *orders], 2))
-    assert list(coordinator.sessions) == [2]
-    assert coordinator.epoch >= 3
+    assert list(manager.sessions) == [2]
+    assert manager.epoch >= 3
 
 
 @pytest.mark.parametrize(
     "message", [messages.Heartbeat(), messages.Telemetry({"battery": 0.5})], ids=lambda m: m.TYPE
 )
 def test_any_message_is_a_sign_of_life(message: Message) -> None:
-    coordinator = Coordinator()
-    _ready(coordinator)
-    coordinator.received(1, message, 10.0)
-    assert coordinator.tick(10.0 + limits.SILENCE_S - 0.5) == []
+    manager = SessionManager()
+    _ready(manager)
+    manager.received(1, message, 10.0)
+    assert manager.tick(10.0 + limits.SILENCE_S - 0.5) == []
 
 
 def test_who_says_no_hello_is_disconnected() -> None:
-    coordinator = Coordinator()
-    coordinator.opened(1, 5.0)
-    assert coordinator.tick(5.0 + limits.HANDSHAKE_S - 0.1) == []
-    assert _refusal(coordinator.tick(5.1 + limits.HANDSHAKE_S)).code is ErrorCode.LIMIT
-    assert not coordinator.sessions
+    manager = SessionManager()
+    manager.opened(1, 5.0)
+    assert manager.tick(5.0 + limits.HANDSHAKE_S - 0.1) == []
+    assert _refusal(manager.tick(5.1 + limits.HANDSHAKE_S)).code is ErrorCode.LIMIT
+    assert not manager.sessions
 
 
 def test_messages_of_ended_sessions_mean_nothing() -> None:
-    coordinator = Coordinator()
-    _ready(coordinator)
-    coordinator.closed(1, "gone", 1.0)
-    assert coordinator.received(1, messages.Heartbeat(), 2.0) == []
-    assert coordinator.closed(1, "gone", 2.0) == []
-    assert coordinator.received(77, HELLO, 2.0) == []
+    manager = SessionManager()
+    _ready(manager)
+    manager.closed(1, "gone", 1.0)
+    assert manager.received(1, messages.Heartbeat(), 2.0) == []
+    assert manager.closed(1, "gone", 2.0) == []
+    assert manager.received(77, HELLO, 2.0) == []
 
 
 @pytest.mark.parametrize("message", [messages.Bye("enough"), messages.Error(ErrorCode.LIMIT, "no")])
 def test_a_device_that_leaves(message: Message) -> None:
-    coordinator = Coordinator()
-    _ready(coordinator)
-    assert coordinator.received(1, message, 1.0) == [Close(1)]
-    assert coordinator.ready_devices == 0
+    manager = SessionManager()
+    _ready(manager)
+    assert manager.received(1, message, 1.0) == [Close(1)]
+    assert manager.ready_devices == 0
 
 
 def test_telemetry_is_kept_and_bounded() -> None:
-    coordinator = Coordinator()
-    _ready(coordinator)
-    coordinator.received(1, messages.Telemetry({"power_w": 3.0}), 1.0)
-    coordinator.received(1, messages.Telemetry({"power_w": 4.0, "battery": 0.5}), 1.0)
-    assert coordinator.sessions[1].telemetry == {"power_w": 4.0, "battery": 0.5}
+    manager = SessionManager()
+    _ready(manager)
+    manager.received(1, messages.Telemetry({"power_w": 3.0}), 1.0)
+    manager.received(1, messages.Telemetry({"power_w": 4.0, "battery": 0.5}), 1.0)
+    assert manager.sessions[1].telemetry == {"power_w": 4.0, "battery": 0.5}
     many = messages.Telemetry({f"x{i}": 1.0 for i in range(1000)})
-    assert _refusal(coordinator.received(1, many, 1.0)).code is ErrorCode.PROTOCOL
+    assert _refusal(manager.received(1, many, 1.0)).code is ErrorCode.PROTOCOL
 
 
 # --- draining ---
 
 
 def test_an_idle_device_that_drains_is_let_go_at_once() -> None:
-    coordinator = Coordinator()
-    _ready(coordinator)
-    orders = coordinator.received(1, messages.Drain(), 1.0)
+    manager = SessionManager()
+    _ready(manager)
+    orders = manager.received(1, messages.Drain(), 1.0)
     assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
-    assert not coordinator.sessions
+    assert not manager.sessions
 
 
 def test_states_are_named() -> None:
-    coordinator = Coordinator()
-    coordinator.opened(1, 0.0)
-    session = coordinator.sessions[1]
-    seen = [coordinator.state(session)]
-    coordinator.received(1, HELLO, 0.0)
-    seen.append(coordinator.state(session))
-    _submit(coordinator)
-    seen.append(coordinator.state(session))
-    coordinator.received(1, messages.Drain(), 1.0)
-    coordinator.received(1, messages.Drain(), 1.0)
-    seen.append(coordinator.state(session))
-    coordinator.closed(1, "gone", 1.0)
-    seen.append(coordinator.state(session))
+    manager = SessionManager()
+    manager.opened(1, 0.0)
+    session = manager.sessions[1]
+    seen = [manager.state(session)]
+    manager.received(1, HELLO, 0.0)
+    seen.append(manager.state(session))
+    _submit(manager)
+    seen.append(manager.state(session))
+    manager.received(1, messages.Drain(), 1.0)
+    manager.received(1, messages.Drain(), 1.0)
+    seen.append(manager.state(session))
+    manager.closed(1, "gone", 1.0)
+    seen.append(manager.state(session))
     assert [s.value for s in seen] == ["joining", "ready", "busy", "draining", "lost"]
 
 
 # --- results ---
 
 
-def _checking(coordinator: Coordinator) -> None:
-    coordinator.verification, coordinator.verify = Verification.of(True), True
+def _checking(manager: SessionManager) -> None:
+    manager.verification, manager.verify = Verification.of(True), True
 
 
-def _work_on_one(*, verify: bool = False) -> tuple[Coordinator, messages.Run]:
-    coordinator = Coordinator()
-    _ready(coordinator)
+def _work_on_one(*, verify: bool = False) -> tuple[SessionManager, messages.Run]:
+    manager = SessionManager()
+    _ready(manager)
     if verify:  # from now on: the device passed the probe
-        _checking(coordinator)
-    (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
-    return coordinator, run
+        _checking(manager)
+    (run,) = [m for m in _sent(_submit(manager)) if isinstance(m, messages.Run)]
+    return manager, run
 
 
 def _result(run: messages.Run, **changes: Any) -> messages.Result:
@@ -315,11 +315,11 @@ def _result(run: messages.Run, **changes: Any) -> messages.Result:
 
 
 def test_a_result_is_placed_and_counted() -> None:
-    coordinator, run = _work_on_one()
-    place, done = coordinator.received(1, _result(run), 2.0)
+    manager, run = _work_on_one()
+    place, done = manager.received(1, _result(run), 2.0)
     assert isinstance(place, Place)
     assert done == Done(1)
-    session = coordinator.sessions[1]
+    session = manager.sessions[1]
     assert (session.blocks, session.compute_s) == (1, 0.25)
 
 
@@ -336,58 +336,58 @@ def test_a_result_is_placed_and_counted() -> None:
     ids=["rows", "shape", "dtype", "short", "empty", "long"],
 )
 def test_a_result_of_another_form_is_a_failed_run(changes: dict[str, Any]) -> None:
-    coordinator, run = _work_on_one()
-    orders = coordinator.received(1, _result(run, **changes), 2.0)
+    manager, run = _work_on_one()
+    orders = manager.received(1, _result(run, **changes), 2.0)
     assert not any(isinstance(o, Place) for o in orders)
     (again,) = [m for m in _sent(orders) if isinstance(m, messages.Run)]
     assert again.id != run.id
     assert again.inputs == run.inputs
-    assert coordinator.sessions[1].blocks == 0
-    place, _ = coordinator.received(1, _result(again), 3.0)
+    assert manager.sessions[1].blocks == 0
+    place, _ = manager.received(1, _result(again), 3.0)
     assert isinstance(place, Place)
 
 
 def test_answers_nobody_waits_for_are_counted_as_late() -> None:
-    coordinator, run = _work_on_one()
-    assert coordinator.received(1, _result(run, id=12345), 2.0) == []
-    assert coordinator.received(1, messages.TaskError(54321, "?"), 2.0) == []
-    coordinator.received(1, _result(run), 2.0)
-    assert coordinator.received(1, _result(run), 2.0) == []
-    assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
-    assert coordinator.dispatcher.counters.late == 4
-    assert coordinator.dispatcher.counters.results == 1
+    manager, run = _work_on_one()
+    assert manager.received(1, _result(run, id=12345), 2.0) == []
+    assert manager.received(1, messages.TaskError(54321, "?"), 2.0) == []
+    manager.received(1, _result(run), 2.0)
+    assert manager.received(1, _result(run), 2.0) == []
+    assert manager.received(1, messages.TaskError(run.id, "?"), 2.0) == []
+    assert manager.scheduler.counters.late == 4
+    assert manager.scheduler.counters.results == 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"rows": 1}, {"payload": bytes(3)}], ids=str)
 def test_a_second_answer_does_not_pass_for_the_one_that_is_being_checked(
     changes: dict[str, Any],
 ) -> None:
-    coordinator, run = _work_on_one(verify=True)
-    (check,) = coordinator.received(1, _result(run), 2.0)
+    manager, run = _work_on_one(verify=True)
+    (check,) = manager.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
-    assert coordinator.received(1, _result(run, **changes), 2.0) == []
-    assert coordinator.received(1, messages.TaskError(run.id, "?"), 2.0) == []
-    place, _ = coordinator.checked(check, Judgement(), 3.0)
+    assert manager.received(1, _result(run, **changes), 2.0) == []
+    assert manager.received(1, messages.TaskError(run.id, "?"), 2.0) == []
+    place, _ = manager.checked(check, Judgement(), 3.0)
     assert isinstance(place, Place)
     assert place.payload is check.payload
 
 
 def test_rows_in_doubt_are_used_as_the_server_mended_them_and_nobody_is_blamed() -> None:
-    coordinator, run = _work_on_one(verify=True)
-    (check,) = coordinator.received(1, _result(run), 2.0)
+    manager, run = _work_on_one(verify=True)
+    (check,) = manager.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
     mended = arrays.empty(1, 1, DType.FP32)
-    place, _ = coordinator.checked(check, Judgement(mended=mended, recomputed=1), 3.0)
+    place, _ = manager.checked(check, Judgement(mended=mended, recomputed=1), 3.0)
     assert isinstance(place, Place)
     assert place.payload is mended
-    assert not coordinator.sessions[1].reputation.wrong
+    assert not manager.sessions[1].reputation.wrong
 
 
 def test_who_misrounds_too_many_elements_is_quarantined_and_its_result_not_used() -> None:
-    coordinator, run = _work_on_one(verify=True)
-    (check,) = coordinator.received(1, _result(run), 2.0)
+    manager, run = _work_on_one(verify=True)
+    (check,) = manager.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
-    orders = coordinator.checked(check, Judgement(spots=16, misrounded=13), 3.0)
+    orders = manager.checked(check, Judgement(spots=16, misrounded=13), 3.0)
     error = next(x.message for x in reversed(orders) if isinstance(x, Send))
     assert isinstance(error, messages.Error)
     assert error.code is ErrorCode.QUARANTINED
@@ -397,41 +397,41 @@ def test_who_misrounds_too_many_elements_is_quarantined_and_its_result_not_used(
 
 def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None:
     """Its last answer lets it go; that it would be quarantined, too, comes too late."""
-    coordinator, run = _work_on_one(verify=True)
-    coordinator.sessions[1].reputation.penalty = QUARANTINE - 1
-    coordinator.received(1, messages.Drain(), 1.0)
-    (check,) = coordinator.received(1, _result(run), 2.0)
+    manager, run = _work_on_one(verify=True)
+    manager.sessions[1].reputation.penalty = QUARANTINE - 1
+    manager.received(1, messages.Drain(), 1.0)
+    (check,) = manager.received(1, _result(run), 2.0)
     assert isinstance(check, Check)
-    orders = coordinator.checked(check, Judgement(Fault("it is off")), 3.0)
+    orders = manager.checked(check, Judgement(Fault("it is off")), 3.0)
     assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
 
 
 def test_bytes_that_come_after_the_end_are_not_answered() -> None:
-    coordinator = Coordinator()
-    _ready(coordinator)
-    coordinator.received(1, messages.Bye(), 1.0)
-    assert coordinator.refuse(1, ErrorCode.PROTOCOL, "not a message", 1.0) == []
+    manager = SessionManager()
+    _ready(manager)
+    manager.received(1, messages.Bye(), 1.0)
+    assert manager.refuse(1, ErrorCode.PROTOCOL, "not a message", 1.0) == []
 
 
 def test_a_device_computes_no_longer_than_it_is_there() -> None:
-    coordinator, run = _work_on_one()
-    coordinator.received(1, _result(run, compute_s=1e308), 2.0)
-    assert coordinator.sessions[1].compute_s == 2.0
+    manager, run = _work_on_one()
+    manager.received(1, _result(run, compute_s=1e308), 2.0)
+    assert manager.sessions[1].compute_s == 2.0
 
 
 def test_results_of_another_session_do_not_count() -> None:
-    coordinator, run = _work_on_one()
-    _ready(coordinator, 2)
-    assert coordinator.received(2, _result(run), 2.0) == []
-    assert coordinator.dispatcher.counters.results == 0
+    manager, run = _work_on_one()
+    _ready(manager, 2)
+    assert manager.received(2, _result(run), 2.0) == []
+    assert manager.scheduler.counters.results == 0
 
 
 def test_a_released_operand_is_dropped_with_the_next_message() -> None:
-    coordinator, run = _work_on_one()
-    coordinator.received(1, _result(run), 2.0)
+    manager, run = _work_on_one()
+    manager.received(1, _result(run), 2.0)
     for operand in (10, 11):
-        coordinator.release(operand, 3.0)
-    first, *_ = _sent(_submit(coordinator, work=2))
+        manager.release(operand, 3.0)
+    first, *_ = _sent(_submit(manager, job=2))
     assert isinstance(first, messages.Drop)
     assert set(first.ids) == set(run.inputs)
 
@@ -452,14 +452,14 @@ class _Link:
         memory_bytes: int,
         hello: Hello = UNKNOWN,
     ) -> None:
-        self.coordinator = Coordinator()
+        self.manager = SessionManager()
         self.core = DeviceCore(memory_bytes)
         self.rates = (down, up, latency_s)
         self.now_s = 0.0
         self.closed = False
         hello = replace(hello, memory_bytes=memory_bytes)
         self.unread: list[Message] = []  # what ends the session
-        self.inbox = deque(_sent(_ready(self.coordinator, 1, hello)))
+        self.inbox = deque(_sent(_ready(self.manager, 1, hello)))
 
     def run(self) -> None:
         """Until nothing is on its way."""
@@ -473,11 +473,11 @@ class _Link:
             self.now_s += (50 + (payload.nbytes if payload is not None else 0)) / down
             for action in self.core.received(message):
                 assert isinstance(action, Compute), action
-                block = execute(NumpyExecutor(), action)
+                block = execute(NumpyBackend(), action)
                 self.now_s += 2 * latency_s + block.nbytes / up
                 for answer in self.core.computed(action.run, block.pack(), 0.0):
                     assert isinstance(answer, messages.Result)
-                    orders = self.coordinator.received(1, answer, self.now_s)
+                    orders = self.manager.received(1, answer, self.now_s)
                     self.inbox += _sent(orders)
 
 
@@ -490,53 +490,53 @@ def test_a_link_that_is_not_stated_is_measured(
     down: float, up: float, latency_s: float, memory_bytes: int
 ) -> None:
     link = _Link(down, up, latency_s, memory_bytes)
-    assert link.coordinator.sessions[1].state is DeviceState.PROBING
-    assert link.coordinator.ready_devices == 0
+    assert link.manager.sessions[1].state is DeviceState.PROBING
+    assert link.manager.ready_devices == 0
     link.run()
-    assert link.coordinator.ready_devices == 1
-    rates = link.coordinator.sessions[1].rates
+    assert link.manager.ready_devices == 1
+    rates = link.manager.sessions[1].rates
     assert rates is not None
     assert rates.downlink_bytes_per_s == pytest.approx(down, rel=0.1)
     assert rates.uplink_bytes_per_s == pytest.approx(up, rel=0.1)
     assert rates.latency_s <= 2 * latency_s + 1e-3
     assert link.core.occupied_bytes == 0  # nothing of it is left behind
-    assert _submit(link.coordinator, 64)
+    assert _submit(link.manager, 64)
 
 
 def test_work_waits_for_the_probe() -> None:
     link = _Link(10e6, 5e6, 0.0, 2**30)
-    assert _submit(link.coordinator) == []
-    assert not link.coordinator.dispatcher.idle
+    assert _submit(link.manager) == []
+    assert not link.manager.scheduler.idle
     link.run()
-    assert link.coordinator.dispatcher.idle
-    assert link.coordinator.dispatcher.counters.results == 1
+    assert link.manager.scheduler.idle
+    assert link.manager.scheduler.counters.results == 1
 
 
 def test_a_device_that_cannot_do_the_probe_is_refused() -> None:
-    coordinator = Coordinator()
-    _ready(coordinator, 1, UNKNOWN)
-    error = _refusal(coordinator.received(1, messages.TaskError(1, "no memory"), 1.0))
+    manager = SessionManager()
+    _ready(manager, 1, UNKNOWN)
+    error = _refusal(manager.received(1, messages.TaskError(1, "no memory"), 1.0))
     assert "no memory" in error.message
 
 
 @pytest.mark.parametrize("changes", [{"id": 5}, {"rows": 2}])
 def test_another_answer_to_the_probe_is_refused(changes: dict[str, Any]) -> None:
-    coordinator = Coordinator()
-    orders = _ready(coordinator, 1, UNKNOWN)
+    manager = SessionManager()
+    orders = _ready(manager, 1, UNKNOWN)
     (run,) = [m for m in _sent(orders) if isinstance(m, messages.Run)]
     answer = replace(messages.Result(run.id, 1, 1, "fp32", 0.0, bytes(4)), **changes)
-    assert _refusal(coordinator.received(1, answer, 1.0)).code is ErrorCode.PROTOCOL
+    assert _refusal(manager.received(1, answer, 1.0)).code is ErrorCode.PROTOCOL
 
 
 def test_devices_may_leave_while_they_are_probed() -> None:
-    coordinator = Coordinator()
+    manager = SessionManager()
     for session in (1, 2, 3):
-        _ready(coordinator, session, UNKNOWN)
-    assert Close(1) in coordinator.received(1, messages.Drain(), 1.0)
-    assert coordinator.closed(2, "lost", 1.0) == []
-    assert coordinator.received(3, messages.Bye(), 1.0) == [Close(3)]
-    assert not coordinator.sessions
-    assert coordinator.epoch == 0
+        _ready(manager, session, UNKNOWN)
+    assert Close(1) in manager.received(1, messages.Drain(), 1.0)
+    assert manager.closed(2, "lost", 1.0) == []
+    assert manager.received(3, messages.Bye(), 1.0) == [Close(3)]
+    assert not manager.sessions
+    assert manager.epoch == 0
 
 
 @pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
@@ -556,7 +556,7 @@ def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
 ) -> None:
     hello = replace(UNKNOWN, measure=True, uplink_bytes_per_s=5e6)
     link = _Link(down, up, latency_s, memory_bytes, hello)
-    assert _submit(link.coordinator) == []
+    assert _submit(link.manager) == []
     link.run()
     measured, bye = link.unread
     assert isinstance(measured, messages.Measured)
@@ -564,46 +564,46 @@ def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
     assert measured.uplink_bytes_per_s == pytest.approx(up, rel=0.1)
     assert measured.latency_s == pytest.approx(latency_s, rel=0.15, abs=2e-4 + 300 / down)
     assert isinstance(bye, messages.Bye)
-    assert not link.coordinator.sessions
-    assert link.coordinator.epoch == 0
+    assert not link.manager.sessions
+    assert link.manager.epoch == 0
 
 
 def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
-    coordinator = Coordinator()
-    _ready(coordinator, 1)
-    _submit(coordinator)
-    orders = _ready(coordinator, 2)
-    first, now_s = coordinator.sessions[1], 1.0
-    while coordinator.state(first) is not DeviceState.OVERDUE:
+    manager = SessionManager()
+    _ready(manager, 1)
+    _submit(manager)
+    orders = _ready(manager, 2)
+    first, now_s = manager.sessions[1], 1.0
+    while manager.state(first) is not DeviceState.OVERDUE:
         assert now_s < 60
         now_s += 0.5
         for device in (1, 2):  # they say that they are there, and do not answer
-            orders += coordinator.received(device, messages.Heartbeat(), now_s)
-        orders += coordinator.tick(now_s)
+            orders += manager.received(device, messages.Heartbeat(), now_s)
+        orders += manager.tick(now_s)
     (run,) = [m for m in _sent(orders, 2) if isinstance(m, messages.Run)]
     answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
-    orders = coordinator.received(2, answer, now_s)
+    orders = manager.received(2, answer, now_s)
     assert any(isinstance(m, messages.Cancel) for m in _sent(orders, 1))
-    assert coordinator.state(first) is DeviceState.OVERDUE  # it may be frozen
-    assert set(coordinator.dispatcher.holdings.holders(10)) == {2}  # it is not planned with
-    coordinator.received(1, messages.Heartbeat(), now_s)
-    assert coordinator.state(first) is DeviceState.READY
-    assert set(coordinator.dispatcher.holdings.holders(10)) == {1, 2}
+    assert manager.state(first) is DeviceState.OVERDUE  # it may be frozen
+    assert set(manager.scheduler.device_memory.holders(10)) == {2}  # it is not planned with
+    manager.received(1, messages.Heartbeat(), now_s)
+    assert manager.state(first) is DeviceState.READY
+    assert set(manager.scheduler.device_memory.holders(10)) == {1, 2}
 
 
 @pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
 def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes) -> None:
-    coordinator = Coordinator()
-    _ready(coordinator)
-    _checking(coordinator)
-    (run,) = [m for m in _sent(_submit(coordinator)) if isinstance(m, messages.Run)]
+    manager = SessionManager()
+    _ready(manager)
+    _checking(manager)
+    (run,) = [m for m in _sent(_submit(manager)) if isinstance(m, messages.Run)]
     answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
-    (check,) = coordinator.received(1, answer, 2.0)
+    (check,) = manager.received(1, answer, 2.0)
     assert isinstance(check, Check)
-    assert coordinator.received(1, replace(answer, payload=second), 2.0) == []
-    assert coordinator.dispatcher.counters.late == 1
-    used = coordinator.checked(check, Judgement(), 3.0)
-    assert used == [Place(check.unit, answer.payload), Done(1)]
+    assert manager.received(1, replace(answer, payload=second), 2.0) == []
+    assert manager.scheduler.counters.late == 1
+    used = manager.checked(check, Judgement(), 3.0)
+    assert used == [Place(check.task, answer.payload), Done(1)]
 
 
 def test_shapes_that_fit_make_a_gemm() -> None:

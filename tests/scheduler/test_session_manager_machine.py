@@ -78,7 +78,7 @@ class Hostile(RuleBasedStateMachine):
     def answer(self, seed: int, times: int) -> None:
         session = self._one(seed)
         for _ in range(times):
-            known = self.arena.coordinator.sessions.get(session)
+            known = self.arena.manager.sessions.get(session)
             if known is not None and known.state is not DeviceState.JOINING:
                 self.arena.say(session, self.arena.answer(session))
 
@@ -143,8 +143,8 @@ class Hostile(RuleBasedStateMachine):
 
     @invariant()
     def sessions_that_ended_are_forgotten(self) -> None:
-        assert set(self.arena.coordinator.sessions) == {HONEST, *self.arena.peers}
-        for session in self.arena.coordinator.sessions.values():
+        assert set(self.arena.manager.sessions) == {HONEST, *self.arena.peers}
+        for session in self.arena.manager.sessions.values():
             assert len(session.telemetry) <= limits.MAX_TELEMETRY
 
     def teardown(self) -> None:

@@ -13,33 +13,33 @@ import pytest
 
 import cleave
 from cleave.arrays import Buffer, DType
-from cleave.device.compute_thread import ExecutorComputer, Outcome
+from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import DeviceCore
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, Presence
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyExecutor, execute
+from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.scheduler.admission import OneKey
+from cleave.scheduler.admission import SharedSecretAuth
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.device_history import MAX_STRANGERS
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Aside, Check, Close, Done, Instruction, Note, Send
 from cleave.scheduler.probe import FIRST_ID
 from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.setbacks import ASIDE_AFTER, MOST_TRIAL_S, TRIAL_S, Setbacks, trial_in_s
-from cleave.server.runtime import LiveShell
+from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from tests.fleet.test_local_fallback import is_right, submit
 from tests.integration.test_verification import device, multiply
-from tests.scheduler.test_admission import HELLO, Door
+from tests.scheduler.test_admission import HELLO, FakeAuth
 
 SIDE = 64
 
@@ -97,15 +97,15 @@ def test_the_document_states_the_rules_that_hold() -> None:
 
 
 class Home:
-    """A coordinator and devices that do as they are told, or fail, all in an instant.
+    """A session manager and devices that do as they are told, or fail, all in an instant.
 
     Attributes:
         failing: sessions that answer all that they are asked with `task_error`.
         asked: by session, runs of real work; trials are not counted.
     """
 
-    def __init__(self, coordinator: Coordinator | None = None) -> None:
-        self.coordinator = coordinator or Coordinator()
+    def __init__(self, manager: SessionManager | None = None) -> None:
+        self.manager = manager or SessionManager()
         self.now_s = 0.0
         self.failing: set[int] = set()
         self.asked: dict[int, int] = {}
@@ -114,39 +114,39 @@ class Home:
         self.done: list[int] = []
         self._cores: dict[int, DeviceCore] = {}
         self._inboxes: dict[int, deque[Message]] = {}
-        self._works = 0
+        self._jobs = 0
 
     def join(self, session: int, name: str = "", credential: str = "", address: str = "") -> None:
         self._cores[session] = DeviceCore(2**30)
         self._inboxes[session] = deque()
         self.asked[session] = 0
-        self.coordinator.opened(session, self.now_s, address)
+        self.manager.opened(session, self.now_s, address)
         hello = replace(HELLO, name=name or f"device {session}", credential=credential)
-        self._obey(self.coordinator.received(session, hello, self.now_s))
+        self._obey(self.manager.received(session, hello, self.now_s))
         self.settle()
 
     def leave(self, session: int) -> None:
-        self._obey(self.coordinator.closed(session, "gone", self.now_s))
+        self._obey(self.manager.closed(session, "gone", self.now_s))
 
     def submit(self) -> int:
-        self._works += 1
+        self._jobs += 1
         ones = Buffer(np.ones((SIDE, SIDE), np.float32), DType.FP32)
-        refs = MatrixRef(10 * self._works, False), MatrixRef(10 * self._works + 1, False)
-        work = GemmWork(
-            self._works, Gemm(SIDE, SIDE, SIDE), *refs, ElementBytes(4, 4), "fp32", "fp32",
+        refs = MatrixRef(10 * self._jobs, False), MatrixRef(10 * self._jobs + 1, False)
+        job = GemmJob(
+            self._jobs, Gemm(SIDE, SIDE, SIDE), *refs, ElementBytes(4, 4), "fp32", "fp32",
             TilePlanner(),
         )  # fmt: skip
-        self._obey(self.coordinator.submit(work, ones, ones, self.now_s))
+        self._obey(self.manager.submit(job, ones, ones, self.now_s))
         self.settle()
-        return self._works
+        return self._jobs
 
     def pass_time(self, seconds: float) -> None:
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(end_s, self.now_s + 1.0)
-            for session in list(self.coordinator.sessions):
-                self._obey(self.coordinator.received(session, messages.Heartbeat(), self.now_s))
-            self._obey(self.coordinator.tick(self.now_s))
+            for session in list(self.manager.sessions):
+                self._obey(self.manager.received(session, messages.Heartbeat(), self.now_s))
+            self._obey(self.manager.tick(self.now_s))
             self.settle()
 
     def settle(self) -> None:
@@ -172,11 +172,11 @@ class Home:
         if session in self.failing:
             answers = core.failed(order.run, "the kernel\x1b[2J is broken")
         else:
-            block = execute(NumpyExecutor(), order)
+            block = execute(NumpyBackend(), order)
             answers = core.computed(order.run, bytes(block.pack()), 0.0)
         for message in answers:
             assert not isinstance(message, Compute)
-            self._obey(self.coordinator.received(session, message, self.now_s))
+            self._obey(self.manager.received(session, message, self.now_s))
 
     def _obey(self, orders: list[Instruction]) -> None:
         self.orders += orders
@@ -190,11 +190,11 @@ class Home:
                     self._inboxes[session].clear()
                 case Check():
                     raise AssertionError("nothing is checked here")
-                case Done(work):
-                    self.done.append(work)
+                case Done(job):
+                    self.done.append(job)
 
     def state(self, session: int) -> DeviceState:
-        return self.coordinator.state(self.coordinator.sessions[session])
+        return self.manager.state(self.manager.sessions[session])
 
 
 def test_a_device_that_only_fails_is_set_aside_and_the_others_do_the_work() -> None:
@@ -206,14 +206,14 @@ def test_a_device_that_only_fails_is_set_aside_and_the_others_do_the_work() -> N
         assert home.submit() == number
         assert number in home.done
     assert home.state(1) is DeviceState.ASIDE
-    assert "the kernel[2J is broken" in home.coordinator.sessions[1].reason
-    assert home.coordinator.sessions[1].failures == home.asked[1]
+    assert "the kernel[2J is broken" in home.manager.sessions[1].reason
+    assert home.manager.sessions[1].failures == home.asked[1]
     assert home.asked[1] < 20  # of which most were under way when it was set aside
     asked = home.asked[1]
     for _ in range(5):
         home.submit()
     assert home.asked[1] == asked
-    assert home.coordinator.ready_devices == 1
+    assert home.manager.ready_devices == 1
     (aside,) = [order for order in home.orders if isinstance(order, Aside)]
     assert (aside.session, aside.aside) == (1, True)
 
@@ -222,26 +222,26 @@ def test_it_is_tried_without_a_job_ever_later_and_comes_back_with_one_run() -> N
     home = Home()
     home.join(1)
     home.failing.add(1)
-    work = home.submit()
+    job = home.submit()
     assert home.state(1) is DeviceState.ASIDE
-    assert not home.coordinator.ready_devices
-    asked, failures = home.asked[1], home.coordinator.sessions[1].failures
+    assert not home.manager.ready_devices
+    asked, failures = home.asked[1], home.manager.sessions[1].failures
     home.pass_time(TRIAL_S + 1)  # fails the trial, of which the first failure is enough
-    assert home.coordinator.sessions[1].failures > failures
-    failures = home.coordinator.sessions[1].failures
+    assert home.manager.sessions[1].failures > failures
+    failures = home.manager.sessions[1].failures
     home.pass_time(2 * TRIAL_S - 3)
-    assert home.coordinator.sessions[1].failures == failures
+    assert home.manager.sessions[1].failures == failures
     home.failing.clear()
-    assert work not in home.done
+    assert job not in home.done
     home.batches.clear()
     home.pass_time(4.0)
     assert home.state(1) is not DeviceState.ASIDE
-    assert work in home.done
+    assert job in home.done
     assert home.batches[0] == 1  # one at a time until one was done
     assert max(home.batches) > 1
-    assert not home.coordinator.sessions[1].reason
+    assert not home.manager.sessions[1].reason
     assert home.asked[1] > asked
-    assert home.coordinator.sessions[1].setbacks.times == 0
+    assert home.manager.sessions[1].setbacks.times == 0
 
 
 def test_a_wrong_answer_in_a_trial_is_a_lie() -> None:
@@ -250,13 +250,13 @@ def test_a_wrong_answer_in_a_trial_is_a_lie() -> None:
     home.failing.add(1)
     home.submit()
     home.now_s = TRIAL_S + 1.0
-    home.coordinator.sessions[1].heard_s = home.now_s
-    orders = home.coordinator.tick(home.now_s)
+    home.manager.sessions[1].heard_s = home.now_s
+    orders = home.manager.tick(home.now_s)
     run = next(
         o.message for o in orders if isinstance(o, Send) and isinstance(o.message, messages.Run)
     )
     wrong = messages.Result(run.id, 4, 5, "fp32", 0.0, np.ones((4, 5), np.float32).tobytes())
-    said = home.coordinator.received(1, wrong, home.now_s)
+    said = home.manager.received(1, wrong, home.now_s)
     (error,) = [
         o.message for o in said if isinstance(o, Send) and isinstance(o.message, messages.Error)
     ]
@@ -264,28 +264,28 @@ def test_a_wrong_answer_in_a_trial_is_a_lie() -> None:
 
 
 def test_it_is_remembered_by_identity() -> None:
-    door = Door()
-    home = Home(Coordinator(door=door))
+    auth = FakeAuth()
+    home = Home(SessionManager(auth=auth))
     home.join(1, credential="7")
     home.failing.add(1)
     home.submit()
-    assert door.conduct[7] == Conduct(1, "the kernel[2J is broken")
-    failed = home.coordinator.sessions[1].failures
+    assert auth.conduct[7] == Conduct(1, "the kernel[2J is broken")
+    failed = home.manager.sessions[1].failures
     home.leave(1)
-    assert door.done[7].failures == failed
+    assert auth.done[7].failures == failed
     home.failing.add(2)
     home.join(2, credential="7")
     assert home.asked[2] == 1  # the work that waited: one run, and it is set aside again
     assert home.state(2) is DeviceState.ASIDE
-    assert door.conduct[7].setbacks == 2
+    assert auth.conduct[7].setbacks == 2
     home.leave(2)
     home.join(3, credential="7")
     home.submit()
-    assert door.conduct[7] == Conduct(0, "the kernel[2J is broken")
+    assert auth.conduct[7] == Conduct(0, "the kernel[2J is broken")
 
 
 def test_without_an_identity_it_is_remembered_by_address_and_name() -> None:
-    home = Home(Coordinator(door=OneKey("")))
+    home = Home(SessionManager(auth=SharedSecretAuth("")))
     home.join(1, "box", address="10.0.0.1")
     home.failing.add(1)
     home.submit()
@@ -297,9 +297,9 @@ def test_without_an_identity_it_is_remembered_by_address_and_name() -> None:
     home.join(3, "box", address="10.0.0.2")  # another one
     assert home.asked[3] >= ASIDE_AFTER
     for number in range(MAX_STRANGERS + 5):
-        session = home.coordinator.sessions[3]
-        home.coordinator.regulars.remember(replace(session, name=f"box {number}"))
-    assert len(home.coordinator.regulars._strangers) == MAX_STRANGERS
+        session = home.manager.sessions[3]
+        home.manager.history.remember(replace(session, name=f"box {number}"))
+    assert len(home.manager.history._strangers) == MAX_STRANGERS
 
 
 def test_failures_are_said_but_not_each_of_them() -> None:
@@ -313,14 +313,14 @@ def test_failures_are_said_but_not_each_of_them() -> None:
     assert notes == ["device 1 could not do a run: the kernel[2J is broken"]
 
 
-# --- over a live shell: the job goes on ---
+# --- over a live runtime: the job goes on ---
 
 
-class Failing(ExecutorComputer):
+class Failing(ComputeThread):
     """Answers everything with `task_error`."""
 
     def __init__(self) -> None:
-        super().__init__(NumpyExecutor())
+        super().__init__(NumpyBackend())
         self.asked = 0
 
     def start(self, order: Compute, done: Any) -> None:
@@ -336,22 +336,22 @@ class Failing(ExecutorComputer):
 @pytest.mark.parametrize("local", [True, False])
 def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: bool) -> None:
     async def scenario() -> tuple[list[Presence], int, int]:
-        shell = LiveShell(Coordinator("secret"))
-        shell.loop = asyncio.get_running_loop()
+        runtime = LiveRuntime(SessionManager("secret"))
+        runtime.loop = asyncio.get_running_loop()
         told = list[Presence]()
         changed = asyncio.Event()
 
         def tell(presence: Presence) -> None:
             told.append(presence)
-            assert shell.loop is not None
-            shell.loop.call_soon_threadsafe(changed.set)
+            assert runtime.loop is not None
+            runtime.loop.call_soon_threadsafe(changed.set)
 
-        fallback = Fallback(NumpyExecutor(), 0.05) if local else None
-        fleet = FallbackFleet(Fleet(shell), tell, fallback)
+        fallback = Fallback(NumpyBackend(), 0.05) if local else None
+        fleet = FallbackFleet(Fleet(runtime), tell, fallback)
         tasks: list[asyncio.Task[Any]] = []
         links = []
 
-        def join(computer: ExecutorComputer) -> None:
+        def join(computer: ComputeThread) -> None:
             near, far = memory_link()
             links.append(far)
             hello = device_hello(
@@ -359,18 +359,18 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
                 downlink_bytes_per_s=1e8, uplink_bytes_per_s=1e8,
             )  # fmt: skip
             session = DeviceSession(far, computer, hello)
-            tasks.extend(asyncio.create_task(c) for c in (shell.session(near), session.run()))
+            tasks.extend(asyncio.create_task(c) for c in (runtime.session(near), session.run()))
 
         bad = Failing()
         join(bad)
-        while not shell.device_count():
+        while not runtime.device_count():
             await asyncio.sleep(0.001)
         product = asyncio.create_task(asyncio.to_thread(is_right, submit(fleet)))
         while (Presence.LOCAL if local else Presence.ABSENT) not in told:
             changed.clear()
             await changed.wait()
         if not local:
-            join(ExecutorComputer(NumpyExecutor()))
+            join(ComputeThread(NumpyBackend()))
         assert await product
         for link in links:
             await link.close()
@@ -389,7 +389,7 @@ def test_over_sockets_a_device_that_fails_every_run_costs_a_few() -> None:
     bad = Failing()
     with (
         cleave.serve(notify=notes.append, verify=False) as fleet,
-        device(fleet, "good", ExecutorComputer(NumpyExecutor())),
+        device(fleet, "good", ComputeThread(NumpyBackend())),
         device(fleet, "bad", bad),
     ):
         for seed in range(12):

@@ -17,8 +17,8 @@ from cleave.errors import UsageError
 from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.scheduler.admission import (
     MAX_NAME,
+    AccessLevel,
     Admission,
-    Clearance,
     Contribution,
     Refusal,
     clean_name,
@@ -27,7 +27,7 @@ from cleave.server.auth.access import MAX_USES, Access
 from cleave.server.auth.codes import ALPHABET, CODE_LENGTH, hash_secret, new_code, read_code
 from cleave.server.auth.rate_limit import BURST, REFILL_S
 from cleave.server.store.schema import MIGRATIONS
-from cleave.server.store.store import Absence, Standing, Store
+from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from tests.disks import small_disk
 from tests.server.clocks import Clock
 
@@ -161,7 +161,7 @@ def test_strangers_are_told_what_is_wrong(access: Access) -> None:
 def test_a_revoked_device_is_refused_until_it_has_a_new_code(access: Access, clock: Clock) -> None:
     device = come(access, access.pair().text)
     assert device.identity is not None
-    access.store.stand(device.identity, Standing.REVOKED, "sold", clock())
+    access.store.stand(device.identity, AccessStatus.REVOKED, "sold", clock())
     refusal = refused(access, device.credential, access.pair(life_s=1e-9).text)
     assert refusal.code is ErrorCode.CREDENTIAL
     assert "revoked: sold" in refusal.reason
@@ -177,7 +177,7 @@ def test_quarantine_lasts_and_can_be_lifted(access: Access) -> None:
     refusal = refused(access, device.credential, access.pair().text)
     assert refusal.code is ErrorCode.QUARANTINED
     assert "3 wrong results" in refusal.reason
-    access.standings.decide(device.identity, "phone", Standing.ADMITTED, "")
+    access.standings.decide(device.identity, "phone", AccessStatus.ADMITTED, "")
     assert come(access, device.credential).identity == device.identity
 
 
@@ -234,8 +234,8 @@ def test_guessing_is_limited_per_address(access: Access, clock: Clock) -> None:
 
 
 def test_operators_show_a_token(access: Access) -> None:
-    assert access.admit_operator(TOKEN, HERE) is Clearance.OPERATOR
-    assert access.admit_operator(VIEWER, HERE) is Clearance.VIEWER
+    assert access.admit_operator(TOKEN, HERE) is AccessLevel.OPERATOR
+    assert access.admit_operator(VIEWER, HERE) is AccessLevel.VIEWER
     for _ in range(BURST):
         refusal = access.admit_operator("guess", HERE)
         assert isinstance(refusal, Refusal)
@@ -243,8 +243,8 @@ def test_operators_show_a_token(access: Access) -> None:
     limited = access.admit_operator("guess", HERE)
     assert isinstance(limited, Refusal)
     assert limited.code is ErrorCode.LIMIT
-    assert access.admit_operator(TOKEN, HERE) is Clearance.OPERATOR
-    assert access.admit_operator(VIEWER, HERE) is Clearance.VIEWER
+    assert access.admit_operator(TOKEN, HERE) is AccessLevel.OPERATOR
+    assert access.admit_operator(VIEWER, HERE) is AccessLevel.VIEWER
 
 
 def test_without_a_viewers_token_nobody_only_looks(clock: Clock) -> None:
@@ -263,11 +263,11 @@ def test_what_devices_did_is_written_in_batches(access: Access, clock: Clock) ->
         access.contributed(id, Contribution(1, 2.0, 3, 4, 0.5, 0.25))
     clock.now_s += 5
     access.departed(id, "the connection broke", lost=True)
-    access.ledger.flush()
+    access.writer.flush()
     found = access.store.device(id)
     assert found is not None
     assert found.done == Contribution(1000, 2000.0, 3000, 4000, 500.0, 250.0)
-    assert (found.sessions, found.losses, found.absence) == (1, 1, Absence.LOST)
+    assert (found.sessions, found.losses, found.absence) == (1, 1, Departure.LOST)
     assert (found.absence_reason, found.seen_s) == ("the connection broke", clock())
 
 
@@ -276,13 +276,13 @@ def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
     access = Access(Store(None), TOKEN, clocks=clock.clocks, complain=said.append)
     device = come(access, access.pair().text)
     assert device.identity is not None
-    access.ledger.flush()
+    access.writer.flush()
     access.store.close()
     assert refused(access, device.credential).code is ErrorCode.LIMIT
     access.faulted(device.identity, "wrong", 1.5)
     access.contributed(device.identity, Contribution(blocks=1))
-    access.ledger.flush()
-    assert "cannot be used" in access.ledger.trouble
+    access.writer.flush()
+    assert "cannot be used" in access.writer.trouble
     access.quarantined(device.identity, "lies")
     access.close()
     assert sum("cannot be used" in text for text in said) == 2  # refused, and cannot be written
@@ -313,7 +313,7 @@ class Trouble:
 
     def begin(self, kind: str) -> None:
         """Nothing can be written from now on."""
-        self.access.ledger.flush()
+        self.access.writer.flush()
         if kind == "locked":
             self._locker = sqlite3.connect(self.path, isolation_level=None)
             self._locker.execute("BEGIN IMMEDIATE")
@@ -325,8 +325,8 @@ class Trouble:
         if self._locker is not None:
             self._locker.close()
         self.store._db.execute("PRAGMA max_page_count = 1000000")
-        while self.access.ledger.trouble:
-            self.access.ledger.flush()
+        while self.access.writer.trouble:
+            self.access.writer.flush()
 
     def again(self) -> Access:
         """The server is started again."""
@@ -361,16 +361,16 @@ def test_what_is_decided_holds_at_once_and_is_written_when_it_can_be(
     access.quarantined(liar.identity, LONG)
     record = store.device(sold.identity)
     assert record is not None
-    access.standings.decide(sold.identity, "phone-2", Standing.REVOKED, LONG)
+    access.standings.decide(sold.identity, "phone-2", AccessStatus.REVOKED, LONG)
     assert [void.id for void in access.void_codes_of(record)] == [code.record.id]
-    while "is revoked" not in access.ledger.trouble:
-        access.ledger.flush()
+    while "is revoked" not in access.writer.trouble:
+        access.writer.flush()
     # Nothing of it is in the store, and all of it holds.
     for device in (liar, sold):
         assert device.identity
         written = store.device(device.identity)
         assert written is not None
-        assert written.standing is Standing.ADMITTED
+        assert written.standing is AccessStatus.ADMITTED
     assert refused(access, liar.credential).code is ErrorCode.QUARANTINED
     assert refused(access, sold.credential).code is ErrorCode.CREDENTIAL
     assert refused(access, sold.credential, code.text).code is ErrorCode.CREDENTIAL
@@ -395,7 +395,7 @@ def test_the_latest_decision_is_what_is_written(trouble: Trouble) -> None:
     for _ in range(2):
         access.faulted(device.identity, "wrong", 1.0)
     access.quarantined(device.identity, "lies")
-    access.standings.decide(device.identity, "phone", Standing.ADMITTED, "")
+    access.standings.decide(device.identity, "phone", AccessStatus.ADMITTED, "")
     assert come(access, device.credential).faults == 0  # released: they count no more
     access.faulted(device.identity, "wrong", 1.0)
     assert come(access, device.credential).faults == 1
@@ -403,7 +403,7 @@ def test_the_latest_decision_is_what_is_written(trouble: Trouble) -> None:
     assert come(trouble.again(), device.credential).faults == 1
     found = trouble.store.device(device.identity)
     assert found is not None
-    assert (found.standing, found.faults) == (Standing.ADMITTED, 3)
+    assert (found.standing, found.faults) == (AccessStatus.ADMITTED, 3)
 
 
 def test_faults_are_counted_once_whether_they_are_written_or_not(trouble: Trouble) -> None:
@@ -423,11 +423,11 @@ def test_a_disk_that_is_full(tmp_path: Path, clock: Clock) -> None:
         trouble = Trouble(disk.path / "store.db", clock)
         device = come(trouble.access, trouble.access.pair().text)
         assert device.identity
-        trouble.access.ledger.flush()
+        trouble.access.writer.flush()
         disk.fill(0)
         trouble.access.quarantined(device.identity, LONG)
-        while not trouble.access.ledger.trouble:
-            trouble.access.ledger.flush()
+        while not trouble.access.writer.trouble:
+            trouble.access.writer.flush()
         assert refused(trouble.access, device.credential).code is ErrorCode.QUARANTINED
         disk.free()
         trouble.end()
@@ -446,7 +446,7 @@ def test_a_revoked_device_does_not_come_back_as_another(access: Access) -> None:
     assert thief.identity
     record = access.store.device(thief.identity)
     assert record is not None
-    access.standings.decide(thief.identity, record.name, Standing.REVOKED, "stolen")
+    access.standings.decide(thief.identity, record.name, AccessStatus.REVOKED, "stolen")
     assert [code.id for code in access.void_codes_of(record)] == [classroom.record.id]
     for credential in ("", thief.credential, "x" * 43):
         refusal = refused(access, credential, classroom.text, address=f"192.0.2.{len(credential)}")
@@ -486,3 +486,26 @@ def test_of_devices_that_came_before_codes_were_kept_all_their_codes_are_void(
         assert "void" in refused(access, "A" * 12).reason
         come(access, "B" * 12)
         come(access, new.text)
+
+
+def test_a_revocation_that_is_written_while_the_store_is_read_holds(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the store too late, and not in memory any more when that is asked."""
+    with (
+        closing(Store(tmp_path / "store.db")) as store,
+        closing(Access(store, TOKEN, clocks=clock.clocks)) as access,
+    ):
+        first = come(access, access.pair(uses=9).text)
+        (device,) = store.devices()
+        read = store.device_of
+
+        def then_revoked(hash: bytes) -> DeviceRecord | None:
+            found = read(hash)
+            monkeypatch.setattr(store, "device_of", read)
+            access.standings.decide(device.id, "phone", AccessStatus.REVOKED, "lost")
+            access.writer.flush()
+            return found
+
+        monkeypatch.setattr(store, "device_of", then_revoked)
+        assert "revoked" in refused(access, first.credential).reason

@@ -18,11 +18,11 @@ from cleave.energy.typical import load_typical
 from cleave.machine.sensors import PowerMeter, Sensors
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.session import DeviceState, Session
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.job_energy import JobLog, JobMeter
 from cleave.server.jobs.own_power import OwnPower
-from cleave.server.runtime import LiveShell
+from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
 from profiles.library import load_profiles
 from profiles.power_limits import believable_j, most_w
@@ -96,8 +96,8 @@ def test_a_job_has_what_devices_did_between_its_begin_and_its_end() -> None:
     log.ended(sessions.pop(2), 130.0)
     sessions[3] = session(3, "raspberry-pi-5", opened_s=140.0, telemetry={"energy_j": 90.0})
     sessions[3].address = "127.0.0.1"
-    spells, here = log.spells(sessions, 150.0)
-    phones, board = sorted(spells, key=lambda spell: spell.profile, reverse=True)
+    usages, here = log.usages(sessions, 150.0)
+    phones, board = sorted(usages, key=lambda usage: usage.profile, reverse=True)
     assert (phones.profile, phones.devices) == ("snapdragon-888", 2)
     assert phones.present_s == 50.0 + 30.0
     assert phones.compute_s == 20.0 + 10.0
@@ -111,8 +111,8 @@ def test_a_job_keeps_the_kinds_of_devices_without_a_profile() -> None:
     slow, fast = session(1, "", kind=DeviceKind.PHONE), session(2, "", kind=DeviceKind.PHONE)
     fast.rates = replace(RATES, flops_per_s=3e10)
     sessions = {1: slow, 2: fast, 3: session(3, "", kind=DeviceKind.LAPTOP)}
-    spells, _ = JobLog({}, 0.0).spells(sessions, 10.0)
-    found = {spell.kind: (spell.devices, spell.flops_per_s) for spell in spells}
+    usages, _ = JobLog({}, 0.0).usages(sessions, 10.0)
+    found = {usage.kind: (usage.devices, usage.flops_per_s) for usage in usages}
     assert found == {DeviceKind.PHONE: (2, 3e10), DeviceKind.LAPTOP: (1, 1e10)}
 
 
@@ -121,15 +121,15 @@ def test_what_a_device_measured_before_a_job_is_not_the_jobs() -> None:
     silent = session(2)
     log = JobLog({1: known, 2: silent}, 100.0)
     known.telemetry["energy_j"], silent.telemetry["energy_j"] = 150.0, 400.0
-    spells, _ = log.spells({1: known, 2: silent}, 200.0)
-    assert sorted(spell.measured_j or 0.0 for spell in spells) == [0.0, 50.0]
+    usages, _ = log.usages({1: known, 2: silent}, 200.0)
+    assert sorted(usage.measured_j or 0.0 for usage in usages) == [0.0, 50.0]
 
 
 def test_a_device_that_comes_again_is_one_device() -> None:
     log = JobLog({}, 0.0)
     log.ended(session(1, identity=7), 10.0)
-    (spell,), _ = log.spells({2: session(2, identity=7, opened_s=12.0)}, 20.0)
-    assert (spell.devices, spell.present_s) == (1, 18.0)
+    (usage,), _ = log.usages({2: session(2, identity=7, opened_s=12.0)}, 20.0)
+    assert (usage.devices, usage.present_s) == (1, 18.0)
 
 
 def test_the_servers_own_power(tmp_path: Path) -> None:
@@ -154,14 +154,14 @@ def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        shell, energy, clock = LiveShell(Coordinator()), meter(), Clock(100.0)
-        shell.loop = loop
+        runtime, energy, clock = LiveRuntime(SessionManager()), meter(), Clock(100.0)
+        runtime.loop = loop
         there = session(1, compute_s=5.0)
-        shell.coordinator.sessions[1] = there
+        runtime.manager.sessions[1] = there
         power = OwnPower(PowerMeter(Sensors(tmp_path)), 40.0, clock)
-        job = JobMeter(shell, energy, power, clock)
+        job = JobMeter(runtime, energy, power, clock)
         there.compute_s, clock.now_s = 15.0, 200.0
-        energy.ended(shell.coordinator.sessions.pop(1), 200.0)
+        energy.ended(runtime.manager.sessions.pop(1), 200.0)
         found = run_energy([job.record()])
         job.close()
     finally:
@@ -169,15 +169,15 @@ def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
         thread.join()
         loop.close()
     assert (found.duration_s, found.virtual, found.devices_here) == (100.0, False, 0)
-    assert found.spells[0].compute_s == 10.0
+    assert found.usages[0].compute_s == 10.0
     assert found.ps == Ps(4000.0, Basis.MODELLED)
     assert energy.watchers == []
     assert any("joined the server" in note for note in found.notes())
 
 
 def test_a_machine_that_runs_devices_too_is_not_the_servers_energy() -> None:
-    spell = JobLog({}, 0.0).spells({1: session(1)}, 10.0)[0]
-    shared = RunEnergy(10.0, 10.0, spell, 500.0, "RAPL", virtual=False, devices_here=1)
+    usage = JobLog({}, 0.0).usages({1: session(1)}, 10.0)[0]
+    shared = RunEnergy(10.0, 10.0, usage, 500.0, "RAPL", virtual=False, devices_here=1)
     assert shared.ps == Ps()
     assert "runs devices, too: not counted" in shared.notes()[1]
     assert run_energy([shared.to_record()]) == shared

@@ -16,7 +16,7 @@ from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
 from cleave.fleet.runtime import FleetCounters
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.admission import Clearance, Refusal
+from cleave.scheduler.admission import AccessLevel, Refusal
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.http.metrics import Metrics
@@ -68,9 +68,9 @@ def metrics() -> Metrics:
     return Metrics(overview, admit)
 
 
-def admit(token: str, address: str) -> Clearance | Refusal:
+def admit(token: str, address: str) -> AccessLevel | Refusal:
     if token == "look":
-        return Clearance.VIEWER
+        return AccessLevel.VIEWER
     return Refusal(ErrorCode.CREDENTIAL, "not this one")
 
 

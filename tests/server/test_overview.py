@@ -20,9 +20,9 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Reply, Role
 from cleave.scheduler.fleet_events import EventKind
-from cleave.scheduler.gemm_job import GemmWork, MatrixRef
+from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Instruction, Send
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
@@ -50,7 +50,7 @@ class Fleet:
     """A fleet without sockets."""
 
     def __init__(self, clock: Clock) -> None:
-        self.coordinator = Coordinator()
+        self.manager = SessionManager()
         self.done = FleetCounters()
         self.spans: list[Span] = []
         self._clock = clock
@@ -62,13 +62,13 @@ class Fleet:
         return self.spans
 
     def join(self, id: int, **changes: Any) -> None:
-        self.coordinator.opened(id, self._clock())
+        self.manager.opened(id, self._clock())
         hello = dataclasses.replace(HELLO, **changes)
-        self.coordinator.received(id, hello, self._clock())
+        self.manager.received(id, hello, self._clock())
 
     def submit(self, gemm: Gemm) -> list[Instruction]:
         element = ElementBytes(4, 4, 4)
-        work = GemmWork(
+        job = GemmJob(
             7,
             gemm,
             MatrixRef(1, False),
@@ -79,14 +79,14 @@ class Fleet:
             TilePlanner(),
         )
         a, b = (empty(*shape, DType.FP32) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
-        return self.coordinator.submit(work, a, b, self._clock())
+        return self.manager.submit(job, a, b, self._clock())
 
     def answer(self, order: Send, run: messages.Run) -> None:
         """A device sends the right block, which is put in its place."""
-        unit = self.coordinator.sessions[order.session].expected[run.id]
-        rows, columns = unit.detail.block.m.size, unit.detail.block.n.size
-        result = messages.Result(run.id, rows, columns, "fp32", 0.5, bytes(unit.output_bytes))
-        self.coordinator.received(order.session, result, self._clock())
+        task = self.manager.sessions[order.session].expected[run.id]
+        rows, columns = task.detail.block.m.size, task.detail.block.n.size
+        result = messages.Result(run.id, rows, columns, "fp32", 0.5, bytes(task.output_bytes))
+        self.manager.received(order.session, result, self._clock())
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def test_devices_and_what_is_not_known_of_them(
 ) -> None:
     fleet.join(1, profile=POWERED)
     fleet.join(2, profile="../../etc/passwd.toml", latency_s=0.0)
-    fleet.coordinator.opened(3, clock())  # has not said hello
+    fleet.manager.opened(3, clock())  # has not said hello
     clock.now_s += 10
-    for session in (fleet.coordinator.sessions[1], fleet.coordinator.sessions[2]):
+    for session in (fleet.manager.sessions[1], fleet.manager.sessions[2]):
         session.compute_s, session.flops, session.blocks = 4.0, 8e9, 3
         session.downlink_bytes, session.uplink_bytes = 10**8, 10**7
     known, stranger = rows(overview)
@@ -175,7 +175,7 @@ def test_the_power_of_a_class_stands_in_and_is_counted(
 ) -> None:
     for id, profile in enumerate(("iphone-12", "snapdragon-888", "rtx-5090-laptop"), start=1):
         fleet.join(id, profile=profile)
-        session = fleet.coordinator.sessions[id]
+        session = fleet.manager.sessions[id]
         overview.happened(EventKind.JOIN, session, "")
         session.compute_s = 4.0
     clock.now_s += 10
@@ -185,8 +185,8 @@ def test_the_power_of_a_class_stands_in_and_is_counted(
     said = [line for line in energy["assumed"] if line.startswith(("1 of 3", "2 of 3"))]
     assert said[0] == "2 of 3 devices: power of a typical phone, as theirs is not known"
     assert said[-1] == "1 of 3 devices: their power is unknown, not counted"
-    gone = fleet.coordinator.sessions[1]
-    fleet.coordinator.closed(1, "gone", clock())
+    gone = fleet.manager.sessions[1]
+    fleet.manager.closed(1, "gone", clock())
     overview.happened(EventKind.LEAVE, gone, "gone")
     said = overview.answer(Question())["energy"]["assumed"]
     assert any(line.startswith("1 of 1 sessions that ended: power of a typical") for line in said)
@@ -200,7 +200,7 @@ def test_a_kind_that_a_device_states_stands_in_for_a_profile(
     fleet.join(3, kind="toaster")
     fleet.join(4, kind="tablet")  # of which none was measured
     fleet.join(5, kind="sbc", flops_per_s=5e12)  # faster than those that were
-    fleet.coordinator.sessions[1].compute_s = 4.0
+    fleet.manager.sessions[1].compute_s = 4.0
     clock.now_s += 10
     seen = overview.answer(Question())
     devices = rows(overview)
@@ -214,11 +214,11 @@ def test_a_kind_that_a_device_states_stands_in_for_a_profile(
 
 def test_energy_of_those_who_left_is_kept(overview: Overview, fleet: Fleet, clock: Clock) -> None:
     fleet.join(1)
-    session = fleet.coordinator.sessions[1]
+    session = fleet.manager.sessions[1]
     overview.happened(EventKind.JOIN, session, "")
     session.telemetry["energy_j"] = 50.0
     assert overview.answer(Question())["energy"]["devices_j"] == 50.0
-    fleet.coordinator.closed(1, "gone", clock())
+    fleet.manager.closed(1, "gone", clock())
     overview.happened(EventKind.LEAVE, session, "gone")
     seen = overview.answer(Question())
     assert seen["energy"]["devices_j"] == 50.0
@@ -227,7 +227,7 @@ def test_energy_of_those_who_left_is_kept(overview: Overview, fleet: Fleet, cloc
 
 def test_events_are_told_once_and_in_order(overview: Overview, fleet: Fleet) -> None:
     fleet.join(1)
-    session = fleet.coordinator.sessions[1]
+    session = fleet.manager.sessions[1]
     overview.happened(EventKind.JOIN, session, "pixel-7")
     overview.happened(EventKind.WRONG, session, "an element is wrong")
     overview.job_happened(EventKind.JOB, "job-1 (opt-tiny) running")
@@ -247,7 +247,7 @@ def test_events_are_told_once_and_in_order(overview: Overview, fleet: Fleet) -> 
 
 def test_who_was_turned_away_while_probed_did_not_leave(overview: Overview, fleet: Fleet) -> None:
     fleet.join(1)
-    overview.happened(EventKind.QUARANTINE, fleet.coordinator.sessions[1], "wrong")
+    overview.happened(EventKind.QUARANTINE, fleet.manager.sessions[1], "wrong")
     totals = overview.answer(Question())["totals"]
     assert (totals["joined"], totals["left"]) == (0, 0)
 
@@ -295,7 +295,7 @@ def test_what_a_lost_device_had_is_in_the_tiles_of_others(
         fleet.join(id)
     gemm = Gemm(2048, 2048, 512)
     fleet.submit(gemm)
-    fleet.coordinator.closed(1, "gone", clock())
+    fleet.manager.closed(1, "gone", clock())
     tiles = overview.answer(Question())["plan"]["tiles"]
     volume = sum((t[2] - t[1]) * (t[4] - t[3]) * (t[6] - t[5]) for t in tiles)
     assert volume == gemm.volume
@@ -321,10 +321,10 @@ def test_arguments_of_other_types(arguments: dict[str, Any]) -> None:
 def test_any_fleet_fits_a_reply(
     overview: Overview, fleet: Fleet, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet.coordinator, "state", lambda session: session.state)
+    monkeypatch.setattr(fleet.manager, "state", lambda session: session.state)
     for id in range(1, 5001):
         fleet.join(id, name="\N{ROCKET}" * 60)
-        session = fleet.coordinator.sessions[id]
+        session = fleet.manager.sessions[id]
         session.reason = "\N{ROCKET}" * 4096
         if id <= 300:
             overview.happened(EventKind.LEAVE, session, "\N{ROCKET}" * 4096)
@@ -372,7 +372,7 @@ def test_what_devices_say_cannot_write_on_a_terminal(clock: Clock) -> None:
 
 
 def test_years_of_work_can_still_be_told(overview: Overview, fleet: Fleet) -> None:
-    fleet.coordinator.dispatcher.counters.flops = 2**70
+    fleet.manager.scheduler.counters.flops = 2**70
     answer = overview.answer(Question())
     assert encode(Reply(1, ok=True, data=answer))
     assert answer["totals"]["flops"] == 2.0**70

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.server.auth.rate_limit import Attempts
+from cleave.server.auth.rate_limit import RateLimit
 from tests.server.clocks import Clock
 
 
@@ -18,7 +18,7 @@ def test_never_more_than_the_bucket_and_what_came_back(
     steps: list[tuple[float, str]], burst: int, refill_s: float
 ) -> None:
     clock = Clock(0.0)
-    attempts = Attempts(clock, burst, refill_s)
+    attempts = RateLimit(clock, burst, refill_s)
     made: dict[str, list[float]] = {"a": [], "b": []}
     for pause_s, who in steps:
         clock.now_s += pause_s
@@ -34,7 +34,7 @@ def test_never_more_than_the_bucket_and_what_came_back(
 @given(st.integers(1, 8), st.floats(0.5, 100))
 def test_the_wait_is_as_long_as_said(burst: int, refill_s: float) -> None:
     clock = Clock(0.0)
-    attempts = Attempts(clock, burst, refill_s)
+    attempts = RateLimit(clock, burst, refill_s)
     for _ in range(burst):
         assert attempts.wait_s("a") == 0
         attempts.failed("a")
@@ -48,7 +48,7 @@ def test_the_wait_is_as_long_as_said(burst: int, refill_s: float) -> None:
 
 
 def test_a_network_of_ipv6_is_one_address() -> None:
-    attempts = Attempts(Clock(), burst=1)
+    attempts = RateLimit(Clock(), burst=1)
     attempts.failed("2001:db8:0:1::7")
     assert attempts.wait_s("2001:db8:0:1:ffff::1") > 0
     assert attempts.wait_s("2001:db8:0:2::7") == 0
@@ -61,7 +61,7 @@ def test_a_network_of_ipv6_is_one_address() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    attempts = Attempts(Clock(), burst=1, max_addresses=3)
+    attempts = RateLimit(Clock(), burst=1, max_addresses=3)
     for number in range(100):
         attempts.failed(f"192.0.2.{number}")
     assert [n for n in range(100) if attempts.wait_s(f"192.0.2.{n}")] == [97, 98, 99]

@@ -17,10 +17,10 @@ from cleave.scheduler.conduct import Conduct
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import (
     CODES_KEPT_S,
-    Absence,
+    AccessStatus,
+    Departure,
     DeviceRecord,
     JobRecord,
-    Standing,
     Store,
     StoreError,
 )
@@ -47,8 +47,8 @@ def test_everything_is_there_again(path: Path) -> None:
     store.arrived(device.id, NOW_S + 1)
     store.credit({device.id: Contribution(2, 1e9, 30, 40, 0.5, 6.0)}, NOW_S + 2)
     store.fault(device.id, "column 3", 1.0, NOW_S + 3)
-    store.stand(device.id, Standing.QUARANTINED, "lies", NOW_S + 4)
-    store.departed(device.id, Absence.LOST, "gone", NOW_S + 5)
+    store.stand(device.id, AccessStatus.QUARANTINED, "lies", NOW_S + 4)
+    store.departed(device.id, Departure.LOST, "gone", NOW_S + 5)
     store.save_job(JOB)
     server = store.fact("server", "A")
     store.close()
@@ -57,8 +57,8 @@ def test_everything_is_there_again(path: Path) -> None:
     assert again.jobs() == [JOB]
     found = again.device_of(b"c")
     assert found == DeviceRecord(
-        device.id, "phone", Standing.QUARANTINED, "lies", NOW_S, NOW_S + 5, Absence.LOST, "gone",
-        1, 1, 1, device.code, Contribution(2, 1e9, 30, 40, 0.5, 6.0),
+        device.id, "phone", AccessStatus.QUARANTINED, "lies", NOW_S, NOW_S + 5, Departure.LOST,
+        "gone", 1, 1, 1, device.code, Contribution(2, 1e9, 30, 40, 0.5, 6.0),
     )  # fmt: skip
     assert again.devices() == [found]
     assert again.device_of(b"other") is None
@@ -132,7 +132,7 @@ def test_faults_before_a_release_count_no_more() -> None:
     for at_s in (1.0, 2.0, 3.0):
         store.fault(device.id, "wrong", 1.5, NOW_S + at_s)
     assert store.faults_since(device.id, NOW_S + 2) == [(NOW_S + 2, 1.5), (NOW_S + 3, 1.5)]
-    store.stand(device.id, Standing.ADMITTED, "", NOW_S + 3)
+    store.stand(device.id, AccessStatus.ADMITTED, "", NOW_S + 3)
     assert store.faults_since(device.id, NOW_S) == []
     store.fault(device.id, "wrong", 1.0, NOW_S + 4)
     assert store.faults_since(device.id, NOW_S) == [(NOW_S + 4, 1.0)]

@@ -17,7 +17,7 @@ from cleave.planner.report import plan_step
 from cleave.planner.shape import RateArrays
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
-from emulator.virtual import VirtualShell, emulated
+from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 from simulator.attention import backward_task, forward_task, tasks_s
@@ -55,14 +55,14 @@ def matrix(rows: int, columns: int) -> Buffer:
 
 def emulated_s(fleet: Fleet, gemm: Gemm) -> float:
     """Virtual seconds for a GEMM on devices that hold nothing."""
-    shell = fleet.shell
-    assert isinstance(shell, VirtualShell)
-    began_s = shell.now_s
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    began_s = runtime.now_s
     a, b = fleet.operand(matrix(gemm.m, gemm.k)), fleet.operand(matrix(gemm.k, gemm.n))
     fleet.submit(Side(a), Side(b), matrix(gemm.m, gemm.n)).result()
-    took_s = shell.now_s - began_s
+    took_s = runtime.now_s - began_s
     del a, b
-    shell.settle()
+    runtime.settle()
     return took_s
 
 
@@ -85,7 +85,7 @@ def test_a_step_takes_what_it_takes_emulated(
     # Message headers, which no prediction counts, are the difference.
     fleet = emulated(devices, compute=False)
     fleet.planner = TilePlanner(PsRates())
-    rates = fleet.shell.fleet_rates()[1]
+    rates = fleet.runtime.fleet_rates()[1]
     conditions = Conditions(find_model(model), batch, seq, rates, BF16)
     (outcome,) = methods()["cleave"].outcomes(conditions)
     simulated_s = outcome.step_s - {p.name: p.seconds for p in outcome.parts}["attention"]

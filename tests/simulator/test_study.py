@@ -83,22 +83,22 @@ def test_devices_and_gpu_reach_equal_shares_in_the_central_case(accountant: Acco
 
 def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list[Row]) -> None:
     tiles = next(row for row in by_laptops if row.method == "cleave")
-    assert tiles.spell.compute_s == pytest.approx(tiles.flops / 4.1084e12)
-    assert tiles.spell.crossing_bytes == tiles.spell.up_bytes + tiles.spell.down_bytes
+    assert tiles.usage.compute_s == pytest.approx(tiles.flops / 4.1084e12)
+    assert tiles.usage.crossing_bytes == tiles.usage.up_bytes + tiles.usage.down_bytes
     phone = rows_of(PHONE, 0)[0]
-    assert phone.spell == phone.spell_at(1.0)
+    assert phone.usage == phone.spell_at(1.0)
 
 
 def test_laptops_by_dtfm_by_hand(by_laptops: list[Row]) -> None:
     # Four stages of six layers, one sample of 512 x 2048 bf16 activations a slot: 2,097,152 bytes
     # over each of three links, forward and backward, for 16 samples and 100 steps.
     row = next(r for r in by_laptops if r.method == "dtfm-all (pipelined)" and r.fits)
-    assert row.spell.devices == 4
-    assert row.spell.down_bytes == 2 * 3 * 16 * 100 * 2_097_152
-    assert row.spell.crossing_bytes == row.spell.up_bytes == row.spell.down_bytes
-    assert row.spell.radio_s == pytest.approx(2 * row.spell.down_bytes / 10e6)
-    assert row.spell.compute_s == pytest.approx(row.flops / (0.5 * 4.1084e12))
-    assert row.spell.present_s == pytest.approx(4 * row.duration_s)
+    assert row.usage.devices == 4
+    assert row.usage.down_bytes == 2 * 3 * 16 * 100 * 2_097_152
+    assert row.usage.crossing_bytes == row.usage.up_bytes == row.usage.down_bytes
+    assert row.usage.radio_s == pytest.approx(2 * row.usage.down_bytes / 10e6)
+    assert row.usage.compute_s == pytest.approx(row.flops / (0.5 * 4.1084e12))
+    assert row.usage.present_s == pytest.approx(4 * row.duration_s)
 
 
 def test_memory_is_said_and_decides_what_fits(by_laptops: list[Row]) -> None:

@@ -26,7 +26,7 @@ from cleave.training.disk import (
 from cleave.training.job import JobSpec
 from cleave.training.records import DiskRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import CHECKPOINTS, Setting, train
+from cleave.training.trainer import CHECKPOINTS, TrainContext, train
 from tests.disks import Disk, small_disk
 
 STEPS = 4
@@ -100,8 +100,8 @@ def test_a_run_waits_for_space_and_goes_on(
     folder = RunFolder(disk.path / "run")
     folder.path.mkdir()
     fleet = cleave.emulated(2) if kind != "plain" else None
-    setting = Setting(fleet, run.report, clock=lambda: 0.0, sleep=run.sleep)
-    train(job(corpus_file, journal=kind == "journal"), folder, setting)
+    context = TrainContext(fleet, run.report, clock=lambda: 0.0, sleep=run.sleep)
+    train(job(corpus_file, journal=kind == "journal"), folder, context)
     if fleet is not None:
         fleet.close()
     assert losses(run.seen) == pytest.approx(plain_losses(job(corpus_file)), rel=1e-4)
@@ -119,7 +119,7 @@ def test_a_run_begins_when_there_is_space(corpus_file: Path, disk: Disk) -> None
     folder = RunFolder(disk.path / "run")
     folder.path.mkdir()
     disk.fill(0)
-    train(job(corpus_file), folder, Setting(None, run.report, sleep=run.sleep))
+    train(job(corpus_file), folder, TrainContext(None, run.report, sleep=run.sleep))
     assert said(run.seen) == ["full", "free"]
     assert len(losses(run.seen)) == STEPS
 
@@ -147,13 +147,13 @@ def test_a_run_that_is_to_stop_does_not_wait_for_ever(corpus_file: Path, tmp_pat
         largest_file(resource.RLIM_INFINITY if hard == resource.RLIM_INFINITY else hard),
         pytest.raises(DiskFullError, match=r"step-000003.*earlier checkpoints are as they were"),
     ):
-        train(job(corpus_file), folder, Setting(None, report, stop, sleep=sleep))
+        train(job(corpus_file), folder, TrainContext(None, report, stop, sleep=sleep))
     assert said(seen) == ["full"]
     found = load_latest(tmp_path / CHECKPOINTS)
     assert found is not None
     assert found.step == 2
     again: list[Record] = []
-    train(job(corpus_file), folder, Setting(None, again.append), resume=True)
+    train(job(corpus_file), folder, TrainContext(None, again.append), resume=True)
     assert losses(again)[0] == losses(seen)[2]
 
 

@@ -15,14 +15,14 @@ from benchmarks.crash import OrderedExecutor
 from cleave.arrays import Buffer, DType, empty
 from cleave.errors import UsageError
 from cleave.fleet.product import Side
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.training import journal as j
 from cleave.training.disk import Patience
 from cleave.training.job import JobSpec
 from cleave.training.journal import Journal
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import JOURNAL, Setting, train
+from cleave.training.trainer import JOURNAL, TrainContext, train
 from emulator.virtual import emulated
 
 SIDES = ((7, 5, 3), (4, 6, 2), (1, 9, 8))  # m, k, n
@@ -38,14 +38,14 @@ class Clock:
         return self.now_s
 
 
-class Counting(NumpyExecutor):
+class Counting(NumpyBackend):
     """Counts the products that a fleet computed."""
 
     def __init__(self) -> None:
         self.products = 0
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `Executor.matmul`."""
+        """See `MatmulBackend.matmul`."""
         self.products += 1
         super().matmul(a, b, out, accumulate=accumulate)
 
@@ -283,17 +283,17 @@ def test_it_needs_checkpoints() -> None:
 
 
 def run(
-    job: JobSpec, folder: Path, executor: NumpyExecutor, *, resume: bool = False
+    job: JobSpec, folder: Path, executor: NumpyBackend, *, resume: bool = False
 ) -> tuple[list[float], list[Record]]:
     """Train on emulated devices and return losses and records."""
     seen: list[Record] = []
     with emulated(2, executor=executor) as fleet:
-        setting = Setting(fleet, seen.append, clock=lambda: 0.0)
-        train(job, RunFolder(folder), setting, resume=resume)
+        context = TrainContext(fleet, seen.append, clock=lambda: 0.0)
+        train(job, RunFolder(folder), context, resume=resume)
     return [record.loss for record in seen if isinstance(record, StepRecord)], seen
 
 
-class Snapshots(OrderedExecutor, NumpyExecutor):
+class Snapshots(OrderedExecutor, NumpyBackend):
     """Copies the run's folder at some products: what a SIGKILL at that moment leaves."""
 
     def __init__(self, at: tuple[int, ...], copy: Callable[[int], None]) -> None:
@@ -302,7 +302,7 @@ class Snapshots(OrderedExecutor, NumpyExecutor):
         self._seen = 0
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `Executor.matmul`."""
+        """See `MatmulBackend.matmul`."""
         if self._seen in self._at:
             self._copy(self._seen)
         self._seen += 1
@@ -345,5 +345,5 @@ def test_without_a_fleet_there_is_nothing_to_keep(corpus_file: Path, tmp_path: P
     job = JobSpec(
         model="opt-nano", data=str(corpus_file), steps=1, batch=1, seq=8, journal=True
     )  # fmt: skip
-    train(job, RunFolder(tmp_path / "run"), Setting(None, seen.append))
+    train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
     assert any(isinstance(r, NoteRecord) and "journal is off" in r.text for r in seen)

@@ -14,7 +14,7 @@ from cleave.training.interval import Interval
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import CHECKPOINTS, Materials, Setting, prepare, train
+from cleave.training.trainer import CHECKPOINTS, Dataset, TrainContext, prepare, train
 
 STEPS = 3
 
@@ -44,7 +44,7 @@ class Impatient:
 
 def run(
     job: JobSpec,
-    materials: Materials,
+    dataset: Dataset,
     planner: TilePlanner,
     folder: Path,
     *,
@@ -56,10 +56,10 @@ def run(
     impatient = Impatient(after)
     with cleave.emulated(2) as fleet:
         fleet.planner = planner
-        setting = Setting(fleet, seen.append, impatient.stop, impatient.clock)
-        train(job, RunFolder(folder), setting, resume=resume, materials=materials)
+        context = TrainContext(fleet, seen.append, impatient.stop, impatient.clock)
+        train(job, RunFolder(folder), context, resume=resume, dataset=dataset)
         assert not fleet._under_way
-        assert fleet.shell.coordinator.dispatcher.idle
+        assert fleet.runtime.manager.scheduler.idle
     return seen, impatient.asked
 
 
@@ -76,19 +76,19 @@ def test_a_step_is_given_up_or_finished_and_never_halved(
         "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, memory=memory, clip=clip,
         checkpoint_every=1,
     )  # fmt: skip
-    materials = prepare(job, Setting(None, lambda record: None))
-    whole, asked = run(job, materials, planner, tmp_path / "whole")
+    dataset = prepare(job, TrainContext(None, lambda record: None))
+    whole, asked = run(job, dataset, planner, tmp_path / "whole")
     expected = losses(whole)
     finished_here = 0
     for moment in range(0, asked, max(1, asked // 4)):
         folder = tmp_path / str(moment)
-        first, _ = run(job, materials, planner, folder, after=moment)
+        first, _ = run(job, dataset, planner, folder, after=moment)
         done = first[-1]
         assert isinstance(done, DoneRecord)
         newest = max(path.name for path in (folder / CHECKPOINTS).iterdir())
         assert newest == f"step-{done.steps:06d}"
         finished_here += done.local_gemms
-        again, _ = run(job, materials, planner, folder, resume=True)
+        again, _ = run(job, dataset, planner, folder, resume=True)
         found = losses(first) | losses(again)
         assert set(losses(first)) & set(losses(again)) == set()
         assert found == {step: pytest.approx(expected[step], rel=1e-4) for step in expected}
@@ -103,17 +103,17 @@ def test_what_a_journal_has_of_a_step_that_is_given_up_is_not_lost(
     job = JobSpec(
         "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, checkpoint_every=1, journal=True
     )
-    materials = prepare(job, Setting(None, lambda record: None))
-    whole, asked = run(job, materials, planner, tmp_path / "whole")
+    dataset = prepare(job, TrainContext(None, lambda record: None))
+    whole, asked = run(job, dataset, planner, tmp_path / "whole")
     expected = losses(whole)
     for steps_done in (0, 1):
         folder = tmp_path / str(steps_done)
         moment = asked * (2 * steps_done + 1) // (2 * STEPS)  # in the middle of a step
-        first, _ = run(job, materials, planner, folder, after=moment)
+        first, _ = run(job, dataset, planner, folder, after=moment)
         done = first[-1]
         assert isinstance(done, DoneRecord)
         assert (done.steps, done.stopped) == (steps_done, True)
-        again, _ = run(job, materials, planner, folder, resume=True)
+        again, _ = run(job, dataset, planner, folder, resume=True)
         done = again[-1]
         assert isinstance(done, DoneRecord)
         assert done.journal_gemms > 0
@@ -131,13 +131,13 @@ def test_waiting_for_devices_that_never_come_ends_at_once(
         def stop() -> bool:
             return any(record.EVENT == "fleet" for record in seen)
 
-        setting = Setting(fleet, seen.append, stop, lambda: 0.0)
-        done = train(job, RunFolder(tmp_path), setting)
+        context = TrainContext(fleet, seen.append, stop, lambda: 0.0)
+        done = train(job, RunFolder(tmp_path), context)
         assert (done.steps, done.stopped) == (0, True)
         assert not fleet._under_way
     assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["step-000000"]
     again: list[Record] = []
-    train(job, RunFolder(tmp_path), Setting(None, again.append), resume=True)
+    train(job, RunFolder(tmp_path), TrainContext(None, again.append), resume=True)
     assert list(losses(again)) == [1, 2, 3]
 
 
@@ -177,7 +177,7 @@ def test_an_interval_is_a_count_or_a_text(kind: object) -> None:
 def written(job: JobSpec, folder: Path, clock: Callable[[], float]) -> list[str]:
     """The checkpoints that a run wrote, by their notes."""
     seen: list[Record] = []
-    train(job, RunFolder(folder), Setting(None, seen.append, clock=clock))
+    train(job, RunFolder(folder), TrainContext(None, seen.append, clock=clock))
     notes = [record.text for record in seen if isinstance(record, NoteRecord)]
     return [note[-6:] for note in notes if note.startswith("checkpoint written")]
 

@@ -1,4 +1,4 @@
-"""The door's counts and the log of refusals: no sockets, no clocks."""
+"""The pending's counts and the log of refusals: no sockets, no clocks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.transport.connection_limits import ConnectionLimits, Door, Place, home_of, network_of
-from cleave.transport.rejection_log import RefusalLog
+from cleave.transport.connection_limits import (
+    ConnectionLimits,
+    PendingConnections,
+    Place,
+    home_of,
+    network_of,
+)
+from cleave.transport.rejection_log import RejectionLog
 
 ADDRESSES = st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "::1"])
 
 
 @given(st.lists(st.tuples(ADDRESSES, st.booleans()), max_size=60))
 def test_no_more_wait_than_may_and_none_is_forgotten(events: list[tuple[str, bool]]) -> None:
-    door = Door(ConnectionLimits(waiting_per_address=3, waiting=5))
+    pending = PendingConnections(ConnectionLimits(waiting_per_address=3, waiting=5))
     inside: dict[int, str] = {}
     for address, comes in events:
         if comes:
             before = Counter(map(network_of, inside.values()))
             from_there = sum(home_of(other) == home_of(address) for other in inside.values())
-            place = door.knock(address)
+            place = pending.knock(address)
             full = len(inside) == 5 and max(before.values()) == before[network_of(address)]
             assert isinstance(place, str) == (from_there >= 3 or full)
             if isinstance(place, Place):
@@ -35,11 +41,11 @@ def test_no_more_wait_than_may_and_none_is_forgotten(events: list[tuple[str, boo
         elif address in inside.values():
             ticket = next(t for t, other in inside.items() if other == address)
             del inside[ticket]
-            door.done(ticket)
-        assert door.waiting == len(inside) <= 5
+            pending.done(ticket)
+        assert pending.waiting == len(inside) <= 5
     for ticket in inside:
-        door.done(ticket)
-    assert all(isinstance(door.knock("192.0.2.9"), Place) for _ in range(3))
+        pending.done(ticket)
+    assert all(isinstance(pending.knock("192.0.2.9"), Place) for _ in range(3))
 
 
 STRANGERS = {
@@ -54,30 +60,30 @@ STRANGERS = {
 def test_strangers_keep_nobody_out_who_comes_from_elsewhere(
     strangers: list[str], newcomer: str
 ) -> None:
-    door = Door(ConnectionLimits())
+    pending = PendingConnections(ConnectionLimits())
     for n in range(2000):
-        door.knock(strangers[n % len(strangers)])
-    assert door.waiting == ConnectionLimits().waiting
-    place = door.knock(newcomer)
+        pending.knock(strangers[n % len(strangers)])
+    assert pending.waiting == ConnectionLimits().waiting
+    place = pending.knock(newcomer)
     assert isinstance(place, Place)
     assert place.instead_of is not None
     for n in range(100):  # as many more, while the newcomer says its hello
-        other = door.knock(strangers[n % len(strangers)])
+        other = pending.knock(strangers[n % len(strangers)])
         assert isinstance(other, str) or other.instead_of != place.ticket
-    door.done(place.ticket)
+    pending.done(place.ticket)
 
 
 def test_the_oldest_of_the_most_makes_room() -> None:
-    door = Door(ConnectionLimits(waiting_per_address=3, waiting=4))
-    tickets = [door.knock(address) for address in ("192.0.2.1", *["192.0.2.2"] * 3)]
-    assert door.knock("192.0.2.2") == "3 connections from there wait already"
-    place = door.knock("192.0.2.3")
+    pending = PendingConnections(ConnectionLimits(waiting_per_address=3, waiting=4))
+    tickets = [pending.knock(address) for address in ("192.0.2.1", *["192.0.2.2"] * 3)]
+    assert pending.knock("192.0.2.2") == "3 connections from there wait already"
+    place = pending.knock("192.0.2.3")
     assert isinstance(place, Place)
     assert isinstance(tickets[1], Place)
     assert place.instead_of == tickets[1].ticket
-    door = Door(ConnectionLimits(waiting=1))
-    door.knock("192.0.2.1")
-    assert door.knock("192.0.2.1") == "1 connections wait already"
+    pending = PendingConnections(ConnectionLimits(waiting=1))
+    pending.knock("192.0.2.1")
+    assert pending.knock("192.0.2.1") == "1 connections wait already"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_connections_leave_files_to_the_process(descriptors: int) -> None:
 def test_many_refusals_are_few_lines() -> None:
     said: list[str] = []
     windows: list[Callable[[], None]] = []
-    log = RefusalLog(
+    log = RejectionLog(
         said.append,
         lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         lambda _, ends: windows.append(ends),

@@ -9,9 +9,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
-from cleave.device.compute_thread import ExecutorComputer
+from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, encode
 from cleave.transport.connection import (
@@ -50,7 +50,7 @@ def test_a_server_that_answers_is_waited_for_and_one_that_does_not_is_left() -> 
         near, far = memory_link()
         link = Asked(far, 3)
         said = device_hello(credential="", name="test", memory_bytes=10**9)
-        computer = ExecutorComputer(NumpyExecutor())
+        computer = ComputeThread(NumpyBackend())
         session = DeviceSession(link, computer, said, silence_s=0.01)
         await near.send([b"".join(encode(messages.Welcome(7, heartbeat_s=1000.0)))])
         async with asyncio.timeout(PATIENCE_S):
@@ -94,7 +94,7 @@ def test_what_goes_wrong_beside_receiving_ends_the_session() -> None:
     async def scenario() -> str:
         _, far = memory_link()
         said = device_hello(credential="", name="test", memory_bytes=10**9)
-        session = DeviceSession(CannotSend(far, 0), ExecutorComputer(NumpyExecutor()), said)
+        session = DeviceSession(CannotSend(far, 0), ComputeThread(NumpyBackend()), said)
         async with asyncio.timeout(PATIENCE_S):
             return await session.run()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.gemm import Block, Span, Tile, TileCut, even_cuts, wavefront
-from cleave.machine.backends import NumpyExecutor
+from cleave.machine.backends import NumpyBackend
 from cleave.verify import Fault, GemmCheck, Judgement
 
 DTYPES = [
@@ -59,7 +59,7 @@ class Case:
         )
         self.block = Block(Span(0, m), Span(0, n), (Span(0, k),))
         self.result = arrays.empty(m, n, out)
-        NumpyExecutor().matmul(a, b, self.result)
+        NumpyBackend().matmul(a, b, self.result)
         self.check = GemmCheck(a, b, [self.block], np.random.default_rng(seed + 1))
 
     def judge(self) -> Judgement:
@@ -162,7 +162,7 @@ def test_an_overflow_of_the_run_itself_is_nobodys_fault() -> None:
     block = Block(Span(0, 4), Span(0, 4), (Span(0, 8),))
     result = arrays.empty(4, 4, DType.FP32)
     with np.errstate(all="ignore"):
-        NumpyExecutor().matmul(a, b, result)
+        NumpyBackend().matmul(a, b, result)
     check = GemmCheck(a, b, [block], np.random.default_rng(0))
     assert check.judge(block, result).fault is None
     result.array[0, 0] = 1.0
@@ -240,7 +240,7 @@ def test_an_overflow_of_fp16_is_nobodys_fault(value: float) -> None:
     a = Buffer(np.full((4, 256), 1.0, np.float16), DType.FP16)
     b = Buffer(np.full((256, 4), value, np.float16), DType.FP16)
     result = arrays.empty(4, 4, DType.FP16)
-    NumpyExecutor().matmul(a, b, result)
+    NumpyBackend().matmul(a, b, result)
     block = Block(Span(0, 4), Span(0, 4), (Span(0, 256),))
     check = GemmCheck(a, b, [block], np.random.default_rng(0))
     assert check.judge(block, result).fault is None
@@ -255,7 +255,7 @@ def test_what_is_finite_beside_an_overflow_is_checked_too() -> None:
     block = Block(Span(0, 4), Span(0, 4), (Span(0, 8),))
     result = arrays.empty(4, 4, DType.FP32)
     with np.errstate(all="ignore"):
-        NumpyExecutor().matmul(a, b, result)
+        NumpyBackend().matmul(a, b, result)
     check = GemmCheck(a, b, [block], np.random.default_rng(0))
     assert check.judge(block, result).fault is None
     result.array[2, 2] = 9.0
@@ -270,7 +270,7 @@ def test_numbers_near_the_smallest_are_rounded_absolutely() -> None:
         b = Buffer(arrays.narrow(tiny, dtype), dtype)
         block = Block(Span(0, 16), Span(0, 16), (Span(0, 4),))
         result = arrays.empty(16, 16, dtype)
-        NumpyExecutor().matmul(a, b, result)
+        NumpyBackend().matmul(a, b, result)
         assert GemmCheck(a, b, [block], rng).judge(block, result).fault is None, dtype
 
 

@@ -11,7 +11,7 @@ from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import clean_text
 from cleave.server.auth.access import Access
 from cleave.server.auth.codes import CODE_LIFE_S
-from cleave.server.store.store import CodeRecord, DeviceRecord, JobRecord, Standing
+from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, JobRecord
 
 Answer = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Sessions(Protocol):
         ...
 
 
-class Desk:
+class DeviceAdmin:
     """Answers what operators ask about devices; in the server's loop, or where no server runs.
 
     Args:
@@ -147,8 +147,8 @@ class Desk:
         Raises:
             CleaveError: where no server runs that could go on trying.
         """
-        self._access.ledger.flush(_FLUSH_S if self.sessions is not None else None)
-        trouble = self._access.ledger.trouble
+        self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
+        trouble = self._access.writer.trouble
         if trouble and self.sessions is None:
             raise CleaveError(f"this could not be written: {trouble}")
         return trouble
@@ -174,7 +174,7 @@ class Desk:
         if self.sessions is None:
             return {}
         self.sessions.credit()
-        self._access.ledger.flush(_FLUSH_S)
+        self._access.writer.flush(_FLUSH_S)
         return {s["identity"]: s for s in self.sessions.describe_devices()}
 
     def _describe(
@@ -183,7 +183,7 @@ class Desk:
         session, device = here.get(device.id), self._access.standings.of(device)
         if session is not None:
             state, reason = session["state"], session["reason"]
-        elif device.standing is not Standing.ADMITTED:
+        elif device.standing is not AccessStatus.ADMITTED:
             state, reason = device.standing.value, device.reason
         else:
             state, reason = device.absence.value, device.absence_reason
@@ -212,7 +212,7 @@ class Desk:
         return self._access.standings.of(device)
 
     def _revoke(self, device: DeviceRecord, reason: str) -> Answer:
-        self._access.standings.decide(device.id, device.name, Standing.REVOKED, reason)
+        self._access.standings.decide(device.id, device.name, AccessStatus.REVOKED, reason)
         if self.sessions is not None:
             why = f": {reason}" if reason else ""
             text = f"the operator revoked this device's credential{why}; it needs a new join code"
@@ -222,14 +222,14 @@ class Desk:
         return {**self._now(device), "codes": [known[id] for id in void], "unwritten": unwritten}
 
     def _release(self, device: DeviceRecord) -> Answer:
-        if device.standing is Standing.REVOKED:
+        if device.standing is AccessStatus.REVOKED:
             raise UsageError(
                 f"{device.name} is revoked, which lasts; to let it join again, give it a join code "
                 f"(`cleave pair`)"
             )
-        if device.standing is not Standing.QUARANTINED:
+        if device.standing is not AccessStatus.QUARANTINED:
             raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
-        self._access.standings.decide(device.id, device.name, Standing.ADMITTED, "")
+        self._access.standings.decide(device.id, device.name, AccessStatus.ADMITTED, "")
         unwritten = self._written()
         return {**self._now(device), "unwritten": unwritten}
 

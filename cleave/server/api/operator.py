@@ -9,11 +9,11 @@ from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.admission import Clearance
-from cleave.server.api.device_admin import Desk
+from cleave.scheduler.admission import AccessLevel
+from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.api.overview import Overview, Question
 from cleave.server.fleet_server import ServedFleet
-from cleave.server.jobs.jobs import FINAL_STATES, Job, Jobs
+from cleave.server.jobs.jobs import FINAL_STATES, Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
 VIEWER_PAUSE_S: Final = 0.25
@@ -35,14 +35,16 @@ class OperatorSessions:
         fleet: likewise.
     """
 
-    def __init__(self, desk: Desk | None = None, overview: Overview | None = None) -> None:
-        self._desk = desk
+    def __init__(
+        self, device_admin: DeviceAdmin | None = None, overview: Overview | None = None
+    ) -> None:
+        self._desk = device_admin
         self._overview = overview
         self.jobs: Jobs | None = None
         self.fleet: ServedFleet | None = None
 
     async def serve(
-        self, connection: Connection, hello: messages.Hello, clearance: Clearance
+        self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
         """One operator or viewer, until it goes."""
         streams: set[asyncio.Task[None]] = set()
@@ -54,9 +56,9 @@ class OperatorSessions:
                     return
                 if not isinstance(message, messages.Request):
                     raise ProtocolError(f"an operator sends requests, not {message.TYPE}")
-                reply, follow = self._answer(message, clearance)
+                reply, follow = self._answer(message, access_level)
                 await connection.send(_encoded(reply))
-                if clearance is Clearance.VIEWER:
+                if access_level is AccessLevel.VIEWER:
                     await asyncio.sleep(VIEWER_PAUSE_S)  # looking is not to slow the work down
                 if follow is not None:
                     streams.add(asyncio.create_task(self._stream(connection, follow)))
@@ -70,14 +72,14 @@ class OperatorSessions:
             await connection.close()
 
     def _answer(
-        self, request: messages.Request, clearance: Clearance
-    ) -> tuple[messages.Reply, Job | None]:
+        self, request: messages.Request, access_level: AccessLevel
+    ) -> tuple[messages.Reply, TrainingJob | None]:
         """The reply, and the job that is to be streamed from now on, if any."""
-        follow: Job | None = None
+        follow: TrainingJob | None = None
         try:
             if self.jobs is None:
                 raise CleaveError("the server is still starting; try again")
-            if clearance is Clearance.VIEWER and request.action not in _ALL_MAY:
+            if access_level is AccessLevel.VIEWER and request.action not in _ALL_MAY:
                 raise UsageError(
                     f"a viewer may ask for {' and '.join(_ALL_MAY)}, not for {request.action!r}; "
                     f"use the operator's URL"
@@ -127,7 +129,7 @@ class OperatorSessions:
             "devices": fleet.describe_devices() if fleet is not None else [],
         }
 
-    async def _stream(self, connection: Connection, job: Job) -> None:
+    async def _stream(self, connection: Connection, job: TrainingJob) -> None:
         """Send every record of a job, old ones first, until its last."""
         assert self.jobs is not None
         loop, news = asyncio.get_running_loop(), asyncio.Event()

@@ -16,16 +16,16 @@ from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.runtime import FleetCounters
 from cleave.scheduler.fleet_events import EventKind
-from cleave.scheduler.gemm_job import GemmWork
-from cleave.scheduler.scheduler import Dispatcher
+from cleave.scheduler.gemm_job import GemmJob
+from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session
-from cleave.scheduler.session_manager import Coordinator
+from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.rates import Look, Rates, Sums
 from cleave.server.auth.access import Clocks
 from cleave.server.block_times import Span
 from cleave.server.jobs.fleet_energy import EnergyMeter, SessionEnergy
-from cleave.server.jobs.jobs import Job, Jobs, JobState
+from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
 from profiles.device_profile import DeviceProfile
 
 Answer = dict[str, Any]
@@ -51,9 +51,9 @@ _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """The fleet that is looked at, as `LiveShell` has it."""
+    """The fleet that is looked at, as `LiveRuntime` has it."""
 
-    coordinator: Coordinator
+    manager: SessionManager
 
     def counters(self) -> FleetCounters:
         """What the fleet did so far."""
@@ -156,7 +156,7 @@ class Overview:
         self._present: set[int] = set()
 
     def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Something happened to a device; see `Witness`."""
+        """Something happened to a device; see `EventListener`."""
         match kind:
             case EventKind.JOIN if session is not None:
                 self._joined += 1
@@ -190,14 +190,14 @@ class Overview:
         if live is None:
             raise CleaveError("the server is still starting; try again")
         now_s = self._clocks.steady()
-        coordinator = live.coordinator
+        manager = live.manager
         sessions = [
             session
-            for session in coordinator.sessions.values()
+            for session in manager.sessions.values()
             if session.state is not DeviceState.JOINING
         ]
         used = [self._energy.used(session, now_s) for session in sessions]
-        done, counters = coordinator.dispatcher.counters, live.counters()
+        done, counters = manager.scheduler.counters, live.counters()
         now = Look(
             now_s,
             Sums(done.results, done.flops, counters.downlink_bytes, counters.uplink_bytes),
@@ -215,21 +215,21 @@ class Overview:
                 "flops": float(done.flops),  # msgpack's integers end at 2^64
                 "down_bytes": counters.downlink_bytes,
                 "up_bytes": counters.uplink_bytes,
-                "reissued": done.reissued + done.hedged,
+                "reissued": done.reissued + done.speculative,
                 "wrong": self._wrong,
                 "joined": self._joined,
                 "left": self._left,
             },
             "rates": _fleet_rates(before, now),
             "job": self._job(question),
-            "devices": self._devices(live.coordinator, sessions, used, before, now),
-            "plan": _plan(coordinator.dispatcher, now_s),
+            "devices": self._devices(live.manager, sessions, used, before, now),
+            "plan": _plan(manager.scheduler, now_s),
             "timeline": self._timeline(live, question.device, now_s),
             "events": self._happenings(question.after_event),
             "energy": self._energy.answer(used, self._power() if self._power else None),
             "gemms": [
-                [work.id, work.title, work.predicted_s, work.took_s]
-                for work in coordinator.dispatcher.finished
+                [job.id, job.title, job.predicted_s, job.took_s]
+                for job in manager.scheduler.finished
             ],
         }
 
@@ -270,7 +270,7 @@ class Overview:
             "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
         }
 
-    def _wanted(self, id: str) -> Job | None:
+    def _wanted(self, id: str) -> TrainingJob | None:
         """The job that is asked for: the one of this id, else the running or latest one."""
         if self.jobs is None:
             return None
@@ -282,7 +282,7 @@ class Overview:
 
     def _devices(
         self,
-        coordinator: Coordinator,
+        manager: SessionManager,
         sessions: list[Session],
         used: list[SessionEnergy],
         before: Look,
@@ -290,14 +290,12 @@ class Overview:
     ) -> Answer:
         rows, room = [], MAX_DEVICES_BYTES
         for session, energy in zip(sessions, used, strict=True):
-            row = self._row(coordinator, session, energy, before, now)
+            row = self._row(manager, session, energy, before, now)
             room -= _ROW_BYTES + len(f"{session.name}{session.reason[:_MAX_REASON]}".encode())
             if room < 0:
                 break
             rows.append(row)
-        by = Counter(
-            (self._kind(session), coordinator.state(session).value) for session in sessions
-        )
+        by = Counter((self._kind(session), manager.state(session).value) for session in sessions)
         return {
             "columns": list(DEVICE_COLUMNS),
             "rows": rows,
@@ -313,7 +311,7 @@ class Overview:
 
     def _row(
         self,
-        coordinator: Coordinator,
+        manager: SessionManager,
         session: Session,
         energy: SessionEnergy,
         before: Look,
@@ -337,9 +335,9 @@ class Overview:
             str(session.identity) if session.identity is not None else None,
             session.name,
             self._kind(session),
-            coordinator.state(session).value,
+            manager.state(session).value,
             session.reason[:_MAX_REASON],
-            _reputation(session, checked=coordinator.verify),
+            _reputation(session, checked=manager.verify),
             session.blocks,
             session.compute_s,
             session.downlink_bytes,
@@ -357,7 +355,7 @@ class Overview:
         ]
 
     def _timeline(self, live: Live, device: int, now_s: float) -> Answer | None:
-        if device not in live.coordinator.sessions:
+        if device not in live.manager.sessions:
             return None
         wall_s = self._clocks.wall() - now_s
         return {
@@ -408,23 +406,23 @@ def _reputation(session: Session, *, checked: bool) -> str:
     return "good" if reputation.known else "new"
 
 
-def _plan(dispatcher: Dispatcher, now_s: float) -> Answer | None:
+def _plan(scheduler: Scheduler, now_s: float) -> Answer | None:
     """The GEMM that is under way for longest."""
-    work, begun_s = dispatcher.oldest or (None, 0.0)
-    if not isinstance(work, GemmWork):
+    job, begun_s = scheduler.oldest or (None, 0.0)
+    if not isinstance(job, GemmJob):
         return None
     tiles = []
-    for progress in list(work.tiles.values())[:MAX_TILES]:
+    for progress in list(job.tiles.values())[:MAX_TILES]:
         box = progress.tile
         bounds = [edge for side in (box.m, box.n, box.k) for edge in (side.start, side.stop)]
         tiles.append([progress.device, *bounds, progress.blocks, progress.done])
     return {
-        "name": work.title,
-        "m": work.gemm.m,
-        "n": work.gemm.n,
-        "k": work.gemm.k,
-        "predicted_s": work.expected_s,
+        "name": job.title,
+        "m": job.gemm.m,
+        "n": job.gemm.n,
+        "k": job.gemm.k,
+        "predicted_s": job.expected_s,
         "elapsed_s": now_s - begun_s,
-        "generation": work.id,
+        "generation": job.id,
         "tiles": tiles,
     }

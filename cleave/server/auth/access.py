@@ -11,11 +11,11 @@ from typing import Final, Protocol
 from cleave.errors import UsageError
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.scheduler.admission import (
+    AccessLevel,
     Admission,
-    Clearance,
+    AdmissionResult,
     Contribution,
     Refusal,
-    Verdict,
     clean_name,
     one_is,
     same_secret,
@@ -29,10 +29,17 @@ from cleave.server.auth.codes import (
     new_code,
     read_code,
 )
-from cleave.server.auth.rate_limit import Attempts
+from cleave.server.auth.rate_limit import RateLimit
 from cleave.server.store.access_status import Standings
-from cleave.server.store.store import Absence, CodeRecord, DeviceRecord, Standing, Store, StoreError
-from cleave.server.store.writer import RETRY_S, Ledger
+from cleave.server.store.store import (
+    AccessStatus,
+    CodeRecord,
+    Departure,
+    DeviceRecord,
+    Store,
+    StoreError,
+)
+from cleave.server.store.writer import RETRY_S, StoreWriter
 
 FAULTS_COUNT_S: Final = 86400.0
 """How long a wrong result counts against its device: bits flip now and then on every machine."""
@@ -76,7 +83,7 @@ class Redeemed(Protocol):
 
 
 class Access:
-    """The doorkeeper of a server that knows its devices; see `Doorkeeper`.
+    """The authenticator of a server that knows its devices; see `Authenticator`.
 
     A device comes with a credential of its own, or with a join code, for which it gets one. What is
     right is let in however often this address failed: others may share it, and a credential cannot
@@ -122,16 +129,16 @@ class Access:
         self._random_bytes = random_bytes
         self._choose = choose
         self._complain = complain or (lambda text: None)
-        self._attempts = Attempts(clocks.steady)
+        self._attempts = RateLimit(clocks.steady)
         id = "".join(choose(ALPHABET) for _ in range(_SERVER_ID_LENGTH))
         self.server = store.fact("server", id)
-        self.ledger = Ledger(store, clocks.wall, self._complain, retry_s)
-        self.standings = Standings(store, self.ledger, clocks.wall)
+        self.writer = StoreWriter(store, clocks.wall, self._complain, retry_s)
+        self.standings = Standings(store, self.writer, clocks.wall)
 
     # --- devices ---
 
-    def admit(self, hello: Hello, address: str) -> Verdict:
-        """See `Doorkeeper.admit`."""
+    def admit(self, hello: Hello, address: str) -> AdmissionResult:
+        """See `Authenticator.admit`."""
         try:
             return self._admit(hello, address)
         except StoreError as error:
@@ -139,17 +146,16 @@ class Access:
             reason = "the server cannot use its store just now; try again later"
             return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
 
-    def _admit(self, hello: Hello, address: str) -> Verdict:
+    def _admit(self, hello: Hello, address: str) -> AdmissionResult:
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
-        device = self.store.device_of(hash_secret(hello.credential))
-        device = self.standings.of(device) if device is not None else None
-        if device is not None and device.standing is Standing.ADMITTED:
+        device = self.standings.device_of(hash_secret(hello.credential))
+        if device is not None and device.standing is AccessStatus.ADMITTED:
             if hello.measure:
                 return Admission(measured_by=f"device {device.id}", measures=device.id)
             return self._welcome(device)
-        if device is not None and device.standing is Standing.QUARANTINED:
+        if device is not None and device.standing is AccessStatus.QUARANTINED:
             return Refusal(ErrorCode.QUARANTINED, _quarantined(device))
         wait_s = self._attempts.wait_s(address)
         if wait_s > 0:
@@ -160,7 +166,7 @@ class Access:
             self._attempts.failed(address)
         return verdict
 
-    def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> Verdict:
+    def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
         """Exchange a code for a credential.
 
         Args:
@@ -168,8 +174,7 @@ class Access:
             text: the code as it is meant; empty where there is none.
             device: that came with a credential which is revoked.
         """
-        code = self.store.code(hash_secret(text)) if text else None
-        code = self.standings.code(code) if code is not None else None
+        code = self.standings.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
             if device is not None:
@@ -207,35 +212,35 @@ class Access:
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
         now_s = self._clocks.wall()
-        self.ledger.soon(lambda: self.store.arrived(device.id, now_s))
+        self.writer.soon(lambda: self.store.arrived(device.id, now_s))
         counted = self.standings.faults_since(device.id, now_s - FAULTS_COUNT_S)
         return Admission(device.id, device.name, credential, *counted, device.conduct)
 
     def failed(self, address: str) -> None:
-        """See `Doorkeeper.failed`."""
+        """See `Authenticator.failed`."""
         self._attempts.failed(address)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """See `Doorkeeper.departed`."""
-        absence, now_s = Absence.LOST if lost else Absence.AWAY, self._clocks.wall()
-        self.ledger.soon(lambda: self.store.departed(identity, absence, reason, now_s))
+        """See `Authenticator.departed`."""
+        absence, now_s = Departure.LOST if lost else Departure.AWAY, self._clocks.wall()
+        self.writer.soon(lambda: self.store.departed(identity, absence, reason, now_s))
 
     def contributed(self, identity: int, done: Contribution) -> None:
-        """See `Doorkeeper.contributed`."""
-        self.ledger.add(identity, done)
+        """See `Authenticator.contributed`."""
+        self.writer.add(identity, done)
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """See `Doorkeeper.conducted`."""
-        self.ledger.soon(lambda: self.store.conducted(identity, conduct))
+        """See `Authenticator.conducted`."""
+        self.writer.soon(lambda: self.store.conducted(identity, conduct))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """See `Doorkeeper.faulted`."""
+        """See `Authenticator.faulted`."""
         self.standings.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """See `Doorkeeper.quarantined`. It holds at once: it must not come back in meanwhile."""
+        """See `Authenticator.quarantined`. It holds at once: it must not come back in meanwhile."""
         name = f"device {identity}"
-        self.standings.decide(identity, name, Standing.QUARANTINED, reason)
+        self.standings.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
     def codes(self) -> list[CodeRecord]:
         """Every join code that is still known, oldest first."""
@@ -261,14 +266,14 @@ class Access:
 
     # --- operators ---
 
-    def admit_operator(self, credential: str, address: str) -> Clearance | Refusal:
-        """See `Doorkeeper.admit_operator`."""
+    def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
+        """See `Authenticator.admit_operator`."""
         operates = same_secret(credential, self._operator_token)
         views = same_secret(credential, self._viewer_token)
         if operates:
-            return Clearance.OPERATOR
+            return AccessLevel.OPERATOR
         if views and self._viewer_token:
-            return Clearance.VIEWER
+            return AccessLevel.VIEWER
         wait_s = self._attempts.wait_s(address)
         if wait_s > 0:
             reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
@@ -304,7 +309,7 @@ class Access:
 
     def close(self) -> None:
         """Write what is left."""
-        self.ledger.close()
+        self.writer.close()
 
 
 def _quarantined(device: DeviceRecord) -> str:

@@ -23,7 +23,7 @@ class _Bucket:
     at_s: float
 
 
-class Attempts:
+class RateLimit:
     """A bucket of tokens for each address: a failed attempt takes one, time brings them back.
 
     Args:

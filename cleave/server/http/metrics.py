@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from cleave.errors import CleaveError
-from cleave.scheduler.admission import Clearance, Refusal
+from cleave.scheduler.admission import AccessLevel, Refusal
 from cleave.server.api.overview import Overview, Question
 from cleave.transport.addresses import LOOPBACK_NAMES
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
@@ -48,8 +48,8 @@ _ENERGY: Final = {
     "gco2e": ("cleave_devices_carbon_grams", "Carbon of that energy, grams of CO2 equivalent."),
 }
 
-Admit = Callable[[str, str], Clearance | Refusal]
-"""See `Doorkeeper.admit_operator`."""
+Admit = Callable[[str, str], AccessLevel | Refusal]
+"""See `Authenticator.admit_operator`."""
 
 
 class _OverviewCollector(Collector):
@@ -128,7 +128,7 @@ class Metrics:
             verdict = self._admit(shown, request.address) if shown else None
             if isinstance(verdict, Refusal):
                 refused = verdict.reason
-            if not isinstance(verdict, Clearance):
+            if not isinstance(verdict, AccessLevel):
                 answer = HttpAnswer.text(401, f"{refused}\n")
                 return answer.having(("WWW-Authenticate", "Bearer"))
         headers = (("Content-Type", CONTENT_TYPE_LATEST), ("Cache-Control", "no-store"))

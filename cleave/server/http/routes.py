@@ -11,7 +11,7 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class HttpRoutes:
     """The pages and the metrics."""
 
     pages: Pages

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from cleave.energy.account import Spell
+from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
 from cleave.scheduler.session import DeviceState, Session
 from cleave.server.jobs.fleet_energy import EnergyMeter, measured_j
 from cleave.server.jobs.own_power import OwnPower
-from cleave.server.runtime import LiveShell
+from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
 
 T = TypeVar("T")
@@ -103,9 +103,9 @@ class JobLog:
         """A session is over."""
         self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
 
-    def spells(
+    def usages(
         self, sessions: Mapping[int, Session], now_s: float
-    ) -> tuple[tuple[Spell, ...], int]:
+    ) -> tuple[tuple[DeviceUsage, ...], int]:
         """By profile and kind, who measures itself apart; and how many are on this machine."""
         here = [
             _did(s, now_s).since(self._before.get(s.id)) for s in sessions.values() if _works(s)
@@ -113,8 +113,8 @@ class JobLog:
         alike: defaultdict[tuple[str, DeviceKind | None, bool], list[_Did]] = defaultdict(list)
         for did in (*self._past, *here):
             alike[did.profile, did.kind, did.measured_j is not None].append(did)
-        spells = tuple(
-            Spell(
+        usages = tuple(
+            DeviceUsage(
                 profile,
                 len({did.who for did in group}),
                 sum(did.present_s for did in group),
@@ -128,7 +128,7 @@ class JobLog:
             )
             for (profile, kind, measured), group in alike.items()
         )
-        return spells, len({did.who for did in (*self._past, *here) if did.here})
+        return usages, len({did.who for did in (*self._past, *here) if did.here})
 
 
 def _works(session: Session) -> bool:
@@ -149,7 +149,7 @@ class JobMeter:
 
     def __init__(
         self,
-        live: LiveShell,
+        live: LiveRuntime,
         energy: EnergyMeter,
         power: OwnPower,
         steady: Callable[[], float] = time.monotonic,
@@ -160,14 +160,14 @@ class JobMeter:
 
     def record(self) -> dict[str, Any]:
         """What a run keeps of its energy, up to now."""
-        sessions = self._live.coordinator.sessions
-        spells, here = self._in_loop(lambda: self._log.spells(sessions, self._steady()))
+        sessions = self._live.manager.sessions
+        usages, here = self._in_loop(lambda: self._log.usages(sessions, self._steady()))
         duration_s, drew = self._steady() - self._began_s, self._power.used()
         known = drew.energy_j is not None and self._ps.energy_j is not None
         return RunEnergy(
             duration_s,
             duration_s,
-            spells,
+            usages,
             (drew.energy_j or 0.0) - (self._ps.energy_j or 0.0) if known else None,
             self._power.source if known else "",
             virtual=False,
@@ -180,7 +180,7 @@ class JobMeter:
         self._in_loop(lambda: self._energy.watchers.remove(self._log.ended))
 
     def _open(self) -> JobLog:
-        log = JobLog(self._live.coordinator.sessions, self._steady())
+        log = JobLog(self._live.manager.sessions, self._steady())
         self._energy.watchers.append(log.ended)
         return log
 

@@ -33,7 +33,7 @@ FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
 
 @dataclass
-class Job:
+class TrainingJob:
     """One training run on this server.
 
     Attributes:
@@ -109,17 +109,17 @@ class Jobs:
         self._fleet = fleet
         self._runner = runner
         self._log = log
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, TrainingJob] = {}
         self._history = history
         self._witness = witness or (lambda kind, text: None)
         self._clock = clock
         self._numbers = count(history.next_number if history is not None else 1)
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TrainingJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
         self._thread.start()
 
-    def submit(self, arguments: Mapping[str, Any]) -> Job:
+    def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
         """Queue a job.
 
         Raises:
@@ -128,7 +128,7 @@ class Jobs:
         steps = self._runner.check(arguments)
         with self._lock:
             number = next(self._numbers)
-            job = Job(f"job-{number}", number, arguments, steps)
+            job = TrainingJob(f"job-{number}", number, arguments, steps)
             self._jobs[job.id] = job
         if self._history is not None:
             self._history.submitted(number, job.model)
@@ -136,7 +136,7 @@ class Jobs:
         self._queue.put(job)
         return job
 
-    def find(self, id: str) -> Job:
+    def find(self, id: str) -> TrainingJob:
         """A job by its id.
 
         Raises:
@@ -152,13 +152,13 @@ class Jobs:
                 raise UsageError(f"{id} ended ({past.state}) before this server was started{where}")
         raise UsageError(f"this server has no job {id!r}; it has {known}")
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[TrainingJob]:
         """Every job, oldest first."""
         with self._lock:
             return list(self._jobs.values())
 
     @property
-    def running(self) -> Job | None:
+    def running(self) -> TrainingJob | None:
         """The job that is under way."""
         return next((job for job in self.all() if job.state is JobState.RUNNING), None)
 
@@ -180,7 +180,7 @@ class Jobs:
             self._train(job)
             self._log(f"{job.id} {job.state.value}")
 
-    def _train(self, job: Job) -> None:
+    def _train(self, job: TrainingJob) -> None:
         def report(record: Record) -> None:
             self._report(job, record)
 
@@ -197,7 +197,7 @@ class Jobs:
             final = {"event": "failed", "text": text, "exit_code": 1}
         self._report(job, final)
 
-    def _enter(self, job: Job, state: JobState, reason: str = "") -> None:
+    def _enter(self, job: TrainingJob, state: JobState, reason: str = "") -> None:
         if state is JobState.RUNNING:
             job.started_s = self._clock()
         job.state = state
@@ -206,7 +206,7 @@ class Jobs:
         if self._history is not None:
             self._history.changed(job.number, state.value, reason)
 
-    def _report(self, job: Job, record: Record) -> None:
+    def _report(self, job: TrainingJob, record: Record) -> None:
         if self._history is not None:
             self._history.reported(job.number, record)
         text = str(record.get("text", ""))
@@ -226,12 +226,12 @@ class Jobs:
         for wake in followers:
             wake()
 
-    def follow(self, job: Job, wake: Callable[[], None]) -> None:
+    def follow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
         """Call `wake`, from the training thread, whenever the job has a new record."""
         with self._lock:
             job.followers.append(wake)
 
-    def unfollow(self, job: Job, wake: Callable[[], None]) -> None:
+    def unfollow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
         """The inverse of `follow`."""
         with self._lock:
             job.followers.remove(wake)

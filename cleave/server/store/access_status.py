@@ -12,14 +12,17 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from cleave.server.store.store import CodeRecord, DeviceRecord, Standing, Store
-from cleave.server.store.writer import Ledger
+from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, Store
+from cleave.server.store.writer import StoreWriter
+
+_Record = TypeVar("_Record", CodeRecord, DeviceRecord)
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    standing: Standing
+    standing: AccessStatus
     reason: str
     at_s: float
 
@@ -33,9 +36,9 @@ class Standings:
         clock: Unix time, in seconds.
     """
 
-    def __init__(self, store: Store, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
-        self._ledger = ledger
+        self._ledger = writer
         self._clock = clock
         self._lock = threading.Lock()
         self._last_s = 0.0
@@ -44,7 +47,7 @@ class Standings:
         self._void: dict[int, str] = {}
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
-    def decide(self, device: int, name: str, standing: Standing, reason: str) -> None:
+    def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
         """From now on a device may do this.
 
         Args:
@@ -95,7 +98,7 @@ class Standings:
         """Wrong results of a device since then, and since it was released; and their points."""
         with self._lock:  # first: what is written meanwhile is found in both, and counted once
             decision = self._decisions.get(device)
-            if decision is not None and decision.standing is Standing.ADMITTED:
+            if decision is not None and decision.standing is AccessStatus.ADMITTED:
                 since_s = max(since_s, math.nextafter(decision.at_s, math.inf))
             pending = [fault for fault in self._faults.get(device, ()) if fault[0] >= since_s]
         written = self._store.faults_since(device, since_s)
@@ -114,6 +117,31 @@ class Standings:
         if decision is None:
             return device
         return replace(device, standing=decision.standing, reason=decision.reason)
+
+    def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
+        """The device whose credential has this hash, as it stands now."""
+        return self._settled(lambda: self._store.device_of(credential_hash), self.of)
+
+    def code_of(self, hash: bytes) -> CodeRecord | None:
+        """The join code with this hash, as it is now."""
+        return self._settled(lambda: self._store.code(hash), self.code)
+
+    @staticmethod
+    def _settled(
+        read: Callable[[], _Record | None], now: Callable[[_Record], _Record]
+    ) -> _Record | None:
+        """What the store says, corrected by what is not written yet.
+
+        A decision that is written after the store was read, and forgotten before it is asked for
+        here, would be missed: so the store is read until it says the same twice.
+        """
+        record = read()
+        while record is not None:
+            found, again = now(record), read()
+            if found != record or again == record:
+                return found
+            record = again
+        return None
 
     def code(self, code: CodeRecord) -> CodeRecord:
         """Likewise a join code."""

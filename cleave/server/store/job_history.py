@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cleave.server.store.store import JobRecord, Store
-from cleave.server.store.writer import Ledger
+from cleave.server.store.writer import StoreWriter
 
 STEPS_WRITTEN_S: Final = 5.0
 """How often the progress of a running job is written."""
@@ -43,9 +43,9 @@ class JobHistory:
         interrupted: the jobs that were running or queued when the server before was killed.
     """
 
-    def __init__(self, store: Store, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
-        self._ledger = ledger
+        self._ledger = writer
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs = {job.number: job for job in store.jobs()}

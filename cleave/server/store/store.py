@@ -28,7 +28,7 @@ CODES_KEPT_S: Final = 30 * 86400.0
 """How long an old join code is known, so that whoever tries it is told what became of it."""
 
 
-class Standing(Enum):
+class AccessStatus(Enum):
     """What a device may do; the values are what users read."""
 
     ADMITTED = "admitted"
@@ -36,7 +36,7 @@ class Standing(Enum):
     REVOKED = "revoked"
 
 
-class Absence(Enum):
+class Departure(Enum):
     """Why a device is not here; the values are what users read."""
 
     AWAY = "away"
@@ -66,11 +66,11 @@ class DeviceRecord:
 
     id: int
     name: str
-    standing: Standing
+    standing: AccessStatus
     reason: str
     paired_s: float
     seen_s: float
-    absence: Absence
+    absence: Departure
     absence_reason: str
     sessions: int
     losses: int
@@ -265,21 +265,26 @@ class Store:
                 (now_s, device),
             )
 
-    def departed(self, device: int, absence: Absence, reason: str, now_s: float) -> None:
+    def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
         """A device's session ended."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
                 "losses = losses + ? WHERE id = ?",
-                (absence.value, reason, now_s, absence is Absence.LOST, device),
+                (absence.value, reason, now_s, absence is Departure.LOST, device),
             )
 
-    def stand(self, device: int, standing: Standing, reason: str, now_s: float) -> None:
+    def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
         """Change what a device may do. What it did wrong before an admission counts no more."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
-                (standing.value, reason, now_s if standing is Standing.ADMITTED else 0.0, device),
+                (
+                    standing.value,
+                    reason,
+                    now_s if standing is AccessStatus.ADMITTED else 0.0,
+                    device,
+                ),
             )
 
     def credit(self, done: Mapping[int, Contribution], now_s: float) -> None:
@@ -361,7 +366,7 @@ class Store:
             added = db.execute(
                 "INSERT INTO devices (name, standing, paired_s, seen_s, code) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (_free_name(db, name), Standing.ADMITTED.value, now_s, now_s, code),
+                (_free_name(db, name), AccessStatus.ADMITTED.value, now_s, now_s, code),
             )
             device = int(added.lastrowid or 0)
             db.execute("INSERT INTO credentials VALUES (?, ?)", (credential_hash, device))
@@ -395,8 +400,8 @@ _JOB: Final = ", ".join(JobRecord.__slots__)
 
 def _device(row: Sequence[Any]) -> DeviceRecord:
     values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
-    values["standing"] = Standing(values["standing"])
-    values["absence"] = Absence(values["absence"])
+    values["standing"] = AccessStatus(values["standing"])
+    values["absence"] = Departure(values["absence"])
     done = Contribution(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
     return DeviceRecord(**values, done=done, conduct=Conduct(*row[_BEFORE_CONDUCT:]))
 

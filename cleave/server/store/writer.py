@@ -27,7 +27,7 @@ class _Owed:
     said: bool = False
 
 
-class Ledger:
+class StoreWriter:
     """A thread that writes.
 
     There are writes that are dropped when they fail (`soon`: when a device came and went) and such
