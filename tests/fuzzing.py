@@ -677,4 +677,4 @@ class Arena:
         assert self.manager.scheduler.idle
         self._obey(self.manager.pause(self.now_s))
         assert self._core.occupied_bytes == 0
-        assert not self.manager._buffers
+        assert self.manager.leftovers() == []

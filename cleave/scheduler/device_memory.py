@@ -6,7 +6,7 @@ them and to hold them, and what has to go to make room is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from cleave.gemm import Span
@@ -41,6 +41,10 @@ class DeviceMemory:
     def empty(self) -> bool:
         """Whether there is no array, and nobody who would hold one."""
         return not self._arrays and not self._holders
+
+    def devices_with(self, array: int) -> Set[int]:
+        """The devices that hold an array, or will."""
+        return self._holders.get(array, frozenset())
 
     def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
         """See `HeldArrays.stored`."""

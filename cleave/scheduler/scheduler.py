@@ -10,7 +10,7 @@ valid answer counts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any, Final
@@ -36,8 +36,10 @@ from cleave.scheduler.instructions import (
 )
 from cleave.scheduler.load import DeviceLoad
 from cleave.scheduler.reassignment import reassign, speculate
+from cleave.scheduler.story import Story
 from cleave.scheduler.stragglers import find_stragglers
 from cleave.scheduler.tasks import Job, Task
+from cleave.scheduler.validation import broken_invariants, leftovers
 
 MAX_FAILURES: Final = 4
 """How often a task may fail, and on every device that is there, before it is kept back."""
@@ -87,6 +89,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.counters = Counters()
+        self.story = Story()
         self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest last
         self._devices: dict[int, DeviceLoad] = {}
         self._jobs: dict[int, Job] = {}
@@ -123,8 +126,37 @@ class Scheduler:
         """Take one event and return what is to be done about it, in order."""
         self._instructions = []
         self._now_s = now_s
+        self.story.add(now_s, event)
         self._handlers[type(event)](event, now_s)
+        for instruction in self._instructions:
+            self.story.add(now_s, instruction)
         return self._instructions
+
+    def validate(self) -> None:
+        """Check the books.
+
+        Raises:
+            AssertionError: with what is wrong, and what happened to the first device of it.
+        """
+        kept_back = (*self._orphans, *self._held)
+        broken = broken_invariants(
+            self._devices, self._jobs, self._copies, kept_back, self.device_memory
+        )
+        if broken:
+            raise AssertionError("; ".join(broken))
+
+    def leftovers(self) -> list[str]:
+        """Say what is kept, a sentence each: nothing, with no job and no operand in use."""
+        kept = {
+            "jobs": self._jobs,
+            "jobs that wait": self._waiting,
+            "orphans": self._orphans,
+            "tasks that were kept back": self._held,
+            "reasons": self._stuck,
+            "copies": self._copies,
+            "beginnings": self._begun_s,
+        }
+        return leftovers(self._devices.values(), kept, self.device_memory)
 
     @property
     def devices(self) -> Sequence[int]:
@@ -154,6 +186,11 @@ class Scheduler:
     def blank(self) -> bool:
         """Whether no work is under way and no device holds an array, as when it was new."""
         return not self._jobs and not any(d.held or d.forget for d in self._devices.values())
+
+    def runs_of(self, device: int) -> Set[int]:
+        """The runs that a device was sent and has not answered."""
+        state = self._devices.get(device)
+        return state.running.keys() if state is not None else frozenset()
 
     def busy(self, device: int) -> bool:
         """Whether a device has something to do."""

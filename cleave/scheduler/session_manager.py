@@ -119,6 +119,30 @@ class SessionManager:
         """How many devices may be given work."""
         return len(self.scheduler.devices)
 
+    def validate(self) -> None:
+        """Check the books, the scheduler's and its own.
+
+        Raises:
+            AssertionError: with what is wrong.
+        """
+        self.scheduler.validate()
+        for session in self.sessions.values():
+            running = self.scheduler.runs_of(session.id)
+            if unknown := session.expected.keys() - running:
+                raise AssertionError(
+                    f"{session.name} is expected to answer {sorted(unknown)}, which do not run"
+                )
+
+    def leftovers(self) -> list[str]:
+        """Say what is kept, a sentence each: nothing, with no job and no operand in use."""
+        found = self.scheduler.leftovers()
+        if self._buffers:
+            found.append(f"{len(self._buffers)} operands are left")
+        expected = sum(len(session.expected) for session in self.sessions.values())
+        if expected:
+            found.append(f"{expected} answers are expected")
+        return found
+
     def state(self, session: Session) -> DeviceState:
         """What a device is doing now."""
         if session.state is DeviceState.READY and session.setbacks.aside:

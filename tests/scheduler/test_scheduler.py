@@ -397,8 +397,7 @@ class Harness:
     def settle(self, random: Random) -> None:
         """With a healthy device there, everything must come to an end."""
         self._go_on(random)
-        devices = self.manager.scheduler._devices.values()
-        if not any(len(d.rates.dtypes) == len(ALL) for d in devices if not d.draining):
+        if not any(len(rates.dtypes) == len(ALL) for rates in self.manager.scheduler.rates):
             self.join(10_000)
             self.settle(random)
             return
@@ -416,23 +415,7 @@ class Harness:
 
     def check_empty(self) -> None:
         """Nothing is submitted, nothing named: nothing may be kept."""
-        scheduler = self.manager.scheduler
-        assert scheduler.idle
-        assert scheduler.device_memory.empty
-        assert not scheduler._waiting
-        assert not scheduler._orphans
-        assert not scheduler._held
-        assert not scheduler._stuck
-        assert not scheduler._copies
-        assert not scheduler._begun_s
-        for device in scheduler._devices.values():
-            assert not device.held
-            assert not device.needed
-            assert not device.running
-            assert not device.queue
-            assert device.occupied_bytes == 0
-        assert not self.manager._buffers
-        assert not any(s.expected for s in self.manager.sessions.values())
+        assert self.manager.leftovers() == []
 
 
 def _is_fault(message: messages.TaskError | messages.Result, task: Task) -> bool:
@@ -548,9 +531,8 @@ class History(RuleBasedStateMachine):
             self.runtime.answer_unasked(device, 2**41 + run)
 
     @invariant()
-    def within_memory(self) -> None:
-        for device in self.runtime.manager.scheduler._devices.values():
-            assert 0 <= device.occupied_bytes <= device.rates.memory_bytes
+    def the_books_are_right(self) -> None:
+        self.runtime.manager.validate()
 
     def teardown(self) -> None:
         random = Random(0)

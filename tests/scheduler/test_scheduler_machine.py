@@ -330,7 +330,7 @@ class Model:
         self.tell(events.Paused())
         assert self.scheduler.idle
         assert self.scheduler.blank
-        assert not any(d.occupied_bytes for d in self.scheduler._devices.values())
+        assert self.scheduler.leftovers() == []
         kept = {i: list(d.arrays) for i, d in self.devices.items() if d.arrays}
         assert not kept, f"devices keep what nobody can name any more: {kept}"
 
@@ -479,10 +479,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def accounts_are_within_limits(self) -> None:
-        known = self.model.scheduler._devices
-        assert set(known) == set(self.model.devices)
-        for device in known.values():
-            assert 0 <= device.occupied_bytes <= device.rates.memory_bytes
+        self.model.scheduler.validate()
         for product in self.model.products.values():
             assert (product.depth <= product.job.gemm.k).all()
 

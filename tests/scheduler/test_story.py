@@ -1,0 +1,73 @@
+"""What happened to a device, a job and a run is told, without their payloads."""
+
+from __future__ import annotations
+
+import pytest
+
+from cleave.gemm import Span
+from cleave.planner.plan import DeviceRates
+from cleave.scheduler import events
+from cleave.scheduler.instructions import Place, SendArray, SendCancel, SendRun
+from cleave.scheduler.scheduler import Scheduler
+from cleave.scheduler.story import Story
+from cleave.scheduler.tasks import ArrayRef, Task
+
+ARRAY = ArrayRef(3, 1, Span(0, 4), Span(0, 4), 64)
+TASK = Task(7, (ARRAY,), 128, 64, None)
+
+
+@pytest.fixture
+def story() -> Story:
+    made = Story()
+    made.add(0.0, events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)))
+    made.add(1.0, SendArray(1, ARRAY))
+    made.add(1.0, SendRun(1, 5, TASK))
+    made.add(2.0, events.ResultArrived(1, 5, b"x" * 64))
+    made.add(2.0, Place(TASK, b"x" * 64))
+    made.add(3.0, SendCancel(2, (6, 8)))
+    made.add(4.0, events.Tick())
+    return made
+
+
+def test_the_story_of_a_device(story: Story) -> None:
+    assert story.tell(device=1) == [
+        "0.000 s: DeviceReady (rates of device 1, careful False)",
+        "1.000 s: SendArray (device 1, array 3, 64 bytes)",
+        "1.000 s: SendRun (device 1, run 5, task of job 7 with arrays 3)",
+        "2.000 s: ResultArrived (device 1, run 5)",
+    ]
+
+
+def test_the_stories_of_a_job_and_of_a_run(story: Story) -> None:
+    assert [line.split()[2] for line in story.tell(job=7)] == ["SendRun", "Place"]
+    assert [line.split()[2] for line in story.tell(run=5)] == ["SendRun", "ResultArrived"]
+    assert story.tell(run=8) == ["3.000 s: SendCancel (device 2, runs (6, 8))"]
+    assert len(story.tell()) == 7
+
+
+def test_the_oldest_makes_room() -> None:
+    story = Story(length=2)
+    for at_s in range(3):
+        story.add(float(at_s), events.Tick())
+    assert [line.split()[0] for line in story.tell()] == ["1.000", "2.000"]
+
+
+def test_the_scheduler_keeps_its_story() -> None:
+    scheduler = Scheduler()
+    scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.5)
+    scheduler.handle(events.DeviceLost(1), 1.5)
+    assert [line.split()[2] for line in scheduler.story.tell(device=1)] == [
+        "DeviceReady",
+        "DeviceLost",
+    ]
+    scheduler.validate()
+    assert scheduler.leftovers() == []
+
+
+def test_wrong_books_are_told() -> None:
+    scheduler = Scheduler()
+    scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)
+    scheduler._devices[1].occupied_bytes = 9
+    with pytest.raises(AssertionError, match="device 1: 9 bytes are booked, and 0 are occupied"):
+        scheduler.validate()
+    assert scheduler.leftovers() == ["device 1 has 0 arrays and tasks left"]
