@@ -6,7 +6,7 @@ NPM := $(shell command -v npm)
 PAGES := cleave/server/web/index.html
 PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -name '*.wasm')
 
-.PHONY: demo test lint setup web clean
+.PHONY: demo test unit coverage lint setup web clean
 
 # Without npm everything but the web pages works.
 setup: $(VENV)/ready $(if $(NPM),web)
@@ -28,6 +28,10 @@ demo: setup
 test: setup
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,@echo "npm is not installed: the web client was not tested")
+
+# The fast loop: under a minute on two cores.
+unit: setup
+	CLEAVE_FAST_TESTS=1 $(BIN)/pytest --unit -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

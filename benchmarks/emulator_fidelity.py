@@ -300,7 +300,7 @@ def compare_steps(profile: DeviceProfile, steps: int) -> None:
         return
     job = JobSpec(model="opt-tiny", steps=steps + 1, batch=4, seq=128)
     with (
-        cleave.serve("0.0.0.0", security=Security(insecure_lan=True)) as fleet,
+        cleave.serve(host="0.0.0.0", security=Security(insecure_lan=True)) as fleet,
         limited_devices(fleet) as links,
     ):
         print("training steps of opt-tiny behind limited links, as measured:")

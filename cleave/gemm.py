@@ -137,7 +137,7 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
     """The blocks of a tile in the order in which strips, sent A0 B0 A1 B1 ..., make them ready.
 
     When an A-strip arrives it meets every B-strip that is already there, and the other way round;
-    so after a share f of the download a share f^2 of the blocks is ready (design, section 4).
+    so after a share f of the download a share f^2 of the blocks is ready.
     """
     have_a = have_b = 0
     while have_a < len(cut.m_cuts) or have_b < len(cut.n_cuts):

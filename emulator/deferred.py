@@ -4,7 +4,7 @@ In virtual time a device's blocks need no arithmetic of their own: an emulated d
 a `DeferredProduct`, which knows its size and computes itself when it is packed for a wire. When a
 GEMM is complete, the products of each tile are done in one multiplication, from the very arrays
 that the devices were sent, straight into their place in C. Small block products would cost 2 to 6
-times the GEMM (design, section 3). The numbers are those of a device that multiplies its tile in
+times the GEMM. The numbers are those of a device that multiplies its tile in
 one call.
 """
 

@@ -22,7 +22,7 @@ _LEAST_S, _MOST_S = 0.1, 1e9  # what `Durations` takes from a file
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
-    """The published fleet, `paper-N` (design, section 4): laptop class, no latency.
+    """The published fleet, `paper-N` (docs/emulation.md): laptop class, no latency.
 
     One vector of N uniform draws each, in this order: compute 5-7 TFLOP/s, uplink 5-10 and downlink
     10-100 (1e6 bytes/s), memory 1-3 GB; `numpy.random.default_rng(42)`. Which devices are

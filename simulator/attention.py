@@ -1,4 +1,4 @@
-"""Attention as tasks: one for each sample and key-value head (design, section 4).
+"""Attention as tasks: one for each sample and key-value head (docs/simulation.md).
 
 A task's queries, keys and values go down and its output comes back, so S x S scores never travel.
 Tasks are all alike, and a device does its tasks in turn: it downloads the next while it multiplies

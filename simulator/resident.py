@@ -1,4 +1,4 @@
-"""`cleave-resident`: devices hold sub-layers for a step (design, section 9). Not built: simulated.
+"""`cleave-resident`: devices hold sub-layers for a step (docs/simulation.md). Not built: simulated.
 
 The closed form (`resident_layouts`) ranks the runs of sub-layers, the sizes of groups and their
 numbers. The best of them are simulated event by event on the real devices (`resident_events`), and

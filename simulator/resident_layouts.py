@@ -7,7 +7,7 @@ devices, and B / G samples for each group:
            + sum over stages of one sample's forward and backward hop
            + the last flush of gradients (`flushes`)
 
-where down includes the weights. The hand estimates of the design (section 9) count the gradients
+where down includes the weights. The estimates by hand in docs/simulation.md count the gradients
 among `up` instead; but they can only be sent when all samples are through.
 """
 

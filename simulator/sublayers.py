@@ -1,4 +1,4 @@
-"""Resident sub-layers (design, section 9): what a device sends, multiplies and holds for one.
+"""Resident sub-layers (docs/simulation.md): what a device sends, multiplies and holds for one.
 
 A group of r devices holds a *run* of consecutive sub-layers (attention or FFN) for a step; its
 devices share a sample's tokens. With S tokens, width d, W parameters, e bytes an element:

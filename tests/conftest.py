@@ -12,10 +12,40 @@ from hypothesis import settings
 
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
+from tests.examples import FAST
 
 # Machines that run tests are shared and slow: a deadline would test them, not the code.
 settings.register_profile("cleave", deadline=None)
-settings.load_profile("cleave")
+settings.register_profile("fast", deadline=None, max_examples=10)
+settings.load_profile("fast" if os.environ.get(FAST) else "cleave")
+
+NOT_UNIT = ("android", "faults", "integration", "web")
+"""Folders of tests that need a JVM, a browser, processes, or a network."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--unit`."""
+    parser.addoption(
+        "--unit",
+        action="store_true",
+        help="only tests that need no browser, JVM, fleet of processes or network, and are not "
+        "marked slow; few examples of each property",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `--unit` leaves out."""
+    if not config.getoption("--unit"):
+        return
+    here = Path(__file__).parent
+    slow = [
+        item
+        for item in items
+        if item.path.relative_to(here).parts[0] in NOT_UNIT or item.get_closest_marker("slow")
+    ]
+    config.hook.pytest_deselected(items=slow)
+    gone = set(slow)
+    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(scope="session", autouse=True)

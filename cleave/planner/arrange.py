@@ -1,9 +1,9 @@
-"""Which device goes where: columns of C, slabs in depth, rows (design, section 4).
+"""Which device goes where: columns of C, slabs in depth, rows (docs/planner.md).
 
 In the fluid limit every device has a best tile: its side depends on the uplink alone, its depth on
 downlink and uplink. Devices sorted by that depth are dealt into columns of equal volume, so that a
 column has devices that want the same depth, and then into slabs whose devices' sides add up to the
-height of the column. A run of columns with equal slab counts is what the design calls a region.
+height of the column. A run of columns with equal slab counts is a region (`cleave.planner.plan.Region`).
 """
 
 from __future__ import annotations

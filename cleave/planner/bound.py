@@ -1,4 +1,4 @@
-"""Lower bounds on the time of one GEMM on a fleet (design, section 4).
+"""Lower bounds on the time of one GEMM on a fleet (docs/planner.md).
 
 Both are the T at which what the devices can do in T adds up to the whole GEMM. *Overlap*: what no
 plan beats, whatever its tiles; by the Loomis-Whitney inequality a device that received x elements

@@ -120,7 +120,7 @@ class PlannedTile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Neighbouring columns of C that are cut in depth into equally many slabs (design, section 4).
+    """Neighbouring columns of C that are cut in depth into equally many slabs (docs/planner.md).
 
     Attributes:
         m, n: the part of C.

@@ -338,7 +338,7 @@ def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
 class ReductionOrder:
     """Partial sums are added in the order of k: each waits for the lower ones of its elements.
 
-    Results then do not depend on the order in which devices answer (design, section 4).
+    Results then do not depend on the order in which devices answer.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:

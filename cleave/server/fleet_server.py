@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -50,7 +51,7 @@ from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_req
 from cleave.transport.join_url import JOIN_PATH, JoinUrl
 from cleave.transport.listener import GuardedConnection
 from cleave.transport.rejection_log import RejectionLog
-from cleave.transport.tls import Exposure, Security, expose
+from cleave.transport.tls import Security, expose
 
 WEBSOCKET_PATH = "/ws"
 
@@ -67,6 +68,48 @@ _WHY: Final = {
 OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How a server listens and whom it lets in.
+
+    Attributes:
+        host: the address to listen on; `0.0.0.0` for every network of this machine.
+        port: 0 for any free one.
+        credential: what devices must know; a random one unless given. It is part of `url`.
+        operator_credential: likewise for operators, in `operator_url`.
+        viewer_credential: what `dashboard_url` holds; who may use it says `auth`.
+        planner: who chooses the tiles.
+        notify: called with a line when devices come and go, in the server's thread.
+        operator: serves operator sessions; refused when None.
+        pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
+        witness: told of what happens to devices, in the server's thread.
+        verify: which results to check before they are used (`cleave.verify`), as `cleave serve
+            --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
+            computed elsewhere, and a device that sends several, or one that is wrong as a whole,
+            is quarantined.
+        auth: who decides which devices and operators may come in, where that is more than to know
+            the credentials; these are then only what the URLs hold.
+        security: TLS, and from which web pages browsers may connect. By default plain on
+            loopback, and with a certificate of its own elsewhere, whose fingerprint is in `url`.
+        allowed: how many may connect, and how long they may take.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    credential: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    operator_credential: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    viewer_credential: str = ""
+    planner: Planner = field(default_factory=TilePlanner)
+    notify: Callable[[str], None] = lambda line: None
+    operator: OperatorHandler | None = None
+    pages: HttpHandler | None = None
+    witness: EventListener | None = None
+    verify: Verification | str | bool = True
+    auth: Authenticator | None = None
+    security: Security = field(default_factory=Security)
+    allowed: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
 class ServedFleet(Fleet):
     """A fleet of devices that join over the network. Made by `serve`.
 
@@ -79,40 +122,26 @@ class ServedFleet(Fleet):
         fingerprint: of the certificate, where clients are to pin it; else empty.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        credential: str,
-        operator_credential: str,
-        viewer_credential: str,
-        planner: Planner,
-        notify: Callable[[str], None] | None,
-        operator: OperatorHandler | None,
-        witness: EventListener | None,
-        pages: HttpHandler | None,
-        verify: Verification | str | bool,
-        auth: Authenticator | None,
-        exposure: Exposure,
-        allow_origins: tuple[str, ...],
-        allowed: ConnectionLimits,
-    ) -> None:
-        auth = auth if auth is not None else SharedSecretAuth(credential, operator_credential)
-        manager = SessionManager(verify=verify, auth=auth, max_devices=allowed.devices)
-        self._live = LiveRuntime(manager, notify, witness)
-        super().__init__(self._live, planner)
+    def __init__(self, config: ServerConfig) -> None:
+        auth = config.auth or SharedSecretAuth(config.credential, config.operator_credential)
+        descriptors = listener.open_files_limit()
+        allowed = config.allowed if descriptors is None else config.allowed.within(descriptors)
+        exposure = expose(config.host, config.security, datetime.now(UTC))
+        manager = SessionManager(verify=config.verify, auth=auth, max_devices=allowed.devices)
+        self._live = LiveRuntime(manager, config.notify, config.witness)
+        super().__init__(self._live, config.planner)
         self.fingerprint = exposure.fingerprint
         self._exposure = exposure
         self._allowed = allowed
-        self._say = notify or (lambda _: None)
-        self._origins = frozenset(allow_origins)
+        self._say = config.notify
+        self._origins = frozenset(parse_origin(o) for o in config.security.allow_origins)
         self._present = dict.fromkeys(AccessLevel, 0)
-        self._operator = operator
-        self._pages = pages
-        self._credential = credential
-        self._operator_credential = operator_credential
-        self._viewer_credential = viewer_credential
+        self._operator = config.operator
+        self._pages = config.pages
+        self._credential = config.credential
+        self._operator_credential = config.operator_credential
+        self._viewer_credential = config.viewer_credential
+        host, port = config.host, config.port
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
         started = threading.Event()
@@ -383,73 +412,20 @@ def _quiet(say: Callable[[str], None]) -> logging.Logger:
     return logger
 
 
-def serve(
-    host: str = "127.0.0.1",
-    port: int = 0,
-    *,
-    credential: str | None = None,
-    operator_credential: str | None = None,
-    viewer_credential: str = "",
-    planner: Planner | None = None,
-    notify: Callable[[str], None] | None = None,
-    operator: OperatorHandler | None = None,
-    pages: HttpHandler | None = None,
-    witness: EventListener | None = None,
-    verify: Verification | str | bool = True,
-    auth: Authenticator | None = None,
-    security: Security | None = None,
-    allowed: ConnectionLimits | None = None,
-) -> ServedFleet:
+def serve(config: ServerConfig | None = None, **changes: Any) -> ServedFleet:
     """Listen for devices in this process, in a thread of its own.
 
     Args:
-        host: the address to listen on; `0.0.0.0` for every network of this machine.
-        port: 0 for any free one.
-        credential: what devices must know; a random one unless given. It is part of `url`.
-        operator_credential: likewise for operators, in `operator_url`.
-        viewer_credential: what `dashboard_url` holds; who may use it says `auth`.
-        planner: who chooses the tiles.
-        notify: called with a line when devices come and go, in the server's thread.
-        operator: serves operator sessions; refused when None.
-        witness: told of what happens to devices, in the server's thread.
-        pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
-        verify: which results to check before they are used (`cleave.verify`), as `cleave serve
-            --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
-            computed elsewhere, and a device that sends several, or one that is wrong as a whole,
-            is quarantined.
-        auth: who decides which devices and operators may come in, where that is more than to know
-            the credentials; these are then only what the URLs hold.
-        security: TLS, and from which web pages browsers may connect. By default plain on
-            loopback, and with a certificate of its own elsewhere, whose fingerprint is in `url`.
-        allowed: how many may connect, and how long they may take.
+        config: how; on loopback, and any free port, unless given.
+        changes: fields of `ServerConfig` that are to be otherwise.
 
     Raises:
         UsageError: when the address cannot be listened on, or TLS lacks something, or
             `verify` is none of these.
 
     Example:
-        >>> with serve() as fleet:
+        >>> with serve(port=0) as fleet:
         ...     fleet.url.startswith("ws://127.0.0.1:")
         True
     """
-    security, allowed = security or Security(), allowed or ConnectionLimits()
-    descriptors = listener.open_files_limit()
-    return ServedFleet(
-        host,
-        port,
-        credential=secrets.token_urlsafe(24) if credential is None else credential,
-        operator_credential=(
-            secrets.token_urlsafe(24) if operator_credential is None else operator_credential
-        ),
-        viewer_credential=viewer_credential,
-        planner=planner or TilePlanner(),
-        notify=notify,
-        operator=operator,
-        witness=witness,
-        pages=pages,
-        verify=verify,
-        auth=auth,
-        exposure=expose(host, security, datetime.now(UTC)),
-        allow_origins=tuple(parse_origin(origin) for origin in security.allow_origins),
-        allowed=allowed if descriptors is None else allowed.within(descriptors),
-    )
+    return ServedFleet(replace(config or ServerConfig(), **changes))

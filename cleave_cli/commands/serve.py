@@ -162,8 +162,8 @@ def serve(
     ) as server_app:
         sessions = server_app.operators
         fleet = listen(
-            host,
-            port,
+            host=host,
+            port=port,
             credential=credential,
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,

@@ -24,6 +24,7 @@ from emulator.compute import EmulatedProcessor
 from emulator.links import Link, Shared
 from emulator.paced import Clock, Lateness, PacedComputer, PacedConnection
 from profiles.fleet_device import FleetDevice
+from tests.examples import examples
 
 T = TypeVar("T")
 NEAR = 1e-6
@@ -127,7 +128,7 @@ def test_a_pipeline_upwards_pays_its_latency_once() -> None:
     st.sampled_from([0.0, 0.2, 2.0]),
     st.sampled_from([0.5, 1.0, 30.0]),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_whatever_is_sent_arrives_in_order_and_in_time(
     sent: list[tuple[float, int]], latency_s: float, speed: float
 ) -> None:

@@ -21,6 +21,7 @@ from emulator.virtual import VirtualRuntime, emulated
 from profiles.availability import Availability, Durations, Family
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, paper_fleet, with_churn
+from tests.examples import examples
 
 DEVICE = FleetDevice("test", 1e8, 1e5, 5e4, 0.05, 2**30)
 
@@ -59,7 +60,7 @@ def check(future: GemmFuture) -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0, 4.0]), st.booleans())
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 def test_products_are_right_whoever_comes_and_goes(
     seed: int, session_s: float, drains: bool
 ) -> None:

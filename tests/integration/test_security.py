@@ -214,7 +214,7 @@ def test_plain_is_refused_where_other_machines_listen(tmp_path: Path) -> None:
     )
     assert answer.returncode == 2
     assert "--insecure-lan" in answer.stderr
-    with cleave.serve("0.0.0.0", security=Security(insecure_lan=True)) as fleet:
+    with cleave.serve(host="0.0.0.0", security=Security(insecure_lan=True)) as fleet:
         attempt(parse_join_url(fleet.url).at("127.0.0.1"))
 
 

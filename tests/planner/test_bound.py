@@ -13,6 +13,7 @@ from cleave.planner import cost
 from cleave.planner.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.shape import RateArrays, best_tile
+from tests.examples import examples
 
 UNLIMITED = PsRates()
 elements = st.sampled_from([ElementBytes(4, 4), ElementBytes(2, 2), ElementBytes(2, 4)])
@@ -58,7 +59,7 @@ def _overlapped_s(box: Box, gemm: Gemm, element: ElementBytes, d: DeviceRates) -
     return max(_parts_s(box, gemm, element, d))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.builds(Gemm, *[st.integers(1, 3)] * 3), elements, st.lists(devices, min_size=1, max_size=3)
 )
@@ -88,7 +89,7 @@ def test_no_plan_beats_the_bounds(
                     assert took >= isolated * (1 - 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.builds(Gemm, *[st.integers(1, 40)] * 3), elements, devices, st.floats(1e-3, 1e3))
 def test_the_best_tile_is_the_best_of_all_integer_tiles(
     gemm: Gemm, element: ElementBytes, device: DeviceRates, time_s: float

@@ -20,6 +20,7 @@ from cleave.planner.plan import (
 )
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits
+from tests.examples import examples
 from tests.planner.checks import check_right, paper_rates
 
 FP32 = ElementBytes(4, 4)
@@ -105,7 +106,7 @@ def _check_tiles(plan: Plan, devices: list[DeviceRates], element: ElementBytes) 
     assert plan.makespan_s == pytest.approx(max(busy.values()))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(small_gemms, elements, fleets(most=8))
 def test_a_plan_covers_every_multiplication_once(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]
@@ -115,7 +116,7 @@ def test_a_plan_covers_every_multiplication_once(
     _check_tiles(plan, devices, element)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(small_gemms, elements, fleets(most=8, memory=(40, 2000)))
 def test_tiles_fit_their_devices_however_small(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]
@@ -125,7 +126,7 @@ def test_tiles_fit_their_devices_however_small(
     _check_tiles(plan, devices, element)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     st.builds(Gemm, *[st.sampled_from([1, 2, 63, 512, 4097, 20_000])] * 3),
     elements,
@@ -158,7 +159,7 @@ def test_fleets_of_every_size(gemm: Gemm, devices: int) -> None:
     _check_tiles(plan, fleet, FP32)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(small_gemms, elements, fleets(most=6, memory=(40, 2**30)), st.randoms(use_true_random=False))
 def test_the_order_of_devices_does_not_matter(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates], random: Random

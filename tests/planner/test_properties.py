@@ -14,6 +14,7 @@ from cleave.planner.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import Method, TilePlanner
 from cleave.planner.shape import RateArrays
+from tests.examples import examples
 from tests.planner.checks import BF16, FP32, check_right, paper_rates
 
 UNLIMITED = PsRates()
@@ -21,7 +22,7 @@ CARD_BYTES_PER_S = 10e9 / 8
 gemms = st.builds(Gemm, *[st.integers(1, 3000)] * 3)
 elements = st.sampled_from([BF16, FP32, ElementBytes(2, 4)])
 shares = st.floats(0.0, 3.0).map(lambda power: 10**power)  # within three orders of magnitude
-few = settings(max_examples=30)
+few = settings(max_examples=examples(30))
 
 
 @st.composite
@@ -77,7 +78,7 @@ def test_the_published_method_never_cuts_the_depth(
     assert all(r.slabs == 1 for r in plan.regions)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(gemms, elements, fleets(), shares, shares)
 def test_no_more_passes_the_card_than_it_can_carry(
     gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates], out: float, back: float

@@ -17,6 +17,7 @@ from cleave.planner.streaming import even_sizes, finish_s, predicted_s
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
+from tests.examples import examples
 
 ELEMENT = ElementBytes(2, 2)
 
@@ -52,7 +53,7 @@ def test_equal_devices_take_what_is_predicted(
     assert took >= predicted  # headers take time too
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     m=st.integers(512, 8192),
     n=st.integers(512, 8192),

@@ -20,6 +20,7 @@ from profiles.performance import (
     fit,
     fit_and_judge,
 )
+from tests.examples import examples
 
 sides = st.integers(1, 5000)
 costs = st.floats(0, 1e-6)
@@ -94,7 +95,7 @@ def test_one_throughput_is_the_same_at_every_shape() -> None:
     st.floats(1e-6, 1e-4), st.floats(1e-13, 1e-10), st.floats(0, 100), st.floats(0, 100),
     st.floats(0, 100), st.sampled_from(range(len(EDGE_WIDTHS))), st.integers(0, 10),
 )  # fmt: skip
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_fit_of_a_known_model_predicts_like_it(
     startup_s: float, volume_s: float, a0: float, b0: float, c0: float, edge: int, seed: int
 ) -> None:
@@ -149,7 +150,7 @@ def test_noise_is_not_fitted() -> None:
 
 
 @given(st.integers(0, 30), st.floats(0, 1.0))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_no_coefficient_is_negative_whatever_was_measured(seed: int, noise: float) -> None:
     found = fit(_samples(PerformanceModel(1e-5, 2e-11, 1e-10), seed, 40, noise))
     assert found.volume_s > 0

@@ -38,6 +38,7 @@ from cleave.protocol.messages import (
     Welcome,
 )
 from cleave.protocol.texts import clean, clean_plain
+from tests.examples import examples
 from tests.protocol.vectors import HAS_PAYLOAD, TYPES, load, octets
 from tests.vectors.generate import nested
 
@@ -137,7 +138,7 @@ def _try(data: bytes) -> None:
 
 
 @given(any_message)
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_round_trip(message: Message) -> None:
     parts = encode(message)
     data = b"".join(parts)
@@ -147,7 +148,7 @@ def test_round_trip(message: Message) -> None:
 
 
 @given(st.sampled_from([0, 1, 255, 256, 65535, 65536, 70000]), ids)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_round_trip_of_every_length_of_payload(length: int, id: int) -> None:
     payload = random.Random(length).randbytes(length)
     data = _bytes(Put(id, 1, length, "bf16", payload))
@@ -190,13 +191,13 @@ def _minimal(cls: type[Any]) -> tuple[Any, ...]:
 
 
 @given(st.binary(max_size=120))
-@settings(max_examples=1500)
+@settings(max_examples=examples(1500))
 def test_random_bytes(data: bytes) -> None:
     _try(data)
 
 
 @given(st.sampled_from(sorted(TYPES)), plain_values, st.none() | st.binary(max_size=20))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_any_values_in_an_envelope(kind: str, raw: Any, payload: bytes | None) -> None:
     import msgpack
 
@@ -204,7 +205,7 @@ def test_any_values_in_an_envelope(kind: str, raw: Any, payload: bytes | None) -
 
 
 @given(st.sampled_from(sorted(TYPES)), st.data())
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_any_values_in_the_fields(kind: str, data: st.DataObject) -> None:
     import msgpack
 
@@ -243,7 +244,7 @@ def test_mutated_messages() -> None:
 
 
 @given(any_message, st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_every_prefix_is_refused(message: Message, data: st.DataObject) -> None:
     whole = _bytes(message)
     with pytest.raises(ProtocolError):
@@ -251,7 +252,7 @@ def test_every_prefix_is_refused(message: Message, data: st.DataObject) -> None:
 
 
 @given(any_message, st.binary(min_size=1, max_size=10))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_every_suffix_is_refused(message: Message, suffix: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(_bytes(message) + suffix)
@@ -507,7 +508,7 @@ ps_messages: st.SearchStrategy[Message] = st.one_of(
     st.integers(0, 400),
     st.lists(ps_messages | st.builds(_Finish, few_ids, st.booleans()), max_size=40),
 )
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_no_messages_harm_a_device(memory_bytes: int, steps: list[Message | _Finish]) -> None:
     """It obeys or raises ProtocolError, answers what can be sent, and keeps to its memory."""
     core = DeviceCore(memory_bytes)

@@ -24,6 +24,7 @@ from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.tasks import ArrayRef, Task
+from tests.examples import examples
 from tests.scheduler.test_scheduler import BoxPlanner
 
 FP32 = ElementBytes(4, 4)
@@ -279,7 +280,7 @@ def _check_residency(residency: Residency, gemm: Gemm) -> None:
     assert (times == 1).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(gemms, seeds, st.integers(1, 3), st.integers(0, 3), st.integers(1, 9), st.booleans())
 def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
     gemm: Gemm, seed: int, devices: int, turns: int, other_side: int, as_left: bool

@@ -19,6 +19,7 @@ from cleave.scheduler.reassignment import WORTH_HELPING, reassign, speculate
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.tasks import Task
+from tests.examples import examples
 from tests.scheduler.test_scheduler import BoxPlanner
 
 seconds = st.floats(0.0, 10.0)
@@ -90,7 +91,7 @@ def test_all_that_a_silent_device_was_asked_is_given_to_others() -> None:
 RATES = [DeviceRates(number, 1e6, 1e5, 1e9) for number in range(4)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.integers(1, 9),
     st.integers(1, 9),

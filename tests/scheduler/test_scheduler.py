@@ -57,6 +57,7 @@ from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.tasks import Task
+from tests.examples import examples
 
 ALL = tuple(DType)
 ROOMY = (1200, 4000)  # bytes: any GEMM of the test fits as one tile, several do not
@@ -573,12 +574,12 @@ class TightTroubles(Troubles):
     memory = TIGHT
 
 
-def _run(machine: type[History], examples: int, *, shrink: bool = True) -> None:
+def _run(machine: type[History], thorough: int, *, shrink: bool = True) -> None:
     phases = set(Phase) if shrink else {Phase.reuse, Phase.generate}
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=examples(thorough),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -57,6 +57,7 @@ from cleave.scheduler.instructions import (
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import MAX_FAILURES, Scheduler
 from cleave.scheduler.tasks import ArrayRef, Task
+from tests.examples import examples
 from tests.scheduler.test_scheduler import BoxPlanner
 
 EXAMPLES = int(os.environ.get("CLEAVE_EXAMPLES", "20"))
@@ -516,7 +517,7 @@ def test_any_order_of_events(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=examples(EXAMPLES),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.session import DeviceState
+from tests.examples import examples
 from tests.fuzzing import HELLOS, HONEST, TYPES, Arena
 
 EXAMPLES = int(os.environ.get("CLEAVE_EXAMPLES", "20"))
@@ -155,7 +156,7 @@ def test_any_message_in_any_state() -> None:
     run_state_machine_as_test(
         Hostile,
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=examples(EXAMPLES),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

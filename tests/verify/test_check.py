@@ -14,6 +14,7 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.gemm import Block, Span, Tile, TileCut, even_cuts, wavefront
 from cleave.machine.backends import NumpyBackend
 from cleave.verify import Fault, GemmCheck, Judgement
+from tests.examples import examples
 
 DTYPES = [
     (DType.FP32, DType.FP32),
@@ -73,7 +74,7 @@ class Case:
 @pytest.mark.parametrize(
     "kind", ["normal", "one sign", "heavy tails", "outlier columns", "tiny", "zeros"]
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     sides=st.tuples(st.integers(1, 80), st.integers(1, 80), st.integers(1, 400)),
     seed=st.integers(0, 2**32),
@@ -274,7 +275,7 @@ def test_numbers_near_the_smallest_are_rounded_absolutely() -> None:
         assert GemmCheck(a, b, [block], rng).judge(block, result).fault is None, dtype
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32), tiles=st.integers(1, 4))
 def test_tiles_that_are_cut_differently_share_what_is_read(seed: int, tiles: int) -> None:
     rng = np.random.default_rng(seed)

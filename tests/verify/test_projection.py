@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.verify.projection import Pass, Projector, compiled_pass, numpy_pass
+from tests.examples import examples
 
 
 @pytest.fixture(scope="module", params=["numpy", "compiled"])
@@ -55,7 +56,7 @@ def lying(values: Array, how: str, dtype: DType) -> Buffer:
     return Buffer(values, dtype)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 70)),
     count=st.integers(0, 13),
@@ -89,7 +90,7 @@ def test_products_and_norms(
         assert squares.size == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.integers(1, 9),
     sizes=st.lists(st.sampled_from([1, 3, 84, 400, 1024, 1500]), min_size=1, max_size=5),

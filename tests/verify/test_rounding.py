@@ -16,6 +16,7 @@ from cleave.scheduler.reputation import Rounding
 from cleave.verify import GemmCheck
 from cleave.verify.check import SPOTS
 from cleave.verify.rounding import Product
+from tests.examples import examples
 
 OUTS = list(DType)
 
@@ -75,7 +76,7 @@ def operands(seed: int, kind: str, depth: int) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("out", OUTS)
 @pytest.mark.parametrize("order", ORDERS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     kind=st.sampled_from(["normal", "one sign", "cancelling", "equal"]),
