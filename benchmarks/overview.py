@@ -23,7 +23,7 @@ from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks
-from cleave.server.block_times import Span
+from cleave.server.block_times import TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from profiles.library import load_profiles, profile_names
 
@@ -53,7 +53,7 @@ class Fleet:
     def counters(self) -> FleetCounters:
         return FleetCounters()
 
-    def timeline(self, session: int) -> list[Span]:
+    def timeline(self, session: int) -> list[TimeSpan]:
         return []
 
 

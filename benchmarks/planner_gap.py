@@ -18,7 +18,7 @@ import numpy as np
 from cleave.gemm import Gemm
 from cleave.planner.bound import isolated_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates
-from cleave.planner.planner import Method, TilePlanner
+from cleave.planner.planner import PlanMethod, TilePlanner
 from cleave.planner.report import plan_step
 from cleave.planner.shape import RateArrays, best_tile
 from cleave.workload.registry import find_model
@@ -133,7 +133,7 @@ def against_published() -> None:
         rates = fleet(devices)
         arrays = RateArrays.of(rates)
         apart, fused = (step_gemms(spec, BATCH, SEQ, f) for f in (False, True))
-        flat = TilePlanner(UNLIMITED, Method.TWO_D)
+        flat = TilePlanner(UNLIMITED, PlanMethod.TWO_D)
         deep = TilePlanner(UNLIMITED)
         ours = plan_step(deep, fused, BF16, rates, UNLIMITED).makespan_s
         theirs = plan_step(flat, apart, BF16, rates, UNLIMITED).makespan_s

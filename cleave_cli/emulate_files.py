@@ -14,7 +14,7 @@ class Watch:
     """The observers that options ask for, and what they write in the end."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
-        from emulator.trace import EventLog, TraceWriter
+        from emulator.trace import TraceLog, TraceWriter
 
         if trace is not None and log is not None and trace.absolute() == log.absolute():
             raise UsageError(f"--trace and --log are both {trace}; give two files")
@@ -29,7 +29,7 @@ class Watch:
             self.observers.append(self._trace)
         if log is not None:
             self._file = _opened(log, "w")
-            self.observers.append(EventLog(self._log))
+            self.observers.append(TraceLog(self._log))
 
     def _log(self, line: str) -> None:
         """Write a line; what goes wrong is told in the end, the emulation is none the worse."""

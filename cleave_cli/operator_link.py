@@ -95,7 +95,7 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
     from cleave.server.api.device_admin import DeviceAdmin
     from cleave.server.auth.access import Access
     from cleave.server.store.job_history import as_without_server
-    from cleave.server.store.store import JobRecord, Store
+    from cleave.server.store.store import Store, StoredJob
 
     with contextlib.ExitStack() as stack:
         store = Store(path)
@@ -103,7 +103,7 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
         access = Access(store, operator_token="")
         stack.callback(access.close)
 
-        def jobs() -> list[JobRecord]:
+        def jobs() -> list[StoredJob]:
             return [as_without_server(job) for job in store.jobs()]
 
         return DeviceAdmin(access, jobs, time.time).answer(action, arguments)

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from profiles.fleet_device import Bottleneck, FleetDevice
+from profiles.fleet_device import FleetDevice, SharedBottleneck
 
 _MSS_BYTES: Final = 1460
 _NOISE_BLOCK: Final = 1024
@@ -75,7 +75,7 @@ class SharedLines:
         card: of the PS itself, which every device shares; None for one without limit.
     """
 
-    def __init__(self, card: Bottleneck | None = None) -> None:
+    def __init__(self, card: SharedBottleneck | None = None) -> None:
         self._lines: dict[str, tuple[Shared, Shared]] = {}
         self._card = card
 

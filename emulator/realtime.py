@@ -25,7 +25,7 @@ from emulator.compute import EmulatedProcessor
 from emulator.links import SharedLines, links_of
 from emulator.paced import Clock, Lateness, PacedComputer, PacedConnection
 from emulator.virtual import hello_of
-from profiles.availability import Presence as Stay
+from profiles.availability import PresencePeriod as Stay
 from profiles.fleet_device import FleetDevice
 
 _SPARE_DESCRIPTORS: Final = 64

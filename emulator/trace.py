@@ -117,7 +117,7 @@ def _label(message: Message) -> str:
             return message.TYPE
 
 
-class EventLog:
+class TraceLog:
     """One JSON line for each activity, exact: two runs of one seed are the same byte for byte.
 
     Args:

@@ -50,7 +50,7 @@ from emulator.deferred import (
 )
 from emulator.links import Link, SharedLines, links_of
 from profiles import availability
-from profiles.fleet_device import Bottleneck, FleetDevice
+from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
 
 
@@ -140,7 +140,9 @@ class VirtualRuntime(Runtime):
         self._ps_free_s = 0.0
         card = None
         if ps and (ps.egress_bytes_per_s, ps.ingress_bytes_per_s) != (float("inf"),) * 2:
-            card = Bottleneck("the server's card", ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+            card = SharedBottleneck(
+                "the server's card", ps.egress_bytes_per_s, ps.ingress_bytes_per_s
+            )
         self._lines = SharedLines(card)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = count()
@@ -173,8 +175,8 @@ class VirtualRuntime(Runtime):
     def _expect(
         self,
         profile: FleetDevice,
-        presence: availability.Presence,
-        later: Iterator[availability.Presence],
+        presence: availability.PresencePeriod,
+        later: Iterator[availability.PresencePeriod],
     ) -> None:
         if presence.from_s <= self.now_s:
             self._come(profile, presence, later)
@@ -184,15 +186,15 @@ class VirtualRuntime(Runtime):
     def _come(
         self,
         profile: FleetDevice,
-        presence: availability.Presence,
-        later: Iterator[availability.Presence],
+        presence: availability.PresencePeriod,
+        later: Iterator[availability.PresencePeriod],
     ) -> None:
         device = self.join(profile)
         if presence.to_s < float("inf"):
             self._at(presence.to_s, self._go, device, profile, later)
 
     def _go(
-        self, device: int, profile: FleetDevice, later: Iterator[availability.Presence]
+        self, device: int, profile: FleetDevice, later: Iterator[availability.PresencePeriod]
     ) -> None:
         assert profile.availability is not None
         if profile.availability.drains:

@@ -20,7 +20,7 @@ DAY_S = 86_400.0
 _FOREVER_S = math.inf
 
 
-class Family(Enum):
+class AvailabilityFamily(Enum):
     """Families of distributions of durations."""
 
     EXPONENTIAL = "exponential"
@@ -28,7 +28,7 @@ class Family(Enum):
     LOGNORMAL = "lognormal"
 
 
-class Presence(NamedTuple):
+class PresencePeriod(NamedTuple):
     """From when to when a device is there, seconds."""
 
     from_s: float
@@ -45,17 +45,17 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
-    family: Family = Family.EXPONENTIAL
+    family: AvailabilityFamily = AvailabilityFamily.EXPONENTIAL
     shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
 
     def draw(self, rng: random.Random) -> float:
         """One duration, seconds."""
         match self.family:
-            case Family.EXPONENTIAL:
+            case AvailabilityFamily.EXPONENTIAL:
                 return rng.expovariate(1 / self.mean_s)
-            case Family.WEIBULL:
+            case AvailabilityFamily.WEIBULL:
                 return rng.weibullvariate(self.mean_s / math.gamma(1 + 1 / self.shape), self.shape)
-            case Family.LOGNORMAL:
+            case AvailabilityFamily.LOGNORMAL:
                 return rng.lognormvariate(math.log(self.mean_s) - self.shape**2 / 2, self.shape)
 
 
@@ -95,7 +95,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         """Whether the device never leaves."""
         return self.session is None and self.hours is None
 
-    def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[Presence]:
+    def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
         """When the device is there, from time zero on, without end.
 
         Whether it is there at time zero is drawn in proportion to mean session and gap; what is
@@ -107,7 +107,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         """
         for begin_s, end_s in self._sessions(rng):
             for window in self._windows(begin_s, end_s, start_hour):
-                yield Presence(*window)
+                yield PresencePeriod(*window)
                 if window[1] == _FOREVER_S:
                     return
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from profiles.availability import Availability
-from profiles.performance import ComputeModel, FitReport, Layout, PerformanceModel, Sample
+from profiles.performance import ComputeModel, FitReport, Layout, PerformanceModel, TimedTile
 from profiles.thermal import ThermalModel
 
 SCHEMA = 1
@@ -102,7 +102,7 @@ class Quantiles(_Table, frozen=True):
 _Z90 = 1.2815515655446004  # of a standard normal
 
 
-class Link(_Table, frozen=True):
+class LinkProfile(_Table, frozen=True):
     """A link as its device sees it: goodput, not signalling rate.
 
     Attributes:
@@ -143,7 +143,7 @@ _Sample = tuple[
 ]
 
 
-class Compute(_Table, frozen=True):
+class ComputeProfile(_Table, frozen=True):
     """Matrix multiplication in one dtype.
 
     Attributes:
@@ -161,12 +161,12 @@ class Compute(_Table, frozen=True):
     samples: tuple[_Sample, ...] = ()
     fits: dict[Layout, FitReport] = {}
 
-    def measured(self, layout: Layout) -> list[Sample]:
+    def measured(self, layout: Layout) -> list[TimedTile]:
         """The samples of one layout."""
-        return [Sample(*sample) for sample in self.samples if sample[3] is layout]
+        return [TimedTile(*sample) for sample in self.samples if sample[3] is layout]
 
 
-class Memory(_Table, frozen=True):
+class MemoryProfile(_Table, frozen=True):
     """What a device may give to strips and blocks.
 
     Attributes:
@@ -263,10 +263,10 @@ class DeviceProfile(_Table, frozen=True):
     title: Text
     kind: DeviceKind
     provenance: Provenance
-    compute: Annotated[dict[str, Compute], msgspec.Meta(min_length=1)]
-    memory: Memory
+    compute: Annotated[dict[str, ComputeProfile], msgspec.Meta(min_length=1)]
+    memory: MemoryProfile
     year: Annotated[int, msgspec.Meta(ge=0, le=2100)] = 0
-    link: Link | None = None
+    link: LinkProfile | None = None
     sustained: Sustained | None = None
     power: Power | None = None
     embodied: Embodied | None = None

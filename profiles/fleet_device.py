@@ -22,7 +22,7 @@ _NOT_NEGATIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck:
+class SharedBottleneck:
     """What several devices share: an access point, a household's line, a server's card.
 
     Attributes:
@@ -89,7 +89,7 @@ class FleetDevice:
     drift_hurst: float = 0.8
     drift_interval_s: float = 10.0
     loss: float = 0.0
-    bottleneck: Bottleneck | None = None
+    bottleneck: SharedBottleneck | None = None
     availability: Availability | None = None
 
     def __post_init__(self) -> None:

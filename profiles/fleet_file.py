@@ -29,8 +29,8 @@ import numpy as np
 
 from profiles import library
 from profiles.availability import Availability
-from profiles.device_profile import DeviceProfile, Link
-from profiles.fleet_device import Bottleneck, FleetDevice
+from profiles.device_profile import DeviceProfile, LinkProfile
+from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.performance import Layout
 from profiles.profile_file import Readable, convert, read_toml
 
@@ -167,9 +167,9 @@ class _Lines:
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self._members: dict[str, int] = {}
-        self._made: dict[str, Bottleneck] = {}
+        self._made: dict[str, SharedBottleneck] = {}
 
-    def next(self, line: Line, place: str) -> Bottleneck:
+    def next(self, line: Line, place: str) -> SharedBottleneck:
         member = self._members.get(line.name, 0)
         self._members[line.name] = member + 1
         name = f"{line.name}-{member // line.devices}"
@@ -177,7 +177,7 @@ class _Lines:
             down, up = line.downlink_bytes_per_s, line.uplink_bytes_per_s
             if line.network:
                 down, up, _ = draw_link(_link(line.network, place), self._rng)
-            self._made[name] = Bottleneck(name, down, up, line.devices)
+            self._made[name] = SharedBottleneck(name, down, up, line.devices)
         return self._made[name]
 
 
@@ -296,7 +296,7 @@ def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
     return values
 
 
-def draw_link(link: Link, rng: np.random.Generator) -> tuple[float, float, float]:
+def draw_link(link: LinkProfile, rng: np.random.Generator) -> tuple[float, float, float]:
     """One link of a spread: downlink and uplink in bytes/s, latency one way in seconds."""
     z = rng.standard_normal(3)
     z[1] = _CORRELATION * z[0] + math.sqrt(1 - _CORRELATION**2) * z[1]
@@ -308,9 +308,9 @@ def draw_link(link: Link, rng: np.random.Generator) -> tuple[float, float, float
     )
 
 
-def _link(network: Any, place: str) -> Link:
+def _link(network: Any, place: str) -> LinkProfile:
     if isinstance(network, dict):
-        return convert(network, Link, f"network of {place}")
+        return convert(network, LinkProfile, f"network of {place}")
     try:
         return library.load_network(_text("network", network, place)).link
     except ValueError as error:

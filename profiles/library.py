@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from profiles.availability import Availability
-from profiles.device_profile import DeviceProfile, Embodied, Link, Text
+from profiles.device_profile import DeviceProfile, Embodied, LinkProfile, Text
 from profiles.profile_file import convert, read_profile, read_toml
 
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Text
     title: Text
-    link: Link
+    link: LinkProfile
     source: Text
     notes: str = ""
     assumed: tuple[Text, ...] = ()

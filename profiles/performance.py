@@ -50,7 +50,7 @@ class Layout(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedTile:
     """One measured multiplication.
 
     Attributes:
@@ -135,7 +135,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 total += edge_b * a * c
         return total
 
-    def expected(self, sample: Sample) -> float:
+    def expected(self, sample: TimedTile) -> float:
         """What `sample.seconds` should have been."""
         once = 1 / sample.strips  # each strip meets as many strips of the other side
         return self.seconds(sample.a, sample.b, sample.c, once, once, once * once)
@@ -170,7 +170,7 @@ class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p95_error: float
 
 
-def fit(samples: Sequence[Sample]) -> PerformanceModel:
+def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
     """Fit the model to samples of one layout: non-negative least squares of relative errors.
 
     Raises:
@@ -208,7 +208,7 @@ def fit(samples: Sequence[Sample]) -> PerformanceModel:
     return PerformanceModel(startup, volume, out, left, right, tuple(edge_a), tuple(edge_b), *first)
 
 
-def fit_and_judge(samples: Sequence[Sample]) -> tuple[PerformanceModel, FitReport]:
+def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
     """Fit on four of every five samples, judge on the fifth, then fit on all.
 
     Raises:

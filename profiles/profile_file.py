@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from profiles.availability import Family
+from profiles.availability import AvailabilityFamily
 from profiles.device_profile import SCHEMA, DeviceKind, DeviceProfile, Origin
 from profiles.performance import Layout
 
@@ -106,7 +106,7 @@ def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str
 
 def _words(path: str) -> type[Enum]:
     """What a field may be whose values are words."""
-    return {"kind": DeviceKind, "origin": Origin, "family": Family}.get(
+    return {"kind": DeviceKind, "origin": Origin, "family": AvailabilityFamily}.get(
         path.rpartition(".")[2], Layout
     )
 

@@ -31,7 +31,7 @@ import numpy as np
 from simulator.method import Conditions, Outcome, Part
 from simulator.partition import Cut, best_partition
 from simulator.peers import all_reduce_s
-from simulator.pipeline import Job, Stage, one_f_one_b, pipeline_memory, restart
+from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory, restart
 
 _UNITS: Final = 32
 
@@ -72,7 +72,7 @@ class Alpa:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """One row: one that fits where there is one, then the least time."""
-        job = Job.of(conditions)
+        job = PipelineJob.of(conditions)
         micro_batches = sorted({-(-job.batch >> i) for i in range(job.batch.bit_length())})
         tensors = [1 << i for i in range(conditions.spec.heads.bit_length())]
         free = {m: self._with(conditions, job, m, tensors[0]) for m in micro_batches}
@@ -87,7 +87,7 @@ class Alpa:
         return [best]
 
     def _with(
-        self, conditions: Conditions, job: Job, micro_batches: int, least_tensor: int
+        self, conditions: Conditions, job: PipelineJob, micro_batches: int, least_tensor: int
     ) -> Outcome:
         rates = conditions.rates
         links = np.minimum(rates.uplink, rates.downlink)
@@ -117,7 +117,7 @@ def _order(outcome: Outcome) -> tuple[bool, float]:
 
 
 def _best_sharding(
-    job: Job,
+    job: PipelineJob,
     mesh: _Mesh,
     devices: int,
     each: int,
@@ -151,7 +151,7 @@ def _best_sharding(
 
 def _outcome(
     conditions: Conditions,
-    job: Job,
+    job: PipelineJob,
     cuts: list[Cut],
     shardings: list[_Sharding],
     unit: int,

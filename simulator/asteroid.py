@@ -28,7 +28,7 @@ import numpy as np
 from cleave.planner.shape import Floats, RateArrays
 from simulator.method import Conditions, Outcome, Part
 from simulator.partition import Cut, best_partition
-from simulator.pipeline import Job, Stage, pipeline_memory, restart
+from simulator.pipeline import PipelineJob, Stage, pipeline_memory, restart
 from simulator.work import STATE_BYTES
 
 _UNITS: Final = 32
@@ -71,7 +71,7 @@ class _Groups:
         ones = np.ones(len(rates))
         return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
 
-    def gradients_s(self, job: Job, layers: Floats) -> Floats:
+    def gradients_s(self, job: PipelineJob, layers: Floats) -> Floats:
         """Ring all-reduce of so many layers within each group."""
         n = self.devices
         found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
@@ -85,11 +85,11 @@ class Asteroid:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """One row: one that fits where there is one, then the least time."""
-        job = Job.of(conditions)
+        job = PipelineJob.of(conditions)
         tried = [self._with(conditions, job, 1 << i) for i in range(job.batch.bit_length())]
         return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
 
-    def _with(self, conditions: Conditions, job: Job, each: int) -> Outcome:
+    def _with(self, conditions: Conditions, job: PipelineJob, each: int) -> Outcome:
         rates = conditions.rates
         fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
         most = min(len(fastest), each * job.layers)
@@ -111,7 +111,7 @@ class Asteroid:
 
 
 def _outcome(
-    job: Job, used: RateArrays, groups: _Groups, cuts: list[Cut], unit: int, each: int
+    job: PipelineJob, used: RateArrays, groups: _Groups, cuts: list[Cut], unit: int, each: int
 ) -> Outcome:
     micro_batches, stages = -(-job.batch // each), len(cuts)
     members = [used.take(np.arange(cut.start * unit, cut.stop * unit)) for cut in cuts]

@@ -17,7 +17,7 @@ from cleave.workload.registry import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AttentionTask:
     """What one task sends and multiplies; all of a layer are alike."""
 
     download_bytes: float
@@ -26,25 +26,25 @@ class Task:
     memory_bytes: float
 
 
-def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> Task:
+def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
     """Q, K, V down; O up; the products Q K^T and P V, ``2 S^2 h`` each for every query head."""
     queries = spec.heads / spec.kv_heads
     vector = seq * spec.head_width * element_bytes
     down, up = (queries + 2) * vector, queries * vector
     flops = queries * 4 * seq * seq * spec.head_width
-    return Task(down, up, flops, down + up + 4 * seq * seq)
+    return AttentionTask(down, up, flops, down + up + 4 * seq * seq)
 
 
-def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> Task:
+def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
     """Q, K, V and dO down; dQ, dK, dV up; the scores anew, then dV, dP, dQ, dK: five products."""
     queries = spec.heads / spec.kv_heads
     vector = seq * spec.head_width * element_bytes
     down, up = (2 * queries + 2) * vector, (queries + 2) * vector
     flops = queries * 10 * seq * seq * spec.head_width
-    return Task(down, up, flops, down + up + 2 * 4 * seq * seq)
+    return AttentionTask(down, up, flops, down + up + 2 * 4 * seq * seq)
 
 
-def tasks_s(task: Task, count: int, rates: RateArrays) -> float:
+def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
     """Seconds until `count` tasks are back, dealt out so that the last is back soonest.
 
     A device's n-th task is back after ``latency + download + compute + upload + (n - 1) period``,
@@ -65,14 +65,14 @@ def tasks_s(task: Task, count: int, rates: RateArrays) -> float:
     return high
 
 
-def takers(task: Task, seconds: float, rates: RateArrays) -> npt.NDArray[np.bool_]:
+def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArray[np.bool_]:
     """Which devices have a task back within the seconds that `tasks_s` found."""
     roomy = 2 * task.memory_bytes <= rates.memory
     back: npt.NDArray[np.bool_] = roomy & (_period_and_first_s(task, rates)[1] <= seconds)
     return back
 
 
-def _period_and_first_s(task: Task, rates: RateArrays) -> tuple[Floats, Floats]:
+def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
     """Of each device: from task to task, and until the first is back."""
     stages = np.stack(
         (

@@ -10,7 +10,7 @@ from typing import Final
 
 from simulator.method import Outcome
 from simulator.sweep import Row
-from simulator.verdict import OURS, Claim, Trial
+from simulator.verdict import OURS, Claim, ClaimTrial
 from simulator.verdict import Verdict as Verdict  # for the footprint's study
 
 DETECTION_S: Final = 5.0
@@ -79,7 +79,7 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
                 fitting += other.fits
                 ratios = {name: other.step_s / o.step_s for name, o in ours.items()}
                 trials += [
-                    Trial(name, count, baseline, card, model, ratio >= 4)
+                    ClaimTrial(name, count, baseline, card, model, ratio >= 4)
                     for name, ratio in ratios.items()
                 ]
                 rows.append(
@@ -133,7 +133,7 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
         mine, ours = useful[name, card], name in OURS
         if ours:
             trials += [
-                Trial(name, largest, other, card, evidence.model, mine >= 2 * used)
+                ClaimTrial(name, largest, other, card, evidence.model, mine >= 2 * used)
                 for other, used in baselines.items()
             ]
         rows.append(
@@ -171,7 +171,7 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
                 mine = found[name]
                 ratios = {n: mine.step_s / cloud.step_s for n, cloud in clouds.items()}
                 trials += [
-                    Trial(name, count, n, card, model, mine.fits and ratio <= _COMPARABLE)
+                    ClaimTrial(name, count, n, card, model, mine.fits and ratio <= _COMPARABLE)
                     for n, ratio in ratios.items()
                 ]
                 over = ", ".join(f"{n} {_times(ratio)}" for n, ratio in ratios.items())
@@ -217,8 +217,10 @@ def recovers_faster(evidence: Evidence) -> Claim:
             for name, theirs, fits in others:
                 bare, noticed = theirs / ours, (theirs + DETECTION_S) / (ours + DETECTION_S)
                 trials += [
-                    Trial("cleave", count, "the bare recovery", UNLIMITED, model, bare >= 100),
-                    Trial("cleave", count, "detection included", UNLIMITED, model, noticed >= 100),
+                    ClaimTrial("cleave", count, "the bare recovery", UNLIMITED, model, bare >= 100),
+                    ClaimTrial(
+                        "cleave", count, "detection included", UNLIMITED, model, noticed >= 100
+                    ),
                 ]
                 rows.append(
                     (model, str(count), name, _seconds(theirs), fits, _seconds(ours), _fits(mine),
@@ -254,7 +256,7 @@ def bytes_fall(evidence: Evidence) -> Claim:
             falls = (few.download_bytes, few.upload_bytes), (many.download_bytes, many.upload_bytes)
             down, up = (_slope(a, b, before, after) for a, b in zip(*falls, strict=True))
             trials += [
-                Trial(name, after, way, UNLIMITED, evidence.model, slope < 0)
+                ClaimTrial(name, after, way, UNLIMITED, evidence.model, slope < 0)
                 for way, slope in (("bytes down", down), ("bytes up", up))
             ]
             rows.append(
@@ -282,7 +284,7 @@ def fits_small_memory(evidence: Evidence) -> Claim:
             for row in evidence.small
         ),
         tuple(
-            Trial("cleave", row.devices or 0, "", UNLIMITED, evidence.model, row.outcome.fits)
+            ClaimTrial("cleave", row.devices or 0, "", UNLIMITED, evidence.model, row.outcome.fits)
             for row in evidence.small
         ),
     )
@@ -297,7 +299,7 @@ def faster_with_memory(evidence: Evidence) -> Claim:
         ratios = {mine: other.step_s / step_s for mine, step_s in ours.items()}
         if name in _PIPELINES:
             trials += [
-                Trial(mine, count, name, UNLIMITED, evidence.model, ratio >= 4)
+                ClaimTrial(mine, count, name, UNLIMITED, evidence.model, ratio >= 4)
                 for mine, ratio in ratios.items()
             ]
         rows.append(

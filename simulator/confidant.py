@@ -17,7 +17,7 @@ import numpy as np
 
 from simulator.method import Conditions, Outcome, Part
 from simulator.partition import best_partition
-from simulator.pipeline import Job, Stage, one_f_one_b, pipeline_memory, restart
+from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory, restart
 from simulator.work import STATE_BYTES
 
 
@@ -28,7 +28,7 @@ class Confidant:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """One row."""
-        job, rates = Job.of(conditions), conditions.rates
+        job, rates = PipelineJob.of(conditions), conditions.rates
         fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
         used = rates.take(fastest[: job.layers])
         units = len(used)

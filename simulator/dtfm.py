@@ -28,12 +28,12 @@ from typing import Final
 import numpy as np
 
 from cleave.planner.shape import Floats
-from simulator.dtfm_search import TRIALS, Problem, Schedule, first_guess, search
+from simulator.dtfm_search import TRIALS, DtfmSchedule, Problem, first_guess, search
 from simulator.method import Conditions, Outcome, Part
 from simulator.pipeline import (
-    Job,
-    Memory,
+    PipelineJob,
     Stage,
+    StageMemory,
     layers_of_stages,
     one_f_one_b,
     pipeline_memory,
@@ -48,11 +48,11 @@ _POINT_S: Final = 20.0  # for all searches of one outcome, about
 class _Placed:
     """A schedule with what its stages hold."""
 
-    job: Job
+    job: PipelineJob
     problem: Problem
-    schedule: Schedule
+    schedule: DtfmSchedule
     stages: list[Stage]
-    memory: Memory
+    memory: StageMemory
 
     @property
     def micro_batches(self) -> int:
@@ -134,7 +134,7 @@ class Dtfm:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Three rows: as published, fully pipelined, serial."""
-        job = Job.of(conditions)
+        job = PipelineJob.of(conditions)
         problems = _problems(conditions, job, every_device=self.every_device)
         guesses = [_placed(job, problem, first_guess(problem)) for problem in problems]
         chosen = {}
@@ -155,7 +155,7 @@ class Dtfm:
         ]
 
 
-def _problems(conditions: Conditions, job: Job, *, every_device: bool) -> list[Problem]:
+def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -> list[Problem]:
     """Every number of layers that a stage may have at most, with 1, 2, 4 ... replicas, or all."""
     rates = conditions.rates
     fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
@@ -180,7 +180,7 @@ def _problems(conditions: Conditions, job: Job, *, every_device: bool) -> list[P
     return found
 
 
-def _placed(job: Job, problem: Problem, schedule: Schedule) -> _Placed:
+def _placed(job: PipelineJob, problem: Problem, schedule: DtfmSchedule) -> _Placed:
     layers = layers_of_stages(job.layers, problem.stages)
     stages = [
         Stage(held, problem.rates.take(group))

@@ -42,7 +42,7 @@ _EXACT_PATH: Final = 16  # stages; a dynamic program of 2^P P states
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class DtfmSchedule:
     """Groups of device numbers, in the order of the pipeline, and what they cost.
 
     Attributes:
@@ -128,7 +128,7 @@ class _Individual:
         return float(self.dp_s.max() + _length(self.hops_s, self.path))
 
 
-def search(problem: Problem, seed: int, trials: int = TRIALS) -> Schedule:
+def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
     """The best schedule found; deterministic under its seed.
 
     Args:
@@ -156,15 +156,15 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> Schedule:
     else:
         bound_s = _spanning_tree(best.hops_s)
     dp_s, pp_s = float(best.dp_s.max()), _length(best.hops_s, path)
-    return Schedule(best.groups[path], dp_s, pp_s, bound_s, tried)
+    return DtfmSchedule(best.groups[path], dp_s, pp_s, bound_s, tried)
 
 
-def first_guess(problem: Problem) -> Schedule:
+def first_guess(problem: Problem) -> DtfmSchedule:
     """Devices of equal uplink together; no search."""
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
     each = _individual(problem, by_uplink.reshape(problem.stages, problem.replicas))
     pp_s = _length(each.hops_s, each.path)
-    return Schedule(each.groups[each.path], float(each.dp_s.max()), pp_s, pp_s)
+    return DtfmSchedule(each.groups[each.path], float(each.dp_s.max()), pp_s, pp_s)
 
 
 def _individual(problem: Problem, groups: Indices) -> _Individual:

@@ -21,7 +21,7 @@ from simulator.work import STATE_BYTES, LayerWork, head_flops, layer_work
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PipelineJob:
     """What a pipeline has to do: alike layers, and an LM head on its last stage.
 
     Attributes:
@@ -36,7 +36,7 @@ class Job:
     element_bytes: int
 
     @classmethod
-    def of(cls, conditions: Conditions) -> Job:
+    def of(cls, conditions: Conditions) -> PipelineJob:
         """The work of these conditions."""
         layer = layer_work(conditions.spec, conditions.seq, conditions.element.sent)
         head = head_flops(conditions.spec, conditions.seq) / layer.forward_flops
@@ -72,7 +72,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class StageMemory:
     """Of a pipeline's devices.
 
     Attributes:
@@ -92,7 +92,9 @@ def layers_of_stages(layers: int, stages: int) -> list[int]:
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
-def pipeline_memory(job: Job, stages: Sequence[Stage], in_flight: Sequence[float]) -> Memory:
+def pipeline_memory(
+    job: PipelineJob, stages: Sequence[Stage], in_flight: Sequence[float]
+) -> StageMemory:
     """Whether every device holds its stage.
 
     Args:
@@ -107,10 +109,10 @@ def pipeline_memory(job: Job, stages: Sequence[Stage], in_flight: Sequence[float
         offered.append(stage.members.memory)
     all_needed, all_offered = np.concatenate(needed), np.concatenate(offered)
     worst = tightest(all_needed, all_offered)
-    return Memory(np.array(again), *worst, misfit(all_needed, all_offered))
+    return StageMemory(np.array(again), *worst, misfit(all_needed, all_offered))
 
 
-def restart(job: Job, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
+def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
     """Checkpoint restart after the loss of a device, with a checkpoint of every step.
 
     A spare device fetches the largest stage's states at the fleet's median downlink, from a place

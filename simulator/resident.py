@@ -18,8 +18,8 @@ from cleave.errors import PlanError
 from cleave.planner.report import StepReport, plan_step
 from cleave.workload.step import step_gemms
 from simulator.method import Conditions, Outcome, Part, impossible
-from simulator.resident_events import Assignment, Run, Step, assign, simulate, spare_s
-from simulator.resident_layouts import Layout, LayoutSearch, Stretch
+from simulator.resident_events import Assignment, ResidentRun, Step, assign, simulate, spare_s
+from simulator.resident_layouts import LayoutSearch, ResidentLayout, Stretch
 from simulator.resident_losses import ResidentLosses
 from simulator.sublayers import kinds
 from simulator.tiles import EDGES
@@ -38,7 +38,7 @@ class Resident:
 
     stretch: Stretch
     assignment: Assignment
-    runs: tuple[Run, ...]
+    runs: tuple[ResidentRun, ...]
 
     @property
     def time_s(self) -> float:
@@ -192,7 +192,7 @@ def head_by_tiles(conditions: Conditions) -> StepReport:
 def _outcome(
     method: str,
     conditions: Conditions,
-    layout: Layout,
+    layout: ResidentLayout,
     used: int,
     parts: tuple[Part, ...],
     moved: tuple[float, float],

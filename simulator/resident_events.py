@@ -50,7 +50,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ResidentRun:
     """What the events of a step came to.
 
     Attributes:
@@ -312,7 +312,7 @@ class _Groups:
 
 def simulate(
     stages: Sequence[Residence], assignment: Assignment, rates: RateArrays, step: Step
-) -> Run:
+) -> ResidentRun:
     """What a step takes, with its flushes staggered where that helps."""
     best, burst_s = _simulated(stages, assignment, rates, step, None)
     if burst_s:
@@ -329,7 +329,7 @@ def _simulated(
     rates: RateArrays,
     step: Step,
     window: tuple[float, float] | None,
-) -> tuple[Run, float]:
+) -> tuple[ResidentRun, float]:
     """A run, and by how much the card makes its last flushes longer.
 
     Args:
@@ -371,7 +371,7 @@ def _simulated(
     sent = (egress.passed_bytes + weights.passed_bytes) / egress.bytes_per_s
     through_s = max(through_s, sent)
     if Pass.BACKWARD not in step.passes:
-        return Run(through_s, through_s, sum(each.losses for each in groups)), 0.0
+        return ResidentRun(through_s, through_s, sum(each.losses for each in groups)), 0.0
     ready_s = np.concatenate([each.ready_s() for each in groups])
     due = np.concatenate([each.unflushed > 0 for each in groups])
     own_s = due * np.concatenate([each.flush_s for each in groups])
@@ -380,5 +380,5 @@ def _simulated(
     alone_s, together_s = flushed_s(*flush, np.inf), flushed_s(*flush, ingress.bytes_per_s)
     received_s = (ingress.passed_bytes + float(nbytes.sum())) / ingress.bytes_per_s
     together_s = max(together_s, received_s)
-    run = Run(through_s, max(through_s, together_s), sum(each.losses for each in groups))
+    run = ResidentRun(through_s, max(through_s, together_s), sum(each.losses for each in groups))
     return run, max(0.0, together_s - max(through_s, alone_s))

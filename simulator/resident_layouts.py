@@ -28,7 +28,7 @@ _LONGEST_RUN: Final = 16  # sub-layers
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ResidentLayout:
     """Some sub-layers on a fleet, and what the closed form says of that.
 
     Attributes:
@@ -93,10 +93,10 @@ class Stretch:
         visits: alike in everything but the passes of their samples.
     """
 
-    visits: tuple[Layout, ...]
+    visits: tuple[ResidentLayout, ...]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ResidentLayout:
         """Of its first visit: stages and groups are those of all."""
         return self.visits[0]
 
@@ -130,7 +130,7 @@ class LayoutSearch:
         r: int,
         passes: tuple[Pass, ...] = BOTH,
         most_groups: int | None = None,
-    ) -> Layout | None:
+    ) -> ResidentLayout | None:
         """Runs of so many sub-layers in groups of r; None where too few devices can hold them.
 
         Args:
@@ -167,7 +167,7 @@ class LayoutSearch:
             all_up / conditions.ps.ingress_bytes_per_s,
         )
         flush_s = tail_s(own_s, card_s, groups)
-        return Layout(stages, r, groups, most_groups, passes, steady_s, fill_s, flush_s)
+        return ResidentLayout(stages, r, groups, most_groups, passes, steady_s, fill_s, flush_s)
 
     def best_first(
         self,

@@ -21,11 +21,11 @@ import numpy as np
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm
-from cleave.planner.planner import Method as TileShape
+from cleave.planner.planner import PlanMethod as TileShape
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
 from cleave.workload.step import StepGemm, step_gemms
-from simulator.attention import Task, backward_task, forward_task, takers, tasks_s
+from simulator.attention import AttentionTask, backward_task, forward_task, takers, tasks_s
 from simulator.method import Conditions, Outcome, Part, impossible
 from simulator.sublayers import Kind, kinds
 
@@ -238,7 +238,7 @@ def _kind(gemm: StepGemm) -> Kind:
     return Kind.ATTENTION if gemm.name in _PROJECTIONS else Kind.FFN
 
 
-def _tasks(conditions: Conditions) -> tuple[Task, Task]:
+def _tasks(conditions: Conditions) -> tuple[AttentionTask, AttentionTask]:
     spec, seq, element = conditions.spec, conditions.seq, conditions.element.sent
     return forward_task(spec, seq, element), backward_task(spec, seq, element)
 

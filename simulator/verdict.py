@@ -26,7 +26,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ClaimTrial:
     """A claim under one condition.
 
     Attributes:
@@ -58,7 +58,7 @@ class Claim:
     reading: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[ClaimTrial, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -90,11 +90,11 @@ class Claim:
         share = f"{len(held)} of {len(trials)} trials"
         return "; ".join([share, *filter(None, words)])
 
-    def _of(self, methods: Sequence[str]) -> list[Trial]:
+    def _of(self, methods: Sequence[str]) -> list[ClaimTrial]:
         return [trial for trial in self.trials if trial.method in methods]
 
 
-def _verdict(trials: Iterable[Trial]) -> Verdict:
+def _verdict(trials: Iterable[ClaimTrial]) -> Verdict:
     held = {trial.held for trial in trials}
     if not held:
         return Verdict.UNTRIED

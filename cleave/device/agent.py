@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias
 
-from cleave.device.host.policy import Cause, Verdict
+from cleave.device.host.policy import Cause, Permission
 from cleave.device.session import DeviceStatus, RefusedError
 from cleave.errors import CleaveError, VersionError
 
@@ -62,7 +62,7 @@ class Notice:
     retry_s: float | None = None
 
 
-class Session(Protocol):
+class AgentSession(Protocol):
     """A connection to a server, as `DeviceSession` is."""
 
     @property
@@ -82,10 +82,10 @@ class Session(Protocol):
         ...
 
 
-Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[Session]]
+Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
 """Opens a session, which calls its argument with the device's number once it is welcome."""
 
-Look: TypeAlias = Callable[[], Awaitable[Verdict]]
+Look: TypeAlias = Callable[[], Awaitable[Permission]]
 """Looks at the machine: may it work now?"""
 
 
@@ -126,7 +126,7 @@ class Agent:
         self._jitter = jitter
         self._said: State | None = None
         self._waits_for: Cause | str | None = None
-        self._session: Session | None = None
+        self._session: AgentSession | None = None
         self._welcome = False  # whether the session now is
         self._was_welcome = False  # whether any session was
         self._draining = ""  # why the session now does
@@ -169,7 +169,7 @@ class Agent:
     async def _come_back(self) -> None:
         """Without a policy: one session after the other until one ends for good."""
         while True:
-            session: Session | None = None
+            session: AgentSession | None = None
             began_s = self._clock()
             try:
                 session = await self._connect(self._ready)
@@ -220,7 +220,7 @@ class Agent:
         self._waits_for = None
         return "" if self._draining else reason
 
-    async def _serve(self, session: Session, look: Look | None) -> str:
+    async def _serve(self, session: AgentSession, look: Look | None) -> str:
         """Run a session to its end; returns why it ended.
 
         Raises:
@@ -247,7 +247,7 @@ class Agent:
         self._say(Notice(State.LEFT, reason, session.status))
         return reason
 
-    async def _watch(self, session: Session, running: asyncio.Future[str], look: Look) -> None:
+    async def _watch(self, session: AgentSession, running: asyncio.Future[str], look: Look) -> None:
         """Until the session is over, or has to be; drain it when the machine may not work."""
         while not running.done():
             pause = asyncio.ensure_future(self._sleep(LOOK_S))
@@ -266,7 +266,7 @@ class Agent:
                 if not self._welcome:
                     return  # it was given nothing yet
 
-    def _drain(self, session: Session, reason: str) -> None:
+    def _drain(self, session: AgentSession, reason: str) -> None:
         self._draining = reason
         self._drain_ends_s = math.inf if reason == ASKED else self._clock() + DRAIN_S
         if self._welcome:

@@ -88,7 +88,7 @@ class CloudSpell:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EnergyPart:
     """What went into one thing.
 
     Attributes:
@@ -113,7 +113,7 @@ class Footprint:
         assumed: texts.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[EnergyPart, ...]
     operational_gco2e: float | None
     embodied_gco2e: float
     devices: int
@@ -203,15 +203,15 @@ def fleet_footprint(
     network_j = nbytes * assumptions.network_j_per_byte.value
     ps = ps or Ps()
     modelled = Basis.MODELLED
-    measured_part = [Part(_MEASURED, measured_j, Basis.MEASURED)] if measured else []
+    measured_part = [EnergyPart(_MEASURED, measured_j, Basis.MEASURED)] if measured else []
     found = (
         *measured_part,
-        Part("devices, multiplying", compute_j, modelled),
-        Part("devices, waiting", idle_j, modelled),
-        Part("devices, radio", radio_j, modelled),
-        Part("chargers and power supplies", supply_j, modelled),
-        Part("network", network_j, modelled),
-        Part("parameter server", ps.energy_j, ps.basis),
+        EnergyPart("devices, multiplying", compute_j, modelled),
+        EnergyPart("devices, waiting", idle_j, modelled),
+        EnergyPart("devices, radio", radio_j, modelled),
+        EnergyPart("chargers and power supplies", supply_j, modelled),
+        EnergyPart("network", network_j, modelled),
+        EnergyPart("parameter server", ps.energy_j, ps.basis),
     )
     energy_j = sum(part.energy_j for part in found if part.energy_j is not None)
     devices = sum(usage.devices for usage in usages)
@@ -278,9 +278,9 @@ def cloud_footprint(
             f"as its own is not known"
         )
     found = (
-        Part("GPU", gpu_j, Basis.MODELLED),
-        Part("host", host_j, Basis.MODELLED),
-        Part("data centre (PUE)", overhead_j, Basis.MODELLED),
+        EnergyPart("GPU", gpu_j, Basis.MODELLED),
+        EnergyPart("host", host_j, Basis.MODELLED),
+        EnergyPart("data centre (PUE)", overhead_j, Basis.MODELLED),
     )
     energy_j = gpu_j + host_j + overhead_j
     return Footprint(

@@ -55,7 +55,7 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ComparisonQuestion:
     """What is accounted for, apart from what is assumed.
 
     Attributes:

@@ -33,7 +33,7 @@ class AbandonedError(CleaveError):
     """Training is to stop, and the step under way is given up: nothing of it was applied."""
 
 
-class Presence(Enum):
+class FleetPresence(Enum):
     """Who multiplies now; the values are what users read."""
 
     PRESENT = "present"
@@ -124,12 +124,12 @@ class FallbackFleet:
     def __init__(
         self,
         fleet: Fleet,
-        tell: Callable[[Presence], None],
+        tell: Callable[[FleetPresence], None],
         fallback: Fallback | None = None,
         leaving: Leaving | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.presence = Presence.PRESENT
+        self.presence = FleetPresence.PRESENT
         self._fleet = fleet
         self._runtime = fleet.runtime
         self._tell = tell
@@ -184,19 +184,19 @@ class FallbackFleet:
                 if runtime.clock == "virtual":
                     timeout_s = None
             elif runtime.device_count():
-                self._become(Presence.PRESENT)
+                self._become(FleetPresence.PRESENT)
             elif runtime.wait(future, 0.0):  # the last device answered before it went
                 return
             elif self._fallback is None:
-                self._become(Presence.ABSENT)
+                self._become(FleetPresence.ABSENT)
                 if runtime.clock == "virtual":  # which knows when nobody is due any more
                     timeout_s = None
             else:
-                if self.presence is Presence.PRESENT:
-                    self._become(Presence.ABSENT)
+                if self.presence is FleetPresence.PRESENT:
+                    self._become(FleetPresence.ABSENT)
                 left_s = self._fallback.after_s - self._absent_s
                 if left_s <= 0:
-                    self._become(Presence.LOCAL)
+                    self._become(FleetPresence.LOCAL)
                     self._take_back(future, self._fallback)
                     return
                 timeout_s = min(LOOK_S, left_s)
@@ -209,10 +209,10 @@ class FallbackFleet:
         if self._leaving is not None and self._leaving.now(self._runtime.device_count()):
             self._leaving.give_up()
             return Fallback(self._leaving.executor, 0.0)
-        if self.presence is not Presence.LOCAL:
+        if self.presence is not FleetPresence.LOCAL:
             return None
         if self._runtime.device_count():
-            self._become(Presence.PRESENT)
+            self._become(FleetPresence.PRESENT)
             return None
         return self._fallback
 
@@ -233,7 +233,7 @@ class FallbackFleet:
             self._said.add(reason)
             self._say(reason)
 
-    def _become(self, presence: Presence) -> None:
+    def _become(self, presence: FleetPresence) -> None:
         if presence is not self.presence:
             self.presence = presence
             self._absent_s = 0.0

@@ -3,7 +3,7 @@
 In the fluid limit every device has a best tile: its side depends on the uplink alone, its depth on
 downlink and uplink. Devices sorted by that depth are dealt into columns of equal volume, so that a
 column has devices that want the same depth, and then into slabs whose devices' sides add up to the
-height of the column. A run of columns with equal slab counts is a region (`cleave.planner.plan.Region`).
+height of the column. A run of columns with equal slab counts is a *region* (`plan.Region`).
 """
 
 from __future__ import annotations

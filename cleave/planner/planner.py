@@ -53,7 +53,7 @@ _WORTH_REPLANNING: Final = 1.1  # a changed plan that takes so much longer is us
 _BARELY_USABLE: Final = 3.0  # and one that takes so much longer not at all
 
 
-class Method(Enum):
+class PlanMethod(Enum):
     """How tiles are shaped: in three dimensions, or as published, rows and columns only."""
 
     THREE_D = "3d"
@@ -79,7 +79,7 @@ class TilePlanner:
     """
 
     ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
-    method: Method = Method.THREE_D
+    method: PlanMethod = PlanMethod.THREE_D
     _cache: dict[tuple[object, ...], Plan] = field(default_factory=dict)
     _latest: dict[tuple[Gemm, ElementBytes], _Latest] = field(default_factory=dict)
     _provisional: set[tuple[object, ...]] = field(default_factory=set)
@@ -118,7 +118,7 @@ class TilePlanner:
         """See `PartPlanner.plan_part`: a few sets of devices, the likeliest arrangements."""
         ordered = sorted(devices, key=lambda d: d.device)
         rates = RateArrays.of(ordered)
-        two_dimensional = self.method is Method.TWO_D
+        two_dimensional = self.method is PlanMethod.TWO_D
         bound_s = isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
         roomy = _roomy(gemm, element, rates)
         volume = best_tile(gemm, element, rates, 2 * bound_s).volume[roomy]
@@ -174,7 +174,7 @@ class TilePlanner:
             element,
             RateArrays.of(devices),
             self.ps,
-            two_dimensional=self.method is Method.TWO_D,
+            two_dimensional=self.method is PlanMethod.TWO_D,
         )
         plan = replace(plan, bound_s=bound_s)
         self._latest[gemm, element] = _Latest(plan, now, latest.planned_s)
@@ -183,7 +183,7 @@ class TilePlanner:
     def _fresh(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
         ordered = sorted(devices, key=lambda d: d.device)
         rates = RateArrays.of(ordered)
-        two_dimensional = self.method is Method.TWO_D
+        two_dimensional = self.method is PlanMethod.TWO_D
         bound_s = isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
         chosen, others = self._subsets(gemm, element, rates, bound_s)
         plan = self._best_on(gemm, element, ordered, chosen, bound_s)
@@ -229,7 +229,7 @@ class TilePlanner:
     ) -> Plan | None:
         """The best plan on these devices; None when nothing fits integers."""
         plans = [_Task(self, gemm, element, members, bound_s, everyone=everyone).plan()]
-        if self.ps.block_s and len(members) <= _SMALL_FLEET and self.method is Method.THREE_D:
+        if self.ps.block_s and len(members) <= _SMALL_FLEET and self.method is PlanMethod.THREE_D:
             # A cut in depth that gains little on the links costs the PS more than it gains.
             flat = _Task(self, gemm, element, members, bound_s, everyone=False, flat=True)
             plans.append(flat.plan())
@@ -302,7 +302,7 @@ class TilePlanner:
                 element,
                 sample,
                 unlimited,
-                two_dimensional=self.method is Method.TWO_D,
+                two_dimensional=self.method is PlanMethod.TWO_D,
             ) * (gemm.n * len(sample) / size / share)
         return times_s
 
@@ -365,7 +365,7 @@ class _Task:
         self.gemm = gemm
         self.element = element
         self.ps = planner.ps
-        self.two_dimensional = flat or planner.method is Method.TWO_D
+        self.two_dimensional = flat or planner.method is PlanMethod.TWO_D
         crumbs = gemm.m * gemm.n < _LEAST_ELEMENTS * len(devices)
         self.few = few or crumbs or len(devices) > _LARGE_FLEET
         rates = RateArrays.of(devices)

@@ -11,7 +11,7 @@ from cleave.errors import UsageError
 from cleave.scheduler.reputation import Reputation
 
 
-class Scope(Enum):
+class CheckScope(Enum):
     """The values are those of `--verify`."""
 
     AUTO = "auto"
@@ -36,7 +36,7 @@ class Verification:
         share: of sampling, in (0, 1].
     """
 
-    scope: Scope = Scope.AUTO
+    scope: CheckScope = CheckScope.AUTO
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -53,11 +53,11 @@ class Verification:
         if isinstance(value, Verification):
             return value
         if isinstance(value, bool):
-            return cls(Scope.AUTO if value else Scope.OFF)
+            return cls(CheckScope.AUTO if value else CheckScope.OFF)
         name, colon, number = value.partition(":")
         try:
-            scope = Scope(name)
-            if (scope is Scope.SAMPLE) != bool(colon):
+            scope = CheckScope(name)
+            if (scope is CheckScope.SAMPLE) != bool(colon):
                 raise ValueError
             share = float(number) if colon else 1.0
             if not 0 < share <= 1:
@@ -72,7 +72,7 @@ class Verification:
         Args:
             crossed: whether results cross a process boundary.
         """
-        return self.scope is not Scope.OFF and (crossed or self.scope is not Scope.AUTO)
+        return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
         """Whether to check a result that has just come. Call it only where checking is active.
@@ -81,6 +81,6 @@ class Verification:
             reputation: of its sender.
             rng: secret, and drawn from now: nobody can know beforehand which results are checked.
         """
-        if self.scope is not Scope.SAMPLE or not reputation.known:
+        if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True
         return rng.random() < self.share

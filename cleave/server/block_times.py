@@ -19,7 +19,7 @@ class Lane(Enum):
     SEND = "send"
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """Some time in a device's life, in seconds of the runtime's clock."""
 
     lane: Lane
@@ -71,7 +71,7 @@ class BlockTimes:
         for run in runs:
             self._asked.pop(run, None)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimeSpan]:
         """The last blocks, each as receiving, computing and sending, in the order of answers."""
         found = []
         computed_s = sent_s = 0.0
@@ -81,8 +81,8 @@ class BlockTimes:
             sending_s = max(computed_s, sent_s)
             sent_s = block.answered_s
             found += [
-                Span(Lane.RECEIVE, block.began_s, block.asked_s),
-                Span(Lane.COMPUTE, start_s, computed_s),
-                Span(Lane.SEND, sending_s, sent_s),
+                TimeSpan(Lane.RECEIVE, block.began_s, block.asked_s),
+                TimeSpan(Lane.COMPUTE, start_s, computed_s),
+                TimeSpan(Lane.SEND, sending_s, sent_s),
             ]
         return found

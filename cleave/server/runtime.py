@@ -31,7 +31,7 @@ from cleave.scheduler.fleet_events import EventKind, EventListener
 from cleave.scheduler.instructions import Aside, Check, Instruction, Joined, Note, Overdue, Send
 from cleave.scheduler.session import Session
 from cleave.scheduler.session_manager import SessionManager
-from cleave.server.block_times import BlockTimes, Span
+from cleave.server.block_times import BlockTimes, TimeSpan
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import Awaited
 from cleave.verify import Judgement
@@ -364,7 +364,7 @@ class LiveRuntime(Runtime):
         """Have the authenticator told what devices did up to now. Call it in the loop."""
         self.manager.credit(self.now())
 
-    def timeline(self, session: int) -> list[Span]:
+    def timeline(self, session: int) -> list[TimeSpan]:
         """The last blocks of a device, on the clock `time.monotonic`. Call it in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []

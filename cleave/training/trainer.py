@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.local_fallback import AbandonedError, Fallback, FallbackFleet, Leaving, Presence
+from cleave.fleet.local_fallback import (
+    AbandonedError,
+    Fallback,
+    FallbackFleet,
+    FleetPresence,
+    Leaving,
+)
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.machine.backends import TorchBackend
@@ -510,7 +516,7 @@ class Trainer:
         so = "the parameter server does it" if local else "training waits"
         self._report(NoteRecord(f"no device can do a product, {so}: {reason}"))
 
-    def _presence(self, presence: Presence) -> None:
+    def _presence(self, presence: FleetPresence) -> None:
         text = _PRESENCE[presence]
         self._report(PresenceRecord(self.step + 1, presence.value, text))
 
@@ -523,9 +529,9 @@ class Trainer:
 
 
 _PRESENCE = {
-    Presence.PRESENT: "a device is connected; training goes on",
-    Presence.ABSENT: "no device is there to work; training waits",
-    Presence.LOCAL: "no device is there to work; training goes on on the parameter server",
+    FleetPresence.PRESENT: "a device is connected; training goes on",
+    FleetPresence.ABSENT: "no device is there to work; training waits",
+    FleetPresence.LOCAL: "no device is there to work; training goes on on the parameter server",
 }
 
 

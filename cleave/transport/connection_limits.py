@@ -54,7 +54,7 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WaitingPlace:
     """A connection may wait.
 
     Attributes:
@@ -85,7 +85,7 @@ class PendingConnections:
         """How many connections wait."""
         return len(self._places)
 
-    def knock(self, address: str) -> Place | str:
+    def knock(self, address: str) -> WaitingPlace | str:
         """A connection came from an address: its place, or why it is turned away."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
@@ -100,7 +100,7 @@ class PendingConnections:
         self._places[ticket] = home, network
         self._homes[home] += 1
         self._networks.setdefault(network, {})[ticket] = None
-        return Place(ticket, instead_of)
+        return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
         """Who waits longest in the network with most places, if it has more than this one."""

@@ -45,7 +45,7 @@ def nothing() -> Awaited:
     return Awaited()
 
 
-class Gate:
+class FrameGate:
     """Looks at the frames of one connection.
 
     Args:

@@ -17,7 +17,13 @@ from websockets.frames import CloseCode
 from websockets.protocol import State
 
 from cleave.transport.connection_limits import ConnectionLimits, PendingConnections
-from cleave.transport.frame_limits import FRAMES_AT_ONCE, Awaited, Gate, TooMuchError, Unfinished
+from cleave.transport.frame_limits import (
+    FRAMES_AT_ONCE,
+    Awaited,
+    FrameGate,
+    TooMuchError,
+    Unfinished,
+)
 from cleave.transport.rejection_log import RejectionLog
 
 _REFUSALS_AT_ONCE: Final = 64  # before the loop looks at its other connections
@@ -199,7 +205,7 @@ class GuardedConnection(ServerConnection):
         self._may_send = gate.allowed.unadmitted_bytes
         self._unadmitted = True
         self._ending = False
-        self._gate = Gate(self.loop.time())
+        self._gate = FrameGate(self.loop.time())
         self._request = b""  # the last bytes of the HTTP request, until it is over
         self._open = False  # the handshake is over: frames may be taken in
         self._asked = False  # the HTTP request is over

@@ -16,7 +16,7 @@ from cleave_cli.commands.footprint_study import study
 if TYPE_CHECKING:
     from cleave.energy.account import CloudSpell, Ps
     from cleave.energy.assumptions import Assumptions
-    from cleave.energy.comparison import Question
+    from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.grid import Electricity
     from cleave.energy.predict import Work
     from cleave.energy.run_energy import RunEnergy
@@ -108,7 +108,7 @@ def footprint(
 
     `cleave footprint study` holds a paper's claims against its set-up (see its --help).
     """
-    from cleave.energy.comparison import Question
+    from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.sensitivity import Case
     from cleave.energy.typical import load_typical
     from cleave_cli.render.footprint import Shown, show
@@ -134,7 +134,7 @@ def footprint(
         work = _work(model, batch, seq, steps, dtype)
         usages, duration_s = fleet_spells(work, _devices(fleet, dtype))
         cloud = cloud_spell(work, _gpu(against), _share(gpu_share)) if against else None
-        question = Question(usages, profiles, typical, _ps(ps_watts, duration_s), cloud)
+        question = ComparisonQuestion(usages, profiles, typical, _ps(ps_watts, duration_s), cloud)
         title = f"{model}, {steps} steps of {batch} x {seq} tokens, {dtype}, {fleet}"
         notes += _on_work(work, cloud, gpu_share)
     here = _electricity(grid, start_hour, duration_s)
@@ -147,8 +147,8 @@ def footprint(
 
 def _of_run(
     path: Path, profiles: dict[str, DeviceProfile], ps_watts: float, notes: list[str]
-) -> tuple[Question, float, str]:
-    from cleave.energy.comparison import Question
+) -> tuple[ComparisonQuestion, float, str]:
+    from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.run_energy import run_energy
     from cleave.energy.typical import load_typical
     from cleave.training.run_folder import RunFolder
@@ -158,7 +158,7 @@ def _of_run(
     energy: RunEnergy = run_energy(folder.records())
     ps = _ps(ps_watts, energy.duration_s) or energy.ps
     notes += energy.notes()
-    question = Question(energy.usages, profiles, load_typical(), ps)
+    question = ComparisonQuestion(energy.usages, profiles, load_typical(), ps)
     return question, energy.duration_s, f"run {path.name or path}"
 
 

@@ -102,14 +102,14 @@ def join(
     import asyncio
     import signal
 
-    from cleave.device.agent import Agent, Notice, Session, State
+    from cleave.device.agent import Agent, AgentSession, Notice, State
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import (
         SavedCredential,
         SavedCredentials,
         state_folder,
     )
-    from cleave.device.host.policy import Gate, Verdict, require_visible
+    from cleave.device.host.policy import Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
     from cleave.errors import CleaveError
     from cleave.machine.backends import Speed, choose, known_name
@@ -171,7 +171,7 @@ def join(
                     uplink_bytes=status.sent_bytes,
                 )
 
-    async def connect(ready: Callable[[int], None]) -> Session:
+    async def connect(ready: Callable[[int], None]) -> AgentSession:
         if not chosen:
             chosen.append(choose(executor, notify=lambda text: event("note", text, text=text)))
         # Read again each time: whoever restarts the server may have written a new one.
@@ -208,7 +208,7 @@ def join(
         require_visible(policy, owner.observe(sensors, policy))
         owner.step_aside()
 
-        async def look_at_machine() -> Verdict:
+        async def look_at_machine() -> Permission:
             return gate.decide(await asyncio.to_thread(owner.observe, sensors, lent))
 
         look = look_at_machine

@@ -69,7 +69,7 @@ def plan(
     from cleave.gemm import Gemm
     from cleave.planner.front import Objective
     from cleave.planner.plan import ElementBytes, PsRates
-    from cleave.planner.planner import Method, TilePlanner
+    from cleave.planner.planner import PlanMethod, TilePlanner
     from cleave.planner.report import plan_step, report
     from cleave.workload.registry import find_model
     from cleave.workload.step import step_gemms
@@ -90,7 +90,7 @@ def plan(
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
-    planner = TilePlanner(ps, _choice("--method", method, Method))
+    planner = TilePlanner(ps, _choice("--method", method, PlanMethod))
     wanted = _choice("--objective", objective, Objective)
     if gemm:
         if wanted is not Objective.TIME:

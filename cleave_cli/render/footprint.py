@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cleave.energy.account import Footprint, cloud_footprint
 from cleave.energy.assumptions import load_assumptions
-from cleave.energy.comparison import Question, Ratios, ratios
+from cleave.energy.comparison import ComparisonQuestion, Ratios, ratios
 from cleave.energy.grid import Electricity, electricity, load_grids
 from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
@@ -40,7 +40,7 @@ class Shown:
 
     title: str
     duration_s: float
-    question: Question
+    question: ComparisonQuestion
     case: Case
     notes: tuple[str, ...]
 
@@ -181,7 +181,7 @@ def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
     at = electricity(grid, 0.0, energy.duration_s) if grid else None
     case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)
     profiles = load_profiles()
-    found = Question(energy.usages, profiles, load_typical(), energy.ps).fleet(case)
+    found = ComparisonQuestion(energy.usages, profiles, load_typical(), energy.ps).fleet(case)
     known = found.devices > found.devices_unknown or energy.ps.energy_j is not None
     return {
         "energy_j": found.energy_j if known else None,

@@ -295,7 +295,7 @@ def check_plot(path: Path) -> None:
 
 
 def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:
-    from profiles.performance import Sample
+    from profiles.performance import TimedTile
 
     longest, shortest = 0.0, float("inf")
     for dtype, entry in profile.compute.items():
@@ -303,7 +303,9 @@ def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:
         if not measured:
             continue
         modelled = [
-            entry.models[s[3]].expected(Sample(*s)) for s in entry.samples if s[3] in entry.models
+            entry.models[s[3]].expected(TimedTile(*s))
+            for s in entry.samples
+            if s[3] in entry.models
         ]
         axes.plot(measured, modelled, ".", markersize=3, label=dtype)
         longest, shortest = max(longest, *measured), min(shortest, *measured)

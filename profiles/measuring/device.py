@@ -20,7 +20,7 @@ from profiles.measuring.samples import (
     ALL_VARIANTS,
     QUICK_LAYOUTS,
     QUICK_VARIANTS,
-    Grid,
+    SampleGrid,
     Variant,
     fitted,
     measure_samples,
@@ -32,7 +32,7 @@ from profiles.measuring.sustained import (
     rest,
     with_thermal,
 )
-from profiles.performance import Layout, Sample
+from profiles.performance import Layout, TimedTile
 
 Progress = Callable[[str, float], None]
 """Called with what is being done, and how many of the estimated seconds are over."""
@@ -70,7 +70,7 @@ class Settings:
     memory_bytes: int = 0
     threads: int = 0
     seed: int = 0
-    grid: Grid = field(default_factory=Grid)
+    grid: SampleGrid = field(default_factory=SampleGrid)
 
     @property
     def variants(self) -> Sequence[Variant]:
@@ -211,7 +211,7 @@ def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
         )
     compute = {}
     for dtype, entry in profile.compute.items():
-        samples = [Sample(*sample) for sample in entry.samples]
+        samples = [TimedTile(*sample) for sample in entry.samples]
         compute[dtype] = fitted(samples, entry.source) if samples else entry
     sustained = profile.sustained
     if sustained is not None and sustained.speeds:
@@ -226,9 +226,9 @@ def _measure_grid(
     rng: np.random.Generator,
     progress: Progress,
     source: str,
-) -> dict[str, schema.Compute]:
+) -> dict[str, schema.ComputeProfile]:
     pairs = [(v, layout) for v in settings.variants for layout in settings.layouts]
-    samples: dict[str, list[Sample]] = {}
+    samples: dict[str, list[TimedTile]] = {}
     began_s = clock()
     for done, (variant, layout) in enumerate(pairs):
         progress(f"{variant.name} {layout.value}", settings.grid_s * done / len(pairs))
@@ -239,10 +239,10 @@ def _measure_grid(
     return {name: fitted(found, source) for name, found in samples.items()}
 
 
-def _memory(settings: Settings, here: machine.Machine) -> schema.Memory:
+def _memory(settings: Settings, here: machine.Machine) -> schema.MemoryProfile:
     installed = here.memory_bytes or 0
     offered = settings.memory_bytes or installed // 2 or _ASSUMED_MEMORY_BYTES
-    return schema.Memory(bytes=offered, installed_bytes=installed, source="the system")
+    return schema.MemoryProfile(bytes=offered, installed_bytes=installed, source="the system")
 
 
 def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:

@@ -26,7 +26,7 @@ from cleave.scheduler.probe import FIRST_ID, LinkRates
 from cleave.transport.connect import open_connection
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.transport.join_url import JoinUrl, parse_join_url
-from profiles.device_profile import Link, Quantiles
+from profiles.device_profile import LinkProfile, Quantiles
 
 MEMORY_BYTES: Final = 64 * 2**20
 """What is offered to the PS: enough for its largest probes."""
@@ -134,9 +134,9 @@ async def measure_link(
     return found
 
 
-def summarise(measured: Sequence[LinkRates], source: str = "") -> Link:
+def summarise(measured: Sequence[LinkRates], source: str = "") -> LinkProfile:
     """The spread of some measurements, as a profile states it."""
-    return Link(
+    return LinkProfile(
         downlink_bytes_per_s=_spread([m.downlink_bytes_per_s for m in measured]),
         uplink_bytes_per_s=_spread([m.uplink_bytes_per_s for m in measured]),
         round_trip_s=_spread([2 * m.latency_s for m in measured]),

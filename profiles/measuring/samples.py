@@ -15,14 +15,14 @@ import numpy as np
 from cleave.arrays import DType
 from profiles import device_profile as schema
 from profiles.measuring.gemm_timer import REPEATS, Clock, Shape, TileTimer
-from profiles.performance import Layout, Sample, fit_and_judge
+from profiles.performance import Layout, TimedTile, fit_and_judge
 
 _ALIGNMENTS: Final = (4, 8, 16, 32, 48)  # of regular sides: what planners cut at, and kernels like
 _LEAST_SAMPLES: Final = 15  # of a model, however short the time
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class SampleGrid:
     """Which shapes are measured.
 
     Attributes:
@@ -96,11 +96,11 @@ def measure_samples(
     timer: TileTimer,
     variant: Variant,
     layout: Layout,
-    grid: Grid,
+    grid: SampleGrid,
     seconds: float,
     rng: np.random.Generator,
     clock: Clock = time.perf_counter,
-) -> list[Sample]:
+) -> list[TimedTile]:
     """Time the shapes of a grid, one after the other and all again, until the time is up.
 
     A shape's median so is over tiles that came minutes apart, between other shapes, as in training.
@@ -137,11 +137,11 @@ def measure_samples(
     for (shape, strips), times in zip(tiles, took_s, strict=False):
         # The first makes kernels for a new shape; a clock may not move during so small a tile.
         typical_s = max(statistics.median(times[1:] or times), 1e-8)
-        samples.append(Sample(*shape, layout, float(f"{typical_s:.4g}"), strips))
+        samples.append(TimedTile(*shape, layout, float(f"{typical_s:.4g}"), strips))
     return samples
 
 
-def fitted(samples: Sequence[Sample], source: str = "") -> schema.Compute:
+def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProfile:
     """Fit a model to the samples of every layout, and judge it on those it was not fitted on.
 
     Args:
@@ -155,7 +155,7 @@ def fitted(samples: Sequence[Sample], source: str = "") -> schema.Compute:
     for layout in dict.fromkeys(s.layout for s in samples):
         of_layout = [s for s in samples if s.layout is layout]
         models[layout], fits[layout] = fit_and_judge(of_layout)
-    return schema.Compute(
+    return schema.ComputeProfile(
         flops_per_s=max(2 * s.a * s.b * s.c / s.seconds for s in samples),
         source=source,
         models=models,

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from cleave.energy.account import Ps
 from cleave.energy.assumptions import load_assumptions
-from cleave.energy.comparison import Question, Ratios
+from cleave.energy.comparison import ComparisonQuestion, Ratios
 from cleave.energy.sensitivity import Case
 from cleave.energy.typical import Typical, load_typical
 from profiles.device_profile import DeviceProfile
 from profiles.library import load_profiles
-from simulator.study.conditions import State, carbon_axes, combinations, energy_axes, grids
-from simulator.study.rows import GpuRun, Row
+from simulator.study.conditions import ConditionState, carbon_axes, combinations, energy_axes, grids
+from simulator.study.rows import GpuRun, StudyRow
 
 
 class Accountant:
@@ -33,14 +33,14 @@ class Accountant:
 
     def question(
         self,
-        row: Row,
+        row: StudyRow,
         gpu: GpuRun,
-        state: State,
+        state: ConditionState,
         *,
         typical: Typical | None = None,
         card: DeviceProfile | None = None,
         ps: Ps | None = None,
-    ) -> Question:
+    ) -> ComparisonQuestion:
         """The row against the GPU.
 
         Args:
@@ -51,14 +51,14 @@ class Accountant:
         cloud = gpu.at(state.gpu_share)
         cloud = replace(cloud, profile=card or cloud.profile)
         usages = [row.spell_at(state.device_share)]
-        return Question(usages, self._profiles, typical or self.typical, ps, cloud)
+        return ComparisonQuestion(usages, self._profiles, typical or self.typical, ps, cloud)
 
-    def ratios(self, row: Row, gpu: GpuRun, state: State) -> Ratios:
+    def ratios(self, row: StudyRow, gpu: GpuRun, state: ConditionState) -> Ratios:
         """Of the row in a state."""
         return self.question(row, gpu, state).ratios(state.case)
 
 
-def start() -> State:
+def start() -> ConditionState:
     """All as it comes with Cleave, on the electricity of a middling country."""
     middle = grids()[1]
-    return State(Case(load_assumptions(), middle, middle))
+    return ConditionState(Case(load_assumptions(), middle, middle))

@@ -20,7 +20,7 @@ from simulator.study.setups import EQUAL_SHARE, OTHER_SHARES
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ConditionState:
     """What a ratio is worked out from.
 
     Attributes:
@@ -37,7 +37,7 @@ class Setting:
     """One way to have it."""
 
     title: str
-    applied: Callable[[State], State]
+    applied: Callable[[ConditionState], ConditionState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,9 @@ def carbon_axes() -> tuple[Axis, ...]:
     )
 
 
-def combinations(axes: Sequence[Axis], start: State) -> Iterator[tuple[Mapping[str, str], State]]:
+def combinations(
+    axes: Sequence[Axis], start: ConditionState
+) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
     """Every combination: its settings by axis, and its state; that of all first settings first."""
     for settings in product(*(axis.settings for axis in axes)):
         state = start
@@ -183,23 +185,23 @@ def _highest(table: ByKind) -> ByKind:
     return {kind: replace(figure, value=figure.high) for kind, figure in table.items()}
 
 
-def _same(state: State) -> State:
+def _same(state: ConditionState) -> ConditionState:
     return state
 
 
-def _made(state: State, change: Callable[[Assumptions], Assumptions]) -> State:
+def _made(state: ConditionState, change: Callable[[Assumptions], Assumptions]) -> ConditionState:
     return replace(state, case=replace(state.case, assumptions=change(state.case.assumptions)))
 
 
-def _reaching(**shares: float) -> Callable[[State], State]:
+def _reaching(**shares: float) -> Callable[[ConditionState], ConditionState]:
     return lambda state: replace(state, **shares)  # type: ignore[arg-type]
 
 
-def _powered(state: State, spread: Spread) -> State:
+def _powered(state: ConditionState, spread: Spread) -> ConditionState:
     return replace(state, case=replace(state.case, class_power=spread))
 
 
-def _fed(state: State, fleet: float, cloud: float) -> State:
+def _fed(state: ConditionState, fleet: float, cloud: float) -> ConditionState:
     case = replace(state.case, fleet_gco2e_per_kwh=fleet, cloud_gco2e_per_kwh=cloud)
     return replace(state, case=case)
 

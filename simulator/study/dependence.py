@@ -17,8 +17,8 @@ from cleave.energy.sensitivity import Bar, Case, tornado, widest_first
 from cleave.energy.typical import Typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Power
 from simulator.study.accountant import Accountant
-from simulator.study.conditions import State, carbon_axes, energy_axes, lasting
-from simulator.study.rows import GpuRun, Row, simulated
+from simulator.study.conditions import ConditionState, carbon_axes, energy_axes, lasting
+from simulator.study.rows import GpuRun, StudyRow, simulated
 from simulator.study.setups import OTHER_SHARES
 
 WAITING_PHONE_W: Final = 1.0  # Boavizta's average of a phone in use
@@ -38,7 +38,7 @@ class Dependence:
         bars: widest first.
     """
 
-    row: Row
+    row: StudyRow
     of: str
     middle: float
     bars: Sequence[Bar]
@@ -53,7 +53,7 @@ class _Ends:
 
 
 def dependences(
-    accountant: Accountant, row: Row, gpu: GpuRun, middle: State, seed: int
+    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
 ) -> list[Dependence]:
     """Of energy, and of carbon."""
     asked: dict[str, Callable[[Ratios], float | None]] = {
@@ -82,7 +82,7 @@ def dependences(
 
 
 def _ends(
-    accountant: Accountant, row: Row, gpu: GpuRun, middle: State, seed: int
+    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
 ) -> Iterator[_Ends]:
     """What is not among the assumptions of every footprint: GPU, speed, waiting phones, PS."""
     case, central = middle.case, accountant.ratios(row, gpu, middle)
@@ -126,7 +126,7 @@ def _ends(
         yield _Ends("parameter server", settings, none, laptop)
 
 
-def _at_speed(row: Row, flops_per_s: float, seed: int) -> Row | None:
+def _at_speed(row: StudyRow, flops_per_s: float, seed: int) -> StudyRow | None:
     setup = row.setup
     found = simulated(setup, row.memory[0], seed, flops_per_s / setup.flops_per_s)
     return next((other for other in found if other.method == row.method), None)
@@ -156,7 +156,7 @@ class Changed:
     ratios: Ratios
 
 
-def one_by_one(accountant: Accountant, row: Row, gpu: GpuRun) -> list[Changed]:
+def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
     """Every setting of every condition, the others as in the central case."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
@@ -168,7 +168,7 @@ def one_by_one(accountant: Accountant, row: Row, gpu: GpuRun) -> list[Changed]:
 
 
 def in_use(
-    accountant: Accountant, row: Row, gpu: GpuRun, middle: State
+    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState
 ) -> Mapping[float, Sequence[float]]:
     """Ratios of attributed carbon at each of `UTILISATIONS`, by lifetime in years."""
 

@@ -14,7 +14,7 @@ from cleave.energy.tornado_plot import draw_tornado
 from simulator.study.cells import quantity
 from simulator.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
 from simulator.study.dependence import UTILISATIONS
-from simulator.study.study import Judged, Judgement, SetupStudy
+from simulator.study.study import Judged, SetupStudy, StudyJudgement
 from simulator.study.verdicts import Found
 
 _DPI = 110
@@ -101,7 +101,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    asked: list[tuple[tuple[float, float], str, Callable[[Judgement], Found]]] = [
+    asked: list[tuple[tuple[float, float], str, Callable[[StudyJudgement], Found]]] = [
         (ENERGY_CLAIM, "energy: J of the GPU over the devices'", lambda j: j.energy),
         (CARBON_CLAIM, "carbon, attributed: gCO2e, GPU over devices", lambda j: j.attributed),
         (CARBON_CLAIM, "carbon, sunk cost: gCO2e, GPU over devices", lambda j: j.sunk_cost),

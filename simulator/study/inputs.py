@@ -12,7 +12,7 @@ from profiles.device_profile import DeviceKind
 from profiles.library import load_profile
 from simulator.study.conditions import grids
 from simulator.study.dependence import GPU_LEAST, PS_W, WAITING_PHONE_W
-from simulator.study.setups import EQUAL_SHARE, GPU, LINK_BYTES_PER_S, Scope, Setup
+from simulator.study.setups import EQUAL_SHARE, GPU, LINK_BYTES_PER_S, Setup, SetupScope
 
 
 class Standing(Enum):
@@ -47,7 +47,7 @@ _DOING = {
 }
 
 
-def inputs(scope: Scope, made: Assumptions, typical: Typical) -> list[Input]:
+def inputs(scope: SetupScope, made: Assumptions, typical: Typical) -> list[Input]:
     """All of them, in the order of the report."""
     found = [
         Input(

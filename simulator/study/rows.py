@@ -31,7 +31,7 @@ _PLAIN: Final = ("cleave", "cleave-2d")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StudyRow:
     """A set-up, trained by a method.
 
     Attributes:
@@ -83,9 +83,9 @@ class Row:
         return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
 
 
-def rows_of(setup: Setup, seed: int) -> list[Row]:
+def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
     """All methods, with all of its memory; what makes no difference is one row."""
-    found: list[Row] = []
+    found: list[StudyRow] = []
     for offer in setup.offers:
         others = {
             share: {row.method: row.usage for row in simulated(setup, offer, seed, share=share)}
@@ -109,12 +109,12 @@ def rows_of(setup: Setup, seed: int) -> list[Row]:
     return sorted(found, key=lambda row: order[row.method])
 
 
-def _same_work(row: Row, other: Row) -> bool:
+def _same_work(row: StudyRow, other: StudyRow) -> bool:
     variant = row.method.removeprefix("dtfm ")
     return (other.method, other.usage) == (f"dtfm-all {variant}", row.usage)
 
 
-def _alike(row: Row, other: Row) -> bool:
+def _alike(row: StudyRow, other: StudyRow) -> bool:
     return (row.method, row.usage, row.misfit) == (other.method, other.usage, other.misfit)
 
 
@@ -125,7 +125,7 @@ def simulated(
     speed: float = 1.0,
     names: Sequence[str] = METHODS,
     share: float = EQUAL_SHARE,
-) -> Iterator[Row]:
+) -> Iterator[StudyRow]:
     """Methods with one amount of memory, under the names that the simulator has for them.
 
     A device alone multiplies everything itself. Of DT-FM there are all variants, on all the devices
@@ -157,7 +157,7 @@ def simulated(
                 yield _row(setup, offer, outcome, reached)
 
 
-def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
+def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> StudyRow:
     used, steps = outcome.devices_used, setup.steps
     down, up = (each * used * steps for each in (outcome.download_bytes, outcome.upload_bytes))
     flops = outcome.flops * steps
@@ -172,7 +172,7 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> Row:
         up,
         network_bytes=None if through_ps else up,
     )
-    return Row(
+    return StudyRow(
         setup,
         outcome.method,
         (offer,),
@@ -191,7 +191,7 @@ class GpuRun:
     """The same steps on the GPU.
 
     Attributes:
-        needed_bytes, misfit: of its memory, as of a `Row`'s devices.
+        needed_bytes, misfit: of its memory, as of a `StudyRow`'s devices.
         cloud: the run, with the GPU at `EQUAL_SHARE` of what it reaches in multiplication.
     """
 

@@ -86,7 +86,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class SetupScope:
     """What a report goes through.
 
     Attributes:
@@ -97,7 +97,7 @@ class Scope:
     speeds: tuple[float, ...]
 
 
-def published() -> Scope:
+def published() -> SetupScope:
     """The paper's experiments."""
     laptop, phone = load_profile("macbook-pro-14-m1-pro"), load_profile("snapdragon-888")
     laptops = (Offer("given over", 12_000_000_000), Offer("lent", laptop.memory.bytes))
@@ -105,7 +105,7 @@ def published() -> Scope:
     # M2 measured in PyTorch to the datasheet's peak of an M2 Pro; this phone's GPU in ncnn, hot, to
     # the fastest phone that was measured.
     laptop_speeds, phone_speeds = (2.0e12, 6.8e12), (0.5 * 3.47e10, 1.112e12)
-    return Scope(
+    return SetupScope(
         (
             Setup("1 laptop", "opt-125m", laptop, 1, laptops, True, laptop_speeds),
             Setup("1 phone", "opt-125m", phone, 1, phones, False, phone_speeds),
@@ -116,11 +116,11 @@ def published() -> Scope:
     )
 
 
-def quick() -> Scope:
+def quick() -> SetupScope:
     """One laptop and four phones with very small models, to try it out."""
     laptop, _, _, phones = published().setups
     setups = (
         replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),
         replace(phones, model="opt-tiny", title="4 phones", devices=4, batch=4, seq=64, steps=2),
     )
-    return Scope(setups, (1.0, 64.0))
+    return SetupScope(setups, (1.0, 64.0))

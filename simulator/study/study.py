@@ -13,13 +13,13 @@ from simulator.study.accountant import Accountant
 from simulator.study.conditions import (
     CARBON_CLAIM,
     ENERGY_CLAIM,
-    State,
+    ConditionState,
     carbon_axes,
     energy_axes,
 )
 from simulator.study.dependence import Changed, Dependence, dependences, in_use, one_by_one
-from simulator.study.rows import GpuRun, Row, gpu_run, rows_of, simulated
-from simulator.study.setups import Scope, Setup
+from simulator.study.rows import GpuRun, StudyRow, gpu_run, rows_of, simulated
+from simulator.study.setups import Setup, SetupScope
 from simulator.study.verdicts import Found, Settings, held_against
 
 SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-resident")
@@ -27,7 +27,7 @@ _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", 
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class StudyJudgement:
     """What was found of a row; memory is no matter in it.
 
     Attributes:
@@ -51,8 +51,8 @@ class Judgement:
 class Judged:
     """A row and what was found of it."""
 
-    row: Row
-    found: Judgement
+    row: StudyRow
+    found: StudyJudgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ class SetupStudy:
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
 
-def steps_of(scope: Scope) -> int:
+def steps_of(scope: SetupScope) -> int:
     """How many times `study` says that it is further."""
     return len(scope.setups) * (1 + len(scope.speeds))
 
 
-def study(scope: Scope, seed: int, further: Callable[[str], object]) -> list[SetupStudy]:
+def study(scope: SetupScope, seed: int, further: Callable[[str], object]) -> list[SetupStudy]:
     """Simulate all, and hold it against the claims.
 
     Args:
@@ -105,7 +105,7 @@ def _setup_study(
     seed: int,
     further: Callable[[str], object],
 ) -> SetupStudy:
-    gpu, judgements = gpu_run(setup), dict[tuple[DeviceUsage, ...], Judgement]()
+    gpu, judgements = gpu_run(setup), dict[tuple[DeviceUsage, ...], StudyJudgement]()
     rows = []
     for row in rows_of(setup, seed):
         usages = (row.usage, *row.other_spells.values())
@@ -136,7 +136,7 @@ def _setup_study(
     )
 
 
-def judged(accountant: Accountant, row: Row, gpu: GpuRun) -> Judgement:
+def judged(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> StudyJudgement:
     """The claims, held against a row under all conditions."""
     middle = accountant.middle
     case, cloud = middle.case, gpu.at(middle.gpu_share)
@@ -145,11 +145,11 @@ def judged(accountant: Accountant, row: Row, gpu: GpuRun) -> Judgement:
     energy = energy_axes()
     every = (*energy, *carbon_axes())
 
-    def tried(states: Sequence[tuple[Settings, State]]) -> list[tuple[Settings, Ratios]]:
+    def tried(states: Sequence[tuple[Settings, ConditionState]]) -> list[tuple[Settings, Ratios]]:
         return [(settings, accountant.ratios(row, gpu, state)) for settings, state in states]
 
     of_energy, of_carbon = tried(accountant.of_energy), tried(accountant.of_carbon)
-    return Judgement(
+    return StudyJudgement(
         fleet,
         there,
         accountant.ratios(row, gpu, middle),

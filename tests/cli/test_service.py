@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cleave.device.service.manager import Installer, Outcome, run_command
+from cleave.device.service.manager import Installer, ServiceOutcome, run_command
 from cleave.device.service.units import (
     LABEL,
     UNIT_NAME,
@@ -136,11 +136,11 @@ class FakeManager:
         self.failing = failing
         self.commands: list[str] = []
 
-    def __call__(self, command: Sequence[str]) -> Outcome:
+    def __call__(self, command: Sequence[str]) -> ServiceOutcome:
         self.commands.append(" ".join(command))
         if self.failing and self.failing in command:
-            return Outcome(1, "access denied")
-        return Outcome(0, "active")
+            return ServiceOutcome(1, "access denied")
+        return ServiceOutcome(0, "active")
 
 
 def installer(
@@ -245,7 +245,7 @@ def test_without_systemd_it_says_what_to_do(tmp_path: Path) -> None:
 
 def test_commands_that_are_not_there() -> None:
     assert run_command(["/no/such/command"]).code == 127
-    assert run_command(["echo", "x"]) == Outcome(0, "x")
+    assert run_command(["echo", "x"]) == ServiceOutcome(0, "x")
 
 
 # --- the command ---

@@ -12,9 +12,9 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.device import agent as g
-from cleave.device.agent import Agent, Notice, Session, State
+from cleave.device.agent import Agent, AgentSession, Notice, State
 from cleave.device.compute_thread import ComputeThread
-from cleave.device.host.policy import ALLOWED, Cause, Verdict
+from cleave.device.host.policy import ALLOWED, Cause, Permission
 from cleave.device.session import DeviceSession, DeviceStatus, RefusedError, device_hello
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
@@ -27,9 +27,9 @@ from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from cleave.transport.url_file import read_url
 
-BACK = Verdict(Cause.OWNER, "the owner is back")
-HOT = Verdict(Cause.HEAT, "82 C is above --max-temp 80")
-HOTTER = Verdict(Cause.HEAT, "83 C is above --max-temp 80")
+BACK = Permission(Cause.OWNER, "the owner is back")
+HOT = Permission(Cause.HEAT, "82 C is above --max-temp 80")
+HOTTER = Permission(Cause.HEAT, "83 C is above --max-temp 80")
 
 
 class FakeSession:
@@ -80,12 +80,14 @@ class Scene:
         sessions: for each connection, how the session behaves, or why there is none.
     """
 
-    def __init__(self, verdicts: list[Verdict], sessions: list[dict[str, Any] | Exception]) -> None:
+    def __init__(
+        self, verdicts: list[Permission], sessions: list[dict[str, Any] | Exception]
+    ) -> None:
         self.now_s = 0.0
         self.sleeps: list[float] = []
         self.said: list[Notice] = []
         self.opened: list[FakeSession] = []
-        self._verdicts: Iterator[Verdict] = iter(verdicts)
+        self._verdicts: Iterator[Permission] = iter(verdicts)
         self._sessions = iter(sessions)
         self.guest = Agent(
             self._connect,
@@ -100,7 +102,7 @@ class Scene:
         asyncio.run(asyncio.wait_for(self.guest.run(), 30))
         return [(notice.state, notice.reason) for notice in self.said]
 
-    async def _look(self) -> Verdict:
+    async def _look(self) -> Permission:
         verdict = next(self._verdicts, None)
         if verdict is None:
             self.guest.stop()
@@ -113,7 +115,7 @@ class Scene:
         for _ in range(5):  # let others run
             await asyncio.sleep(0)
 
-    async def _connect(self, ready: Callable[[int], None]) -> Session:
+    async def _connect(self, ready: Callable[[int], None]) -> AgentSession:
         how = next(self._sessions)
         if isinstance(how, Exception):
             raise how
@@ -214,11 +216,11 @@ def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
     said: list[Notice] = []
     opened: list[FakeSession] = []
 
-    async def connect(ready: Callable[[int], None]) -> Session:
+    async def connect(ready: Callable[[int], None]) -> AgentSession:
         opened.append(FakeSession(ready, drains=False))
         return opened[-1]
 
-    async def look() -> Verdict:
+    async def look() -> Permission:
         return ALLOWED
 
     async def scenario() -> None:
@@ -246,12 +248,12 @@ def test_it_can_be_stopped_while_it_connects(policy: bool) -> None:
     said: list[Notice] = []
     connecting = asyncio.Event()
 
-    async def connect(ready: Callable[[int], None]) -> Session:
+    async def connect(ready: Callable[[int], None]) -> AgentSession:
         connecting.set()
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def look() -> Verdict:
+    async def look() -> Permission:
         return ALLOWED
 
     async def scenario() -> None:
@@ -291,7 +293,7 @@ class Plain:
         asyncio.run(asyncio.wait_for(guest.run(), 30))
         return [(notice.state, notice.reason) for notice in self.said]
 
-    async def _connect(self, ready: Callable[[int], None]) -> Session:
+    async def _connect(self, ready: Callable[[int], None]) -> AgentSession:
         how = next(self._sessions)
         if isinstance(how, Exception):
             raise how
@@ -404,13 +406,13 @@ def test_a_guest_that_goes_loses_no_result() -> None:
         heard: list[list[State]] = [[], []]
 
         def make(number: int) -> Agent:
-            async def connect(ready: Callable[[int], None]) -> Session:
+            async def connect(ready: Callable[[int], None]) -> AgentSession:
                 near, far = memory_link()
                 serving.append(asyncio.create_task(runtime.session(near)))
                 hello = device_hello(credential="secret", name="guest", memory_bytes=10**9)
                 return DeviceSession(far, ComputeThread(NumpyBackend()), hello, ready)
 
-            async def look() -> Verdict:
+            async def look() -> Permission:
                 return verdicts[number]
 
             async def sleep(wait_s: float) -> None:

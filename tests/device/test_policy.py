@@ -80,7 +80,7 @@ def test_the_owner_comes_and_goes() -> None:
         verdict = gate.decide(Observation(hour=0, idle_s=idle_s))
         heard.append(verdict.may_work)
         if idle_s == 59:
-            assert verdict == p.Verdict(Cause.OWNER, "the owner is back")
+            assert verdict == p.Permission(Cause.OWNER, "the owner is back")
         if idle_s == 10:
             assert verdict.reason == "in use: active 10 s ago, idle after 300 s"
     assert heard == [False, False, True, True, True, False, False, False, True]

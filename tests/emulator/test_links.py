@@ -17,7 +17,7 @@ from cleave.fleet.product import Side
 from emulator.activity import Activity, Direction, Presence, Transfer
 from emulator.links import FractionalNoise, Link, Shared, SharedLines, links_of
 from emulator.virtual import Arithmetic, VirtualRuntime, emulated
-from profiles.fleet_device import Bottleneck, FleetDevice
+from profiles.fleet_device import FleetDevice, SharedBottleneck
 
 DEVICE = FleetDevice("test", 1e9, 1e6, 5e5, 0.01, 2**30)
 MESSAGES = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 10**6)), min_size=1, max_size=30)
@@ -135,8 +135,8 @@ def test_both_directions_of_a_seed_are_the_same_again_and_differ_from_one_anothe
 # --- shared lines ---
 
 
-def line(rate: float, devices: int = 2) -> Bottleneck:
-    return Bottleneck("line", rate, rate / 2, devices)
+def line(rate: float, devices: int = 2) -> SharedBottleneck:
+    return SharedBottleneck("line", rate, rate / 2, devices)
 
 
 def busy(devices: list[FleetDevice], gemms: int = 1) -> tuple[VirtualRuntime, list[Activity]]:

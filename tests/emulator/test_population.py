@@ -16,9 +16,9 @@ from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from emulator.activity import Activity, Multiplication, Presence
-from emulator.trace import EventLog
+from emulator.trace import TraceLog
 from emulator.virtual import VirtualRuntime, emulated
-from profiles.availability import Availability, Durations, Family
+from profiles.availability import Availability, AvailabilityFamily, Durations
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, paper_fleet, with_churn
 from tests.examples import examples
@@ -116,7 +116,7 @@ def test_who_drains_answers_what_it_was_given() -> None:
 
 def test_a_stay_shorter_than_a_hello_holds_nobody_up() -> None:
     """Weibull sessions are often that short; those who stay are there all the same."""
-    brief = Availability(Durations(10.0, Family.WEIBULL, 0.2), Durations(1e6))
+    brief = Availability(Durations(10.0, AvailabilityFamily.WEIBULL, 0.2), Durations(1e6))
     fleet = emulated([replace(DEVICE, availability=brief)] * 200 + [DEVICE])
     assert 1 <= fleet.device_count < 200
     assert shell_of(fleet).now_s < 1
@@ -148,7 +148,7 @@ def event_log(devices: Sequence[FleetDevice], seed: int, churn: str = "") -> str
     lines: list[str] = []
     members = with_churn(devices, churn) if churn else list(devices)
     fleet = emulated(members, compute=False, seed=seed, start_hour=22.0)
-    shell_of(fleet).observers.append(EventLog(lines.append))
+    shell_of(fleet).observers.append(TraceLog(lines.append))
     for size in (256, 400, 256):
         futures = [submit(fleet, size, size, size) for _ in range(2)]
         for future in futures:

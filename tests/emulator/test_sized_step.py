@@ -30,7 +30,7 @@ from emulator.activity import Activity, Direction, Transfer
 from emulator.sized_step import SizedStep, SizedStepper
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.availability import Availability, Durations
-from profiles.fleet_device import Bottleneck, FleetDevice
+from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
 
 MANY = RESIDENCY_DEVICES + 6  # a fleet in which timelines are reused
@@ -153,7 +153,11 @@ def same(reused: SizedStep, emulated_all: SizedStep) -> None:
         ("opt-nano", {}, None),
         ("llama-nano", {"latency_s": 0.02, "load": 0.3}, None),
         ("opt-nano", {}, 1.25e8),
-        ("opt-nano", {"bottleneck": Bottleneck("line", 1e9, 1e8, MANY), "latency_s": 1e-3}, 1.25e8),
+        (
+            "opt-nano",
+            {"bottleneck": SharedBottleneck("line", 1e9, 1e8, MANY), "latency_s": 1e-3},
+            1.25e8,
+        ),
     ],
     ids=["paper", "latency", "card", "line"],
 )

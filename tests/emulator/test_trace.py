@@ -15,7 +15,7 @@ from cleave.arrays import Buffer, DType
 from cleave.errors import UsageError
 from cleave.fleet.product import Side
 from emulator.activity import Activity
-from emulator.trace import EventLog, TraceWriter
+from emulator.trace import TraceLog, TraceWriter
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, with_churn
@@ -104,7 +104,7 @@ def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_log_has_one_line_of_json_for_each_activity() -> None:
     lines: list[str] = []
-    seen = watch(find_fleet("home-mix-8"), EventLog(lines.append))
+    seen = watch(find_fleet("home-mix-8"), TraceLog(lines.append))
     assert len(lines) == len(seen)
     kinds = {json.loads(line)[0] for line in lines}
     assert {"down", "up", "multiply"} <= kinds

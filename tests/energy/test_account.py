@@ -16,7 +16,7 @@ from cleave.energy.account import (
 )
 from cleave.energy.assumptions import Assumptions, load_assumptions
 from cleave.energy.carbon import S_PER_YEAR
-from cleave.energy.comparison import Question
+from cleave.energy.comparison import ComparisonQuestion
 from cleave.energy.meter import Basis
 from cleave.energy.sensitivity import Case, tornado
 from cleave.energy.typical import load_typical
@@ -204,7 +204,7 @@ def test_what_devices_measured_themselves_is_marked() -> None:
 def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
     profiles, typical = load_profiles(), load_typical()
     laptop = DeviceUsage("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
-    question = Question([laptop], profiles, typical)
+    question = ComparisonQuestion([laptop], profiles, typical)
     bars = tornado(
         question.figure,
         Case(assumptions(), 400.0, None),

@@ -21,7 +21,7 @@ from cleave import arrays
 from cleave.arrays import Buffer
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Residency
-from cleave.planner.planner import Method, TilePlanner
+from cleave.planner.planner import PlanMethod, TilePlanner
 
 Doubles = npt.NDArray[np.float64]
 
@@ -86,7 +86,7 @@ class FullDepthPlanner:
     Tiles that follow a device's arrays may be cut in depth.
     """
 
-    planner: TilePlanner = field(default_factory=lambda: TilePlanner(method=Method.TWO_D))
+    planner: TilePlanner = field(default_factory=lambda: TilePlanner(method=PlanMethod.TWO_D))
 
     def plan(
         self,

@@ -14,7 +14,7 @@ from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.local_fallback import Fallback, FallbackFleet, Presence
+from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.fleet.product import Multiplier, Pending, Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import limits
@@ -44,9 +44,9 @@ def is_right(future: Pending) -> bool:
 
 def virtual(
     devices: int, after_s: float | None
-) -> tuple[FallbackFleet, VirtualRuntime, list[Presence]]:
+) -> tuple[FallbackFleet, VirtualRuntime, list[FleetPresence]]:
     runtime = VirtualRuntime([DEVICE] * devices, NumpyBackend())
-    told = list[Presence]()
+    told = list[FleetPresence]()
     fallback = None if after_s is None else Fallback(NumpyBackend(), after_s)
     return FallbackFleet(Fleet(runtime), told.append, fallback), runtime, told
 
@@ -68,7 +68,7 @@ def test_the_ps_takes_over_and_gives_back(lost_s: float) -> None:
         runtime.lose(device, in_s=lost_s)
     assert all(is_right(future) for future in pending)
     assert all(is_right(submit(fleet)) for _ in range(2))
-    assert told == [Presence.ABSENT, Presence.LOCAL]
+    assert told == [FleetPresence.ABSENT, FleetPresence.LOCAL]
     assert runtime.now_s >= 5.0
     assert 2 <= fleet.counters().local_gemms <= 5
     local = fleet.counters().local_gemms
@@ -76,7 +76,7 @@ def test_the_ps_takes_over_and_gives_back(lost_s: float) -> None:
     runtime._at(runtime.now_s + 60.0, lambda: None)
     runtime.advance_for_local_work(60.0 * 50e9)  # it is welcomed meanwhile
     assert is_right(submit(fleet))
-    assert told[2:] == [Presence.PRESENT]
+    assert told[2:] == [FleetPresence.PRESENT]
     assert fleet.counters().local_gemms == local
     assert runtime.manager.scheduler.idle
     runtime.manager.validate()
@@ -88,7 +88,7 @@ def test_a_device_that_comes_in_time_keeps_the_work() -> None:
     runtime.lose(1, in_s=0.01)
     runtime._at(3.0, come, runtime)
     assert is_right(future)
-    assert told == [Presence.ABSENT, Presence.PRESENT]
+    assert told == [FleetPresence.ABSENT, FleetPresence.PRESENT]
     assert fleet.counters().local_gemms == 0
 
 
@@ -98,11 +98,11 @@ def test_while_the_ps_works_devices_that_are_due_come(monkeypatch: pytest.Monkey
     runtime.lose(1)
     runtime._at(1.0, come, runtime)
     futures = 0
-    while told[-1:] != [Presence.PRESENT]:
+    while told[-1:] != [FleetPresence.PRESENT]:
         assert is_right(submit(fleet))
         futures += 1
         assert futures < 1000
-    assert told == [Presence.ABSENT, Presence.LOCAL, Presence.PRESENT]
+    assert told == [FleetPresence.ABSENT, FleetPresence.LOCAL, FleetPresence.PRESENT]
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -113,7 +113,7 @@ def test_what_no_device_can_do_is_said_and_done_on_the_ps_if_that_may(
     monkeypatch.setattr(limits, "MIN_DEVICE_MEMORY_BYTES", 0)
     said: list[str] = []
     runtime = VirtualRuntime([replace(DEVICE, memory_bytes=4)] * 2, NumpyBackend())
-    told = list[Presence]()
+    told = list[FleetPresence]()
     fallback = Fallback(NumpyBackend(), 100.0) if local else None
     fleet = FallbackFleet(Fleet(runtime), told.append, fallback, say=said.append)
     begun_s = runtime.now_s
@@ -136,20 +136,20 @@ def test_without_fallback_it_waits_and_knows_when_nobody_is_due() -> None:
     runtime.lose(1, in_s=0.01)
     with pytest.raises(FleetError, match="none is due"):
         future.result()
-    assert told == [Presence.ABSENT]
+    assert told == [FleetPresence.ABSENT]
 
 
 @pytest.mark.parametrize("local", [True, False])
 def test_live_devices_go_and_come(local: bool) -> None:
     """Over a live runtime, with the training thread in a thread of its own."""
 
-    async def scenario() -> tuple[list[Presence], int]:
+    async def scenario() -> tuple[list[FleetPresence], int]:
         runtime = LiveRuntime(SessionManager("secret"))
         runtime.loop = asyncio.get_running_loop()
-        told = list[Presence]()
+        told = list[FleetPresence]()
         changed = asyncio.Event()
 
-        def tell(presence: Presence) -> None:
+        def tell(presence: FleetPresence) -> None:
             told.append(presence)
             assert runtime.loop is not None
             runtime.loop.call_soon_threadsafe(changed.set)
@@ -166,13 +166,13 @@ def test_live_devices_go_and_come(local: bool) -> None:
             tasks.append(asyncio.create_task(device.run()))
             return far
 
-        async def until(presence: Presence) -> None:
+        async def until(presence: FleetPresence) -> None:
             while presence not in told:
                 changed.clear()
                 await changed.wait()
 
         waiting = asyncio.create_task(asyncio.to_thread(is_right, submit(fleet)))
-        await until(Presence.LOCAL if local else Presence.ABSENT)
+        await until(FleetPresence.LOCAL if local else FleetPresence.ABSENT)
         if local:
             assert await waiting
         link = join()
@@ -181,7 +181,7 @@ def test_live_devices_go_and_come(local: bool) -> None:
         if not local:
             assert await waiting
         assert await asyncio.to_thread(lambda: is_right(submit(fleet)))
-        await until(Presence.PRESENT)
+        await until(FleetPresence.PRESENT)
         await link.close()
         await asyncio.gather(*tasks)
         assert runtime.manager.scheduler.idle
@@ -189,8 +189,8 @@ def test_live_devices_go_and_come(local: bool) -> None:
 
     told, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))
     if local:
-        assert told == [Presence.ABSENT, Presence.LOCAL, Presence.PRESENT]
+        assert told == [FleetPresence.ABSENT, FleetPresence.LOCAL, FleetPresence.PRESENT]
         assert gemms == 1
     else:
-        assert told == [Presence.ABSENT, Presence.PRESENT]
+        assert told == [FleetPresence.ABSENT, FleetPresence.PRESENT]
         assert gemms == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cleave.gemm import Gemm
 from cleave.planner.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.planner import Method, TilePlanner
+from cleave.planner.planner import PlanMethod, TilePlanner
 from cleave.planner.shape import RateArrays
 from tests.examples import examples
 from tests.planner.checks import BF16, FP32, check_right, paper_rates
@@ -43,24 +43,24 @@ def fleets(draw: st.DrawFn, most: int = 40) -> list[DeviceRates]:
 
 
 @few
-@given(gemms, elements, fleets(), st.sampled_from(Method))
+@given(gemms, elements, fleets(), st.sampled_from(PlanMethod))
 def test_plans_are_right(
-    gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates], method: Method
+    gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates], method: PlanMethod
 ) -> None:
     check_right(TilePlanner(UNLIMITED, method).plan(gemm, element, fleet), fleet)
 
 
 @few
-@given(gemms, elements, fleets(), st.sampled_from(Method))
+@given(gemms, elements, fleets(), st.sampled_from(PlanMethod))
 def test_plans_take_at_least_their_bounds(
-    gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates], method: Method
+    gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates], method: PlanMethod
 ) -> None:
     plan = TilePlanner(UNLIMITED, method).plan(gemm, element, fleet)
     rates = RateArrays.of(fleet)
     overlap_s = overlap_bound_s(gemm, element, rates, UNLIMITED)
     assert plan.makespan_s >= overlap_s * (1 - 1e-6)
     isolated_s = isolated_bound_s(
-        gemm, element, rates, UNLIMITED, two_dimensional=method is Method.TWO_D
+        gemm, element, rates, UNLIMITED, two_dimensional=method is PlanMethod.TWO_D
     )
     assert plan.bound_s == pytest.approx(isolated_s)
     if len(plan.tiles) == plan.devices_used:
@@ -73,7 +73,7 @@ def test_the_published_method_never_cuts_the_depth(
     gemm: Gemm, element: ElementBytes, fleet: list[DeviceRates]
 ) -> None:
     roomy = [replace(d, memory_bytes=2**30) for d in fleet]  # where all fits, nothing is cut again
-    plan = TilePlanner(UNLIMITED, Method.TWO_D).plan(gemm, element, roomy)
+    plan = TilePlanner(UNLIMITED, PlanMethod.TWO_D).plan(gemm, element, roomy)
     assert all(t.tile.k == (0, gemm.k) for t in plan.tiles)
     assert all(r.slabs == 1 for r in plan.regions)
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.availability import DAY_S, Availability, Durations, Family, Presence
+from profiles.availability import DAY_S, Availability, AvailabilityFamily, Durations, PresencePeriod
 
 HOUR_S = 3600.0
 
 durations = st.builds(
     Durations,
     mean_s=st.floats(60, 1e6),
-    family=st.sampled_from(Family),
+    family=st.sampled_from(AvailabilityFamily),
     shape=st.floats(0.3, 3),
 )
 hours = st.tuples(st.floats(0, 24), st.floats(0, 24)).filter(lambda h: (h[1] - h[0]) % 24 > 0.1)
@@ -31,17 +31,19 @@ availabilities = st.builds(
 seeds = st.integers(0, 2**32)
 
 
-def first(availability: Availability, count: int, seed: int, hour: float = 0.0) -> list[Presence]:
+def first(
+    availability: Availability, count: int, seed: int, hour: float = 0.0
+) -> list[PresencePeriod]:
     """The first presences."""
     return list(itertools.islice(availability.presences(random.Random(seed), hour), count))
 
 
-def within(availability: Availability, seconds: float, seed: int) -> list[Presence]:
+def within(availability: Availability, seconds: float, seed: int) -> list[PresencePeriod]:
     """The presences that begin before a time, cut off there."""
     found = itertools.takewhile(
         lambda presence: presence.from_s < seconds, availability.presences(random.Random(seed))
     )
-    return [Presence(begin, min(end, seconds)) for begin, end in found]
+    return [PresencePeriod(begin, min(end, seconds)) for begin, end in found]
 
 
 # --- durations ---
@@ -50,14 +52,14 @@ def within(availability: Availability, seconds: float, seed: int) -> list[Presen
 @pytest.mark.parametrize(
     ("family", "shape"),
     [
-        (Family.EXPONENTIAL, 1.0),
-        (Family.WEIBULL, 0.6),
-        (Family.WEIBULL, 2.0),
-        (Family.LOGNORMAL, 0.5),
-        (Family.LOGNORMAL, 1.0),
+        (AvailabilityFamily.EXPONENTIAL, 1.0),
+        (AvailabilityFamily.WEIBULL, 0.6),
+        (AvailabilityFamily.WEIBULL, 2.0),
+        (AvailabilityFamily.LOGNORMAL, 0.5),
+        (AvailabilityFamily.LOGNORMAL, 1.0),
     ],
 )
-def test_the_mean_is_the_mean_in_every_family(family: Family, shape: float) -> None:
+def test_the_mean_is_the_mean_in_every_family(family: AvailabilityFamily, shape: float) -> None:
     drawn, rng = Durations(600.0, family, shape), random.Random(1)
     assert fmean(drawn.draw(rng) for _ in range(100_000)) == pytest.approx(600, rel=0.03)
 
@@ -68,7 +70,7 @@ def test_durations_are_not_negative(drawn: Durations, seed: int) -> None:
 
 
 def test_a_weibull_of_shape_one_is_exponential() -> None:
-    weibull, exponential = Durations(600.0, Family.WEIBULL), Durations(600.0)
+    weibull, exponential = Durations(600.0, AvailabilityFamily.WEIBULL), Durations(600.0)
     medians = []
     for drawn in (weibull, exponential):
         rng = random.Random(2)
@@ -78,7 +80,9 @@ def test_a_weibull_of_shape_one_is_exponential() -> None:
 
 def test_small_shapes_are_many_short_sessions() -> None:
     rng = random.Random(3)
-    drawn = sorted(Durations(3600.0, Family.WEIBULL, 0.34).draw(rng) for _ in range(10_001))
+    drawn = sorted(
+        Durations(3600.0, AvailabilityFamily.WEIBULL, 0.34).draw(rng) for _ in range(10_001)
+    )
     assert drawn[5_000] < 300
 
 
@@ -122,7 +126,7 @@ def test_different_seeds_give_different_presences() -> None:
 
 def test_by_default_a_device_is_always_there() -> None:
     assert Availability().always
-    assert list(Availability().presences(random.Random(0))) == [Presence(0.0, math.inf)]
+    assert list(Availability().presences(random.Random(0))) == [PresencePeriod(0.0, math.inf)]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,9 @@ def test_sessions_without_gaps_follow_each_other() -> None:
 
 @pytest.mark.parametrize(("session_s", "gap_s"), [(3600.0, 1200.0), (600.0, 600.0), (60.0, 540.0)])
 def test_the_share_of_time_is_that_of_the_means(session_s: float, gap_s: float) -> None:
-    availability = Availability(Durations(session_s, Family.WEIBULL, 0.6), Durations(gap_s))
+    availability = Availability(
+        Durations(session_s, AvailabilityFamily.WEIBULL, 0.6), Durations(gap_s)
+    )
     span_s = 4_000 * (session_s + gap_s)
     there_s = sum(end - begin for begin, end in within(availability, span_s, 5))
     assert there_s / span_s == pytest.approx(session_s / (session_s + gap_s), abs=0.03)

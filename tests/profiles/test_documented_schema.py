@@ -21,8 +21,9 @@ NAMED = set(re.findall(r"`([\w.>-]+)`", PAGE.split("## The schema")[1]))
 @pytest.mark.parametrize(
     "table",
     [
-        schema.Provenance, schema.Link, schema.Quantiles, schema.Compute, schema.Memory,
-        schema.Sustained, schema.Power, schema.Embodied, schema.Host, schema.DeviceProfile,
+        schema.Provenance, schema.LinkProfile, schema.Quantiles, schema.ComputeProfile,
+        schema.MemoryProfile, schema.Sustained, schema.Power, schema.Embodied, schema.Host,
+        schema.DeviceProfile,
         PerformanceModel, FitReport, ThermalModel,
     ],
 )  # fmt: skip

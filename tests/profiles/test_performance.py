@@ -16,7 +16,7 @@ from profiles.performance import (
     ComputeModel,
     Layout,
     PerformanceModel,
-    Sample,
+    TimedTile,
     fit,
     fit_and_judge,
 )
@@ -43,10 +43,10 @@ def _shapes(seed: int, count: int) -> list[tuple[int, int, int]]:
 
 def _samples(
     model: PerformanceModel, seed: int = 0, count: int = 150, noise: float = 0.0
-) -> list[Sample]:
+) -> list[TimedTile]:
     rng = np.random.default_rng(seed + 1000)
     return [
-        Sample(a, b, c, Layout.NN, model.seconds(a, b, c) * float(rng.lognormal(0, noise)))
+        TimedTile(a, b, c, Layout.NN, model.seconds(a, b, c) * float(rng.lognormal(0, noise)))
         for a, b, c in _shapes(seed, count)
     ]
 
@@ -112,7 +112,7 @@ def test_the_fit_tells_what_fresh_strips_and_waking_cost() -> None:
     model = PerformanceModel(
         1e-5, 2e-11, 1e-10, 3e-10, 2e-10, fresh_left_s=2e-10, fresh_right_s=5e-10, wake_s=8e-5
     )
-    shapes = [Sample(*s, Layout.NN, 1.0, 1 + 2 * (i % 2)) for i, s in enumerate(_shapes(0, 150))]
+    shapes = [TimedTile(*s, Layout.NN, 1.0, 1 + 2 * (i % 2)) for i, s in enumerate(_shapes(0, 150))]
     found = fit([replace(s, seconds=model.expected(s)) for s in shapes])
     assert found.wake_s == pytest.approx(8e-5, rel=0.02)
     for shape in _shapes(77, 30):
@@ -137,7 +137,7 @@ def test_of_a_tile_each_strip_is_fresh_once() -> None:
         for row in range(3)
         for column in range(3)
     )
-    assert model.expected(Sample(*shape, Layout.NN, 1.0, 3)) == pytest.approx(blocks_s / 9)
+    assert model.expected(TimedTile(*shape, Layout.NN, 1.0, 3)) == pytest.approx(blocks_s / 9)
 
 
 def test_noise_is_not_fitted() -> None:
@@ -165,7 +165,7 @@ def test_errors_are_relative() -> None:
     low, high = list(samples), list(samples)
     for changed, i in ((low, 2), (high, -3)):
         s = changed[i]
-        changed[i] = Sample(s.a, s.b, s.c, s.layout, 1.5 * s.seconds)
+        changed[i] = TimedTile(s.a, s.b, s.c, s.layout, 1.5 * s.seconds)
     for changed in (low, high):
         report = fit_and_judge(changed)[1]
         assert report.median_error < 0.02
@@ -184,7 +184,7 @@ def test_too_few_samples() -> None:
 
 
 def test_samples_that_show_no_throughput() -> None:
-    samples = [Sample(a, b, c, Layout.NN, 1e-6) for a, b, c in _shapes(0, 20)]
+    samples = [TimedTile(a, b, c, Layout.NN, 1e-6) for a, b, c in _shapes(0, 20)]
     assert fit(samples).volume_s > 0
 
 

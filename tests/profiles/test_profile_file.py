@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from profiles.availability import Availability, Durations, Family
+from profiles.availability import Availability, AvailabilityFamily, Durations
 from profiles.device_profile import (
-    Compute,
+    ComputeProfile,
     DeviceKind,
     DeviceProfile,
     Embodied,
     Host,
-    Link,
-    Memory,
+    LinkProfile,
+    MemoryProfile,
     Origin,
     Power,
     Provenance,
@@ -68,17 +68,19 @@ FULL = DeviceProfile(
         assumed=("memory: none", "power: a, b"),
     ),
     compute={
-        "fp32": Compute(
+        "fp32": ComputeProfile(
             2e12,
             models={Layout.NN: MODEL, Layout.TN: PerformanceModel.saturated(1e12)},
             samples=((64, 128, 256, Layout.NN, 0.25, 3), (1, 2, 3, Layout.TN, 1e-6, 1)),
             fits={Layout.NN: FitReport(80, 20, 0.05, 0.2)},
         ),
-        "bf16>fp32": Compute(5e12, source="them"),
+        "bf16>fp32": ComputeProfile(5e12, source="them"),
     },
-    memory=Memory(10**9, 4 * 10**9, "us"),
+    memory=MemoryProfile(10**9, 4 * 10**9, "us"),
     year=2024,
-    link=Link(Quantiles.exactly(1e7), Quantiles(1e5, 1e6, 1e7), Quantiles(0.0, 0.01, 0.2), "us"),
+    link=LinkProfile(
+        Quantiles.exactly(1e7), Quantiles(1e5, 1e6, 1e7), Quantiles(0.0, 0.01, 0.2), "us"
+    ),
     sustained=Sustained(
         ThermalModel(40.0, 120.0, 25.0, (ThrottlePoint(50.0, 1.0), ThrottlePoint(60.0, 0.5))),
         speeds=((0.0, 1.0), (600.0, 0.5)),
@@ -87,7 +89,10 @@ FULL = DeviceProfile(
     power=Power(idle_w=2.0, compute_w=8.0),
     embodied=Embodied(50_000.0, 3.0),
     availability=Availability(
-        Durations(3600.0, Family.WEIBULL, 0.6), Durations(600.0), (22.0, 7.0), source="us"
+        Durations(3600.0, AvailabilityFamily.WEIBULL, 0.6),
+        Durations(600.0),
+        (22.0, 7.0),
+        source="us",
     ),
     contention=(1.0, 2.0, 4.5),
     host=Host("a CPU", 4, 8, "numpy", "Linux"),

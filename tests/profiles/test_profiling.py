@@ -19,17 +19,17 @@ from profiles.measuring.gemm_timer import Bench
 from profiles.measuring.samples import (
     ALL_VARIANTS,
     QUICK_VARIANTS,
-    Grid,
+    SampleGrid,
     Variant,
     fitted,
     measure_samples,
 )
 from profiles.measuring.sustained import measure_sustained
-from profiles.performance import Layout, PerformanceModel, Sample
+from profiles.performance import Layout, PerformanceModel, TimedTile
 from profiles.profile_file import read_profile, write_profile
 
 FP32 = Variant(DType.FP32, DType.FP32)
-SMALL = Grid(regular=60, irregular=30, sides=(8, 256), depths=(16, 256))
+SMALL = SampleGrid(regular=60, irregular=30, sides=(8, 256), depths=(16, 256))
 
 
 class Clock:
@@ -111,7 +111,7 @@ def test_an_order_is_a_product_of_its_shape(layout: Layout, variant: Variant) ->
 
 
 def test_shapes_are_regular_and_odd_and_the_same_for_a_seed() -> None:
-    grid = Grid()
+    grid = SampleGrid()
     shapes = grid.shapes(np.random.default_rng(3), 1e9)
     assert shapes == grid.shapes(np.random.default_rng(3), 1e9)
     assert shapes != grid.shapes(np.random.default_rng(4), 1e9)
@@ -123,9 +123,9 @@ def test_shapes_are_regular_and_odd_and_the_same_for_a_seed() -> None:
 
 
 def test_shapes_too_large_for_the_time_are_left_out() -> None:
-    shapes = Grid().shapes(np.random.default_rng(0), 1e6)
+    shapes = SampleGrid().shapes(np.random.default_rng(0), 1e6)
     assert all(a * b * c <= 1e6 for a, b, c in shapes)
-    assert len(Grid().shapes(np.random.default_rng(0), 0.0)) == 140  # small ones always fit
+    assert len(SampleGrid().shapes(np.random.default_rng(0), 0.0)) == 140  # small ones always fit
 
 
 def test_samples_are_the_times_of_the_shapes() -> None:
@@ -309,7 +309,7 @@ def test_refitting_needs_samples(tmp_path: Path) -> None:
 
 def test_too_few_samples() -> None:
     with pytest.raises(ValueError, match="too few"):
-        fitted([Sample(8, 8, 8, Layout.NN, 1e-6)] * 3)
+        fitted([TimedTile(8, 8, 8, Layout.NN, 1e-6)] * 3)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import UsageError
-from cleave.scheduler.check_policy import Scope, Verification
+from cleave.scheduler.check_policy import CheckScope, Verification
 from cleave.scheduler.reputation import (
     FORGIVEN_BY,
     KNOWN_AFTER,
@@ -104,12 +104,12 @@ def test_one_array_explains_what_was_under_way_and_no_more() -> None:
     ("text", "expected"),
     [
         ("auto", Verification()),
-        ("all", Verification(Scope.ALL)),
-        ("off", Verification(Scope.OFF)),
-        ("sample:0.1", Verification(Scope.SAMPLE, 0.1)),
-        ("sample:1", Verification(Scope.SAMPLE, 1.0)),
+        ("all", Verification(CheckScope.ALL)),
+        ("off", Verification(CheckScope.OFF)),
+        ("sample:0.1", Verification(CheckScope.SAMPLE, 0.1)),
+        ("sample:1", Verification(CheckScope.SAMPLE, 1.0)),
         (True, Verification()),
-        (False, Verification(Scope.OFF)),
+        (False, Verification(CheckScope.OFF)),
     ],
 )
 def test_what_may_be_asked_for(text: str | bool, expected: Verification) -> None:
@@ -129,8 +129,8 @@ def test_what_may_not(text: str) -> None:
 def test_auto_checks_what_crossed_a_process_boundary() -> None:
     assert Verification().active(crossed=True)
     assert not Verification().active(crossed=False)
-    assert Verification(Scope.ALL).active(crossed=False)
-    assert not Verification(Scope.OFF).active(crossed=True)
+    assert Verification(CheckScope.ALL).active(crossed=False)
+    assert not Verification(CheckScope.OFF).active(crossed=True)
 
 
 def test_a_sample_is_for_devices_that_were_never_wrong() -> None:

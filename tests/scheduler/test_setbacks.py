@@ -17,7 +17,7 @@ from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import DeviceCore
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.local_fallback import Fallback, FallbackFleet, Presence
+from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
@@ -335,13 +335,13 @@ class Failing(ComputeThread):
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: bool) -> None:
-    async def scenario() -> tuple[list[Presence], int, int]:
+    async def scenario() -> tuple[list[FleetPresence], int, int]:
         runtime = LiveRuntime(SessionManager("secret"))
         runtime.loop = asyncio.get_running_loop()
-        told = list[Presence]()
+        told = list[FleetPresence]()
         changed = asyncio.Event()
 
-        def tell(presence: Presence) -> None:
+        def tell(presence: FleetPresence) -> None:
             told.append(presence)
             assert runtime.loop is not None
             runtime.loop.call_soon_threadsafe(changed.set)
@@ -366,7 +366,7 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
         while not runtime.device_count():
             await asyncio.sleep(0.001)
         product = asyncio.create_task(asyncio.to_thread(is_right, submit(fleet)))
-        while (Presence.LOCAL if local else Presence.ABSENT) not in told:
+        while (FleetPresence.LOCAL if local else FleetPresence.ABSENT) not in told:
             changed.clear()
             await changed.wait()
         if not local:
@@ -378,8 +378,8 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
         return told, bad.asked, fleet.counters().local_gemms
 
     told, asked, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert told[0] is Presence.ABSENT
-    assert (Presence.LOCAL in told) is local
+    assert told[0] is FleetPresence.ABSENT
+    assert (FleetPresence.LOCAL in told) is local
     assert asked >= ASIDE_AFTER
     assert gemms == (1 if local else 0)
 

@@ -27,7 +27,7 @@ from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
 from cleave.server.api.rates import Look, Rates, Sums
-from cleave.server.block_times import KEPT, BlockTimes, Lane, Span
+from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from profiles.library import load_profiles
 from tests.server.clocks import Clock
@@ -52,13 +52,13 @@ class Fleet:
     def __init__(self, clock: Clock) -> None:
         self.manager = SessionManager()
         self.done = FleetCounters()
-        self.spans: list[Span] = []
+        self.spans: list[TimeSpan] = []
         self._clock = clock
 
     def counters(self) -> FleetCounters:
         return self.done
 
-    def timeline(self, session: int) -> list[Span]:
+    def timeline(self, session: int) -> list[TimeSpan]:
         return self.spans
 
     def join(self, id: int, **changes: Any) -> None:
@@ -304,7 +304,7 @@ def test_what_a_lost_device_had_is_in_the_tiles_of_others(
 
 def test_a_timeline_in_unix_time(overview: Overview, fleet: Fleet) -> None:
     fleet.join(4)
-    fleet.spans = [Span(Lane.RECEIVE, 1.0, 2.0), Span(Lane.COMPUTE, 2.0, 5.0)]
+    fleet.spans = [TimeSpan(Lane.RECEIVE, 1.0, 2.0), TimeSpan(Lane.COMPUTE, 2.0, 5.0)]
     seen = overview.answer(Question(device=4))["timeline"]
     assert seen == {"device": 4, "spans": [["receive", 1.0, 2.0], ["compute", 2.0, 5.0]]}
     assert overview.answer(Question(device=5))["timeline"] is None
@@ -391,8 +391,9 @@ def test_block_times_follow_the_order_of_runs() -> None:
     times.answered(2, 1.0, 5.0)
     times.answered(3, 1.0, 6.0)  # nobody waited for it
     assert times.spans() == [
-        Span(Lane.RECEIVE, 0.0, 1.0), Span(Lane.COMPUTE, 1.0, 3.0), Span(Lane.SEND, 3.0, 4.0),
-        Span(Lane.RECEIVE, 1.0, 2.0), Span(Lane.COMPUTE, 3.0, 4.0), Span(Lane.SEND, 4.0, 5.0),
+        TimeSpan(Lane.RECEIVE, 0.0, 1.0), TimeSpan(Lane.COMPUTE, 1.0, 3.0),
+        TimeSpan(Lane.SEND, 3.0, 4.0), TimeSpan(Lane.RECEIVE, 1.0, 2.0),
+        TimeSpan(Lane.COMPUTE, 3.0, 4.0), TimeSpan(Lane.SEND, 4.0, 5.0),
     ]  # fmt: skip
     for run in range(10, 200):
         times.sending(float(run))

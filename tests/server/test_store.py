@@ -20,13 +20,13 @@ from cleave.server.store.store import (
     AccessStatus,
     Departure,
     DeviceRecord,
-    JobRecord,
     Store,
+    StoredJob,
     StoreError,
 )
 
 NOW_S = 1e9
-JOB = JobRecord(3, "opt-nano", "running", "", NOW_S, NOW_S + 1, None, 5, 2.5, "runs/x")
+JOB = StoredJob(3, "opt-nano", "running", "", NOW_S, NOW_S + 1, None, 5, 2.5, "runs/x")
 
 
 def add_device(store: Store, name: str = "phone", credential: bytes = b"c") -> DeviceRecord:

@@ -6,7 +6,7 @@ import pytest
 
 from cleave.planner.shape import RateArrays
 from cleave.workload.registry import find_model
-from simulator.attention import Task, backward_task, forward_task, tasks_s
+from simulator.attention import AttentionTask, backward_task, forward_task, tasks_s
 from simulator.work import attention_flops
 from tests.simulator.conditions import alike
 
@@ -22,7 +22,7 @@ def test_tasks_hold_all_flops_of_attention() -> None:
 
 def test_one_device_overlaps_its_tasks() -> None:
     rates = RateArrays.of(alike(1, down=10.0, up=5.0, flops=100.0, latency_s=0.5))
-    task = Task(download_bytes=20, upload_bytes=20, flops=100, memory_bytes=1)
+    task = AttentionTask(download_bytes=20, upload_bytes=20, flops=100, memory_bytes=1)
     # 1 s of latency both ways, 2 s down, 1 s of work, 4 s up, and 4 s for each further task.
     assert tasks_s(task, 1, rates) == pytest.approx(8)
     assert tasks_s(task, 3, rates) == pytest.approx(16)
@@ -30,7 +30,7 @@ def test_one_device_overlaps_its_tasks() -> None:
 
 def test_tasks_are_whole() -> None:
     rates = RateArrays.of(alike(4, down=10.0, up=10.0, flops=100.0))
-    task = Task(download_bytes=10, upload_bytes=10, flops=100, memory_bytes=1)
+    task = AttentionTask(download_bytes=10, upload_bytes=10, flops=100, memory_bytes=1)
     # Five tasks on four devices take as long as eight.
     assert tasks_s(task, 4, rates) == pytest.approx(3)
     assert tasks_s(task, 5, rates) == pytest.approx(4) == tasks_s(task, 8, rates)
@@ -38,5 +38,5 @@ def test_tasks_are_whole() -> None:
 
 def test_without_memory_there_is_no_time() -> None:
     rates = RateArrays.of(alike(4, memory=100))
-    assert tasks_s(Task(1, 1, 1, memory_bytes=51), 1, rates) == float("inf")
-    assert tasks_s(Task(1, 1, 1, memory_bytes=50), 1, rates) < float("inf")
+    assert tasks_s(AttentionTask(1, 1, 1, memory_bytes=51), 1, rates) == float("inf")
+    assert tasks_s(AttentionTask(1, 1, 1, memory_bytes=50), 1, rates) < float("inf")

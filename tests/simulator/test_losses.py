@@ -11,7 +11,7 @@ from simulator.catalogue import methods
 from simulator.churn import with_losses_s
 from simulator.method import Conditions, Outcome, Part
 from simulator.peers import stage_need
-from simulator.pipeline import Job, Stage, restart
+from simulator.pipeline import PipelineJob, Stage, restart
 from simulator.sweep import fleet_rates
 from simulator.work import LayerWork
 from tests.simulator.conditions import alike, paper
@@ -32,7 +32,7 @@ def test_a_step_with_losses_by_hand() -> None:
 
 
 def test_a_restart_by_hand() -> None:
-    job = Job(4, LayerWork(1e6, 1.0, 1.0, 1.0), 0.0, 8, 2)
+    job = PipelineJob(4, LayerWork(1e6, 1.0, 1.0, 1.0), 0.0, 8, 2)
     stages = [Stage(n, RateArrays.of(alike(1, down=1e6))) for n in (1, 3)]
     states, again = restart(job, stages, step_s=50.0)
     assert states.seconds == 3 * 16

@@ -23,7 +23,7 @@ from simulator.study.conditions import (
     energy_axes,
 )
 from simulator.study.dependence import one_by_one
-from simulator.study.rows import Row, gpu_run, rows_of, simulated
+from simulator.study.rows import StudyRow, gpu_run, rows_of, simulated
 from simulator.study.setups import published
 from simulator.study.study import judged, needed_flops_per_s
 from simulator.study.verdicts import held_against, together
@@ -37,7 +37,7 @@ def accountant() -> Accountant:
 
 
 @pytest.fixture(scope="module")
-def by_laptops() -> list[Row]:
+def by_laptops() -> list[StudyRow]:
     return rows_of(LAPTOPS, 0)
 
 
@@ -81,7 +81,7 @@ def test_devices_and_gpu_reach_equal_shares_in_the_central_case(accountant: Acco
     assert {"50 % both", LAPTOPS_AT_ALL} <= titles
 
 
-def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list[Row]) -> None:
+def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list[StudyRow]) -> None:
     tiles = next(row for row in by_laptops if row.method == "cleave")
     assert tiles.usage.compute_s == pytest.approx(tiles.flops / 4.1084e12)
     assert tiles.usage.crossing_bytes == tiles.usage.up_bytes + tiles.usage.down_bytes
@@ -89,7 +89,7 @@ def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list
     assert phone.usage == phone.spell_at(1.0)
 
 
-def test_laptops_by_dtfm_by_hand(by_laptops: list[Row]) -> None:
+def test_laptops_by_dtfm_by_hand(by_laptops: list[StudyRow]) -> None:
     # Four stages of six layers, one sample of 512 x 2048 bf16 activations a slot: 2,097,152 bytes
     # over each of three links, forward and backward, for 16 samples and 100 steps.
     row = next(r for r in by_laptops if r.method == "dtfm-all (pipelined)" and r.fits)
@@ -101,7 +101,7 @@ def test_laptops_by_dtfm_by_hand(by_laptops: list[Row]) -> None:
     assert row.usage.present_s == pytest.approx(4 * row.duration_s)
 
 
-def test_memory_is_said_and_decides_what_fits(by_laptops: list[Row]) -> None:
+def test_memory_is_said_and_decides_what_fits(by_laptops: list[StudyRow]) -> None:
     fits = {(row.method, row.fits): row for row in by_laptops}
     # Sixteen bytes for each parameter of a quarter of 24 layers, and more, are not in 3 GB.
     assert fits["dtfm-all (pipelined)", False].offered == ["3 GB"]

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from cleave.planner.plan import ElementBytes, PsRates
-from cleave.planner.planner import Method as TileShape
+from cleave.planner.planner import PlanMethod as TileShape
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import plan_step
 from cleave.workload.registry import find_model

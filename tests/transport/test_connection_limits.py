@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cleave.transport.connection_limits import (
     ConnectionLimits,
     PendingConnections,
-    Place,
+    WaitingPlace,
     home_of,
     network_of,
 )
@@ -33,7 +33,7 @@ def test_no_more_wait_than_may_and_none_is_forgotten(events: list[tuple[str, boo
             place = pending.knock(address)
             full = len(inside) == 5 and max(before.values()) == before[network_of(address)]
             assert isinstance(place, str) == (from_there >= 3 or full)
-            if isinstance(place, Place):
+            if isinstance(place, WaitingPlace):
                 if place.instead_of is not None:
                     home = network_of(inside.pop(place.instead_of))
                     assert before[home] == max(before.values()) > before[network_of(address)]
@@ -45,7 +45,7 @@ def test_no_more_wait_than_may_and_none_is_forgotten(events: list[tuple[str, boo
         assert pending.waiting == len(inside) <= 5
     for ticket in inside:
         pending.done(ticket)
-    assert all(isinstance(pending.knock("192.0.2.9"), Place) for _ in range(3))
+    assert all(isinstance(pending.knock("192.0.2.9"), WaitingPlace) for _ in range(3))
 
 
 STRANGERS = {
@@ -65,7 +65,7 @@ def test_strangers_keep_nobody_out_who_comes_from_elsewhere(
         pending.knock(strangers[n % len(strangers)])
     assert pending.waiting == ConnectionLimits().waiting
     place = pending.knock(newcomer)
-    assert isinstance(place, Place)
+    assert isinstance(place, WaitingPlace)
     assert place.instead_of is not None
     for n in range(100):  # as many more, while the newcomer says its hello
         other = pending.knock(strangers[n % len(strangers)])
@@ -78,8 +78,8 @@ def test_the_oldest_of_the_most_makes_room() -> None:
     tickets = [pending.knock(address) for address in ("192.0.2.1", *["192.0.2.2"] * 3)]
     assert pending.knock("192.0.2.2") == "3 connections from there wait already"
     place = pending.knock("192.0.2.3")
-    assert isinstance(place, Place)
-    assert isinstance(tickets[1], Place)
+    assert isinstance(place, WaitingPlace)
+    assert isinstance(tickets[1], WaitingPlace)
     assert place.instead_of == tickets[1].ticket
     pending = PendingConnections(ConnectionLimits(waiting=1))
     pending.knock("192.0.2.1")

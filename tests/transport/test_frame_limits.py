@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from cleave.protocol import limits
-from cleave.transport.frame_limits import FRAMES_AT_ONCE, Awaited, Gate, TooMuchError, Unfinished
+from cleave.transport.frame_limits import (
+    FRAMES_AT_ONCE,
+    Awaited,
+    FrameGate,
+    TooMuchError,
+    Unfinished,
+)
 
 MARGIN = limits.MAX_DEVICE_HEADER_BYTES
 
@@ -22,14 +28,14 @@ def announced(nbytes: int) -> bytes:
     return b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4)
 
 
-def admitted(awaited: Awaited | None = None, now_s: float = 0.0) -> Gate:
-    gate = Gate(now_s)
+def admitted(awaited: Awaited | None = None, now_s: float = 0.0) -> FrameGate:
+    gate = FrameGate(now_s)
     gate.least_bytes = MARGIN
     gate.awaited = lambda: awaited or Awaited()
     return gate
 
 
-def show(gate: Gate, data: bytes, now_s: float = 0.0) -> int:
+def show(gate: FrameGate, data: bytes, now_s: float = 0.0) -> int:
     """Show bytes as often as it takes; returns in how many turns they were handed on."""
     at, turns = 0, 0
     while at < len(data):
@@ -74,7 +80,7 @@ def test_only_so_long_a_message_is_let_in_as_is_awaited() -> None:
         with pytest.raises(TooMuchError, match=f"may have {most}"):
             admitted(awaited).passes(announced(most + 1), 0, 0.0)
     with pytest.raises(TooMuchError, match=f"may have {limits.MAX_HELLO_BYTES}"):
-        Gate(0.0).passes(announced(limits.MAX_HELLO_BYTES + 1), 0, 0.0)
+        FrameGate(0.0).passes(announced(limits.MAX_HELLO_BYTES + 1), 0, 0.0)
 
 
 def test_fragments_count_together_and_what_is_awaited_may_change_meanwhile() -> None:

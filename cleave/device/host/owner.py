@@ -28,7 +28,7 @@ _CPU_SENSORS: Final = re.compile(
 )
 
 
-class Sensors(Protocol):
+class OwnerSensors(Protocol):
     """What can be seen of a machine; None for what it does not show."""
 
     def idle_s(self) -> float | None:
@@ -44,7 +44,7 @@ class Sensors(Protocol):
         ...
 
 
-def observe(sensors: Sensors, policy: Policy, hour: float | None = None) -> Observation:
+def observe(sensors: OwnerSensors, policy: Policy, hour: float | None = None) -> Observation:
     """Look at what the policy depends on, and at nothing else.
 
     Args:
@@ -59,7 +59,7 @@ def observe(sensors: Sensors, policy: Policy, hour: float | None = None) -> Obse
     )
 
 
-def this_machine() -> Sensors:
+def this_machine() -> OwnerSensors:
     """The sensors of the system that this runs on."""
     if sys.platform == "darwin":
         return MacSensors()

@@ -74,7 +74,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Permission:
     """Whether the machine may work, and why not, for people.
 
     Attributes:
@@ -90,7 +90,7 @@ class Verdict:
         return self.cause is None
 
 
-ALLOWED: Final = Verdict(None, "allowed")
+ALLOWED: Final = Permission(None, "allowed")
 
 
 def unseen(policy: Policy, seen: Observation) -> list[str]:
@@ -138,7 +138,7 @@ class Gate:
     _hot: bool = field(default=False, init=False)
     _was_open: bool = field(default=False, init=False)
 
-    def decide(self, seen: Observation) -> Verdict:
+    def decide(self, seen: Observation) -> Permission:
         """May the machine work? The first cause that forbids it, if not.
 
         What the policy depends on and cannot be seen (any more) forbids it, too.
@@ -148,18 +148,18 @@ class Gate:
         self._was_open = verdict.may_work
         return verdict
 
-    def _hours(self, seen: Observation) -> Verdict:
+    def _hours(self, seen: Observation) -> Permission:
         if self.policy.hours is None or within(self.policy.hours, seen.hour):
             return ALLOWED
-        return Verdict(Cause.HOURS, f"outside {_hours_text(self.policy.hours)} h")
+        return Permission(Cause.HOURS, f"outside {_hours_text(self.policy.hours)} h")
 
-    def _owner(self, seen: Observation) -> Verdict:
+    def _owner(self, seen: Observation) -> Permission:
         if Condition.IDLE not in self.policy.when:
             return ALLOWED
         after_s = self.policy.idle_after_s
         if seen.idle_s is None:
             self._idle = False
-            return Verdict(Cause.OWNER, "whether it is in use cannot be seen any more")
+            return Permission(Cause.OWNER, "whether it is in use cannot be seen any more")
         if self._idle:
             self._idle = seen.idle_s >= min(BACK_WITHIN_S, after_s / 2)
         else:
@@ -167,30 +167,30 @@ class Gate:
         if self._idle:
             return ALLOWED
         if self._was_open:
-            return Verdict(Cause.OWNER, "the owner is back")
-        return Verdict(
+            return Permission(Cause.OWNER, "the owner is back")
+        return Permission(
             Cause.OWNER, f"in use: active {seen.idle_s:.0f} s ago, idle after {after_s:.0f} s"
         )
 
-    def _battery(self, seen: Observation) -> Verdict:
+    def _battery(self, seen: Observation) -> Permission:
         if Condition.CHARGING not in self.policy.when or seen.charging:
             return ALLOWED
         if seen.charging is None:
-            return Verdict(Cause.BATTERY, "whether it is charging cannot be seen any more")
-        return Verdict(Cause.BATTERY, "on battery")
+            return Permission(Cause.BATTERY, "whether it is charging cannot be seen any more")
+        return Permission(Cause.BATTERY, "on battery")
 
-    def _heat(self, seen: Observation) -> Verdict:
+    def _heat(self, seen: Observation) -> Permission:
         limit = self.policy.max_temperature_c
         if limit is None:
             return ALLOWED
         now = seen.temperature_c
         if now is None:
-            return Verdict(Cause.HEAT, "its temperature cannot be seen any more")
+            return Permission(Cause.HEAT, "its temperature cannot be seen any more")
         if now > limit:
             self._hot = True
-            return Verdict(Cause.HEAT, f"{now:.0f} C is above --max-temp {limit:g}")
+            return Permission(Cause.HEAT, f"{now:.0f} C is above --max-temp {limit:g}")
         if self._hot and now > limit - COOL_BY_C:
-            return Verdict(Cause.HEAT, f"{now:.0f} C, cooling down to {limit - COOL_BY_C:g}")
+            return Permission(Cause.HEAT, f"{now:.0f} C, cooling down to {limit - COOL_BY_C:g}")
         self._hot = False
         return ALLOWED
 

@@ -16,23 +16,23 @@ from cleave.errors import CleaveError
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ServiceOutcome:
     """What a command did: its exit status, and all that it printed."""
 
     code: int
     text: str
 
 
-Runner: TypeAlias = Callable[[Sequence[str]], Outcome]
+Runner: TypeAlias = Callable[[Sequence[str]], ServiceOutcome]
 
 
-def run_command(command: Sequence[str]) -> Outcome:
+def run_command(command: Sequence[str]) -> ServiceOutcome:
     """See `Runner`; 127 for a command that is not there, as in a shell."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Outcome(127, str(error))
-    return Outcome(done.returncode, (done.stdout + done.stderr).strip())
+        return ServiceOutcome(127, str(error))
+    return ServiceOutcome(done.returncode, (done.stdout + done.stderr).strip())
 
 
 @dataclass(slots=True)
@@ -202,7 +202,7 @@ class Installer:
         if self.manager is ServiceManager.SYSTEMD:
             self._systemctl("daemon-reload")
 
-    def _systemctl(self, *arguments: str) -> Outcome:
+    def _systemctl(self, *arguments: str) -> ServiceOutcome:
         return self.run(["systemctl", *([] if self.system else ["--user"]), *arguments])
 
 

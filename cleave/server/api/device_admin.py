@@ -11,7 +11,7 @@ from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import clean_text
 from cleave.server.auth.access import Access
 from cleave.server.auth.codes import CODE_LIFE_S
-from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, JobRecord
+from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, StoredJob
 
 Answer = dict[str, Any]
 
@@ -63,7 +63,7 @@ class DeviceAdmin:
     def __init__(
         self,
         access: Access,
-        jobs: Callable[[], list[JobRecord]],
+        jobs: Callable[[], list[StoredJob]],
         clock: Callable[[], float],
     ) -> None:
         self.sessions: Sessions | None = None
@@ -261,6 +261,6 @@ def _describe_code(code: CodeRecord, devices: Sequence[DeviceRecord], now_s: flo
     }
 
 
-def _job(job: JobRecord) -> Answer:
-    values = {name: getattr(job, name) for name in JobRecord.__slots__}
+def _job(job: StoredJob) -> Answer:
+    values = {name: getattr(job, name) for name in StoredJob.__slots__}
     return {"job": f"job-{values.pop('number')}", **values}

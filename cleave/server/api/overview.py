@@ -23,8 +23,8 @@ from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.rates import Look, Rates, Sums
 from cleave.server.auth.access import Clocks
-from cleave.server.block_times import Span
-from cleave.server.jobs.fleet_energy import EnergyMeter, SessionEnergy
+from cleave.server.block_times import TimeSpan
+from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter
 from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
 from profiles.device_profile import DeviceProfile
 
@@ -59,7 +59,7 @@ class Live(Protocol):
         """What the fleet did so far."""
         ...
 
-    def timeline(self, session: int) -> list[Span]:
+    def timeline(self, session: int) -> list[TimeSpan]:
         """The last blocks of a device, on a steady clock."""
         ...
 
@@ -284,7 +284,7 @@ class Overview:
         self,
         manager: SessionManager,
         sessions: list[Session],
-        used: list[SessionEnergy],
+        used: list[DeviceEnergy],
         before: Look,
         now: Look,
     ) -> Answer:
@@ -313,7 +313,7 @@ class Overview:
         self,
         manager: SessionManager,
         session: Session,
-        energy: SessionEnergy,
+        energy: DeviceEnergy,
         before: Look,
         now: Look,
     ) -> list[object]:

@@ -18,7 +18,7 @@ Answer = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class SessionEnergy:
+class DeviceEnergy:
     """What a session used.
 
     Attributes:
@@ -68,11 +68,11 @@ class EnergyMeter:
         self._past_known: Counter[Basis] = Counter()
         self._past_gaps: Counter[Gap] = Counter()
 
-    def used(self, session: Session, now_s: float) -> SessionEnergy:
+    def used(self, session: Session, now_s: float) -> DeviceEnergy:
         """What a session used until now."""
         own_j = measured_j(session, now_s)
         if own_j is not None:
-            return SessionEnergy(own_j, Basis.MEASURED)
+            return DeviceEnergy(own_j, Basis.MEASURED)
         doubted = (Gap.DOUBTED,) if "energy_j" in session.telemetry else ()
         known, rates = self._known(session), session.rates
         used = None
@@ -87,8 +87,8 @@ class EnergyMeter:
             )
             used = used_by(known.power, did, known.assumed)
         if used is None:
-            return SessionEnergy(None, Basis.UNKNOWN, doubted)
-        return SessionEnergy(used.energy_j, Basis.MODELLED, used.gaps + doubted)
+            return DeviceEnergy(None, Basis.UNKNOWN, doubted)
+        return DeviceEnergy(used.energy_j, Basis.MODELLED, used.gaps + doubted)
 
     def _known(self, session: Session) -> KnownPower | None:
         known = self._powers.get(session.profile)
@@ -105,7 +105,7 @@ class EnergyMeter:
         for watcher in self.watchers:
             watcher(session, now_s)
 
-    def answer(self, here: list[SessionEnergy], ps: Ps | None = None) -> Answer:
+    def answer(self, here: list[DeviceEnergy], ps: Ps | None = None) -> Answer:
         """What an overview says of energy.
 
         Args:
@@ -133,7 +133,7 @@ class EnergyMeter:
             "assumed": [*self._assumed(here, unknown), *_of_ps(ps), *self._of_grid()],
         }
 
-    def _assumed(self, here: list[SessionEnergy], unknown: int) -> list[str]:
+    def _assumed(self, here: list[DeviceEnergy], unknown: int) -> list[str]:
         gaps = Counter(gap for used in here for gap in used.gaps)
         assumed = [f"{gaps[gap]} of {len(here)} devices: {gap.value}" for gap in Gap if gaps[gap]]
         ended, past_unknown = self._past_known.total(), self._past_known[Basis.UNKNOWN]

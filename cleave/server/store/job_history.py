@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from cleave.server.store.store import JobRecord, Store
+from cleave.server.store.store import Store, StoredJob
 from cleave.server.store.writer import StoreWriter
 
 STEPS_WRITTEN_S: Final = 5.0
@@ -19,7 +19,7 @@ _UNFINISHED: Final = ("queued", "running")
 _INTERRUPTED: Final = "interrupted"
 
 
-def as_without_server(job: JobRecord) -> JobRecord:
+def as_without_server(job: StoredJob) -> StoredJob:
     """A job as it is where no server runs that could be at it."""
     if job.state not in _UNFINISHED:
         return job
@@ -61,7 +61,7 @@ class JobHistory:
         """The number of the next job: none is ever used twice."""
         return max(self._jobs, default=0) + 1
 
-    def all(self) -> list[JobRecord]:
+    def all(self) -> list[StoredJob]:
         """Every job, oldest first."""
         with self._lock:
             return [self._jobs[number] for number in sorted(self._jobs)]
@@ -69,7 +69,7 @@ class JobHistory:
     def submitted(self, number: int, model: str) -> None:
         """A job was queued."""
         now_s = self._clock()
-        self._keep(JobRecord(number, model, "queued", "", now_s, None, None, 0, None, ""))
+        self._keep(StoredJob(number, model, "queued", "", now_s, None, None, 0, None, ""))
 
     def changed(self, number: int, state: str, reason: str = "") -> None:
         """A job is in another state."""
@@ -99,7 +99,7 @@ class JobHistory:
             with self._lock:
                 self._jobs[number] = job  # written with what comes next
 
-    def _keep(self, job: JobRecord) -> None:
+    def _keep(self, job: StoredJob) -> None:
         with self._lock:
             self._jobs[job.number] = job
         self._ledger.owe(("job", job.number), lambda: self._store.save_job(job))

@@ -105,7 +105,7 @@ class CodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecord:
+class StoredJob:
     """A job, as it is remembered.
 
     Attributes:
@@ -374,15 +374,15 @@ class Store:
 
     # --- jobs ---
 
-    def jobs(self) -> list[JobRecord]:
+    def jobs(self) -> list[StoredJob]:
         """Every job, oldest first."""
         found = self._rows(f"SELECT {_JOB} FROM jobs ORDER BY number")
-        return [JobRecord(*row) for row in found]
+        return [StoredJob(*row) for row in found]
 
-    def save_job(self, job: JobRecord) -> None:
+    def save_job(self, job: StoredJob) -> None:
         """Keep a job as it is now."""
-        marks = ", ".join("?" * len(JobRecord.__slots__))
-        values = [getattr(job, name) for name in JobRecord.__slots__]
+        marks = ", ".join("?" * len(StoredJob.__slots__))
+        values = [getattr(job, name) for name in StoredJob.__slots__]
         with self._writing() as db:
             db.execute(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)
 
@@ -395,7 +395,7 @@ _DEVICE: Final = (
 _BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 2
 _BEFORE_CONDUCT: Final = _BEFORE_DONE + len(CONTRIBUTION_FIELDS)
 _CODE: Final = ", ".join(CodeRecord.__slots__)
-_JOB: Final = ", ".join(JobRecord.__slots__)
+_JOB: Final = ", ".join(StoredJob.__slots__)
 
 
 def _device(row: Sequence[Any]) -> DeviceRecord:
