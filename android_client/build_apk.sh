@@ -89,8 +89,8 @@ quick=(-XX:+UseSerialGC -XX:TieredStopAtLevel=1) # runs of seconds: less compili
 sources() { find "$@" -name '*.java' | sort; }
 java_8=(javac "${quick[@]/#/-J}" --release 8 -encoding UTF-8 -Xlint:all,-options -Werror -g:source,lines)
 class_path=$(IFS=:; echo "${jars[*]}")
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/../pyproject.toml")
-[[ $version =~ ^([0-9]+)\.([0-9]+)\.([0-9]+) ]] || fail "pyproject.toml has no version like 1.2.3, but '$version'"
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../cleave/__init__.py")
+[[ $version =~ ^([0-9]+)\.([0-9]+)\.([0-9]+) ]] || fail "cleave/__init__.py has no version like 1.2.3, but '$version'"
 version_code=$((BASH_REMATCH[1] * 1000000 + BASH_REMATCH[2] * 1000 + BASH_REMATCH[3] + 1))
 
 work=$build/apk

@@ -283,7 +283,7 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     def advance_for_local_work(self, flops: float) -> None:
-        """See `Runtime.elsewhere`: or devices that are due would never come."""
+        """See `Runtime.advance_for_local_work`: or devices that are due would never come."""
         until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
         while self.next_event_s <= until_s:
             self._step()

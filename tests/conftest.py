@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from shutil import which
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -46,6 +48,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=slow)
     gone = set(slow)
     items[:] = [item for item in items if item not in gone]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say in one place what this machine cannot test, and what to install for it."""
+    missing = [
+        f"{what}: install {how}"
+        for what, programs, how in (
+            ("the Android client", ("javac",), "a JDK (Debian: default-jdk-headless)"),
+            ("the web pages in a browser", ("chromium", "chrome", "google-chrome"), "Chromium"),
+            ("the web client", ("npm",), "Node.js with npm (Debian: nodejs npm)"),
+        )
+        if not any(which(program) for program in programs)
+    ]
+    if missing:
+        terminalreporter.section("not tested on this machine")
+        for line in missing:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,11 +20,11 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A small copy of the source tree."""
-    for name in ("setup.py", "MANIFEST.in", "README.md"):
+    for name in ("setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     pyproject = (ROOT / "pyproject.toml").read_text()
     (tmp_path / "pyproject.toml").write_text(pyproject)
-    for package in ("cleave", "cleave_cli", "emulator", "profiles"):
+    for package in ("cleave", "cleave_cli", "emulator", "profiles", "simulator"):
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("web", "__pycache__")
         )

@@ -1,4 +1,4 @@
-"""A guest on somebody's machine: joins while it may, drains when it may not, and comes again."""
+"""An agent on somebody's machine: joins while it may, drains when it may not, and comes again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASKED: Final = "asked to stop"
 
 
 class State(Enum):
-    """What a guest says that it does."""
+    """What an agent says that it does."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -103,7 +103,7 @@ class Agent:
         once: without a policy, be there for one session only.
         clock: seconds that never go back.
         sleep: waits so many seconds.
-        jitter: random numbers from 0 to 1, so that many guests do not come back at once.
+        jitter: random numbers from 0 to 1, so that many agents do not come back at once.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Agent:
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Be a guest until `stop`; without a policy, at most until the server is done with it.
+        """Be an agent until `stop`; without a policy, at most until the server is done with it.
 
         Raises:
             CleaveError: when the server refuses the device; without a policy, also when there is
@@ -158,7 +158,7 @@ class Agent:
     def stop(self) -> None:
         """The owner wants it to end: drain if there is anything to; a second time, end at once.
 
-        Call it in the guest's loop.
+        Call it in the agent's loop.
         """
         self._stopping = True
         if self._session is not None and self._welcome and not self._draining:

@@ -62,7 +62,7 @@ class Fallback:
 class Leaving:
     """When training is to stop and does not wait any longer for the step under way.
 
-    A step that no device jobs on ends at once. While devices are there it gets some time to end
+    A step that no device works on ends at once. While devices are there it gets some time to end
     by itself.
 
     Args:

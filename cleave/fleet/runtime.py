@@ -103,7 +103,7 @@ class Runtime(ABC):
     """What moves time and bytes for a fleet.
 
     Args:
-        session manager: the core whose instructions it carries out.
+        manager: the core whose instructions it carries out.
         rng: makes a secret generator for the checks of each product.
     """
 

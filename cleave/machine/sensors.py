@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _CPU_SENSORS: Final = ("cpu", "coretemp", "k10temp", "zenpower", "x86_pkg_temp", "soc", "tdie")
-_HOTTEST_C: Final = 150.0  # sensors that are not connected show more, or less than nothing
+_PLAUSIBLE_C: Final = (1.0, 125.0)  # sensors that are not connected show 0, -273 or 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ def _batteries(root: Path) -> Iterator[Path]:
 
 def _celsius(name: str, file: Path) -> Iterator[tuple[str, float]]:
     value = _number(file)
-    if value is not None and 0 < value / 1e3 < _HOTTEST_C:
+    if value is not None and _PLAUSIBLE_C[0] <= value / 1e3 <= _PLAUSIBLE_C[1]:
         yield name, value / 1e3
 
 

@@ -46,7 +46,7 @@ class Admission:
 
     @property
     def known_as(self) -> int | None:
-        """Which device it is, whether it jobs or only has its link measured."""
+        """Which device it is, whether it works or only has its link measured."""
         return self.identity if self.identity is not None else self.measures
 
 
@@ -142,7 +142,7 @@ class Authenticator(Protocol):
         ...
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """How a device jobs is to be remembered for its next session."""
+        """How a device works is to be remembered for its next session."""
         ...
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:

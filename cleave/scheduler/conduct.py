@@ -1,4 +1,4 @@
-"""What is remembered of how a device jobs, from one session to the next."""
+"""What is remembered of how a device works, from one session to the next."""
 
 from __future__ import annotations
 

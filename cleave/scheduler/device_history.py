@@ -102,7 +102,7 @@ class DeviceHistory:
         self._auth.departed(session.identity, reason, lost=lost)
 
     def remember(self, session: Session) -> None:
-        """How a device jobs has changed: it is to count in its next session, too."""
+        """How a device works has changed: it is to count in its next session, too."""
         if session.identity is not None:
             self._auth.conducted(session.identity, session.conduct)
             return

@@ -76,7 +76,7 @@ class ResultArrived:
 class RunFailed:
     """A device could not do a run, or its answer was not valid.
 
-    With `spoiled`, its copies of the inputs may be at fault: they are sent again when needed.
+    With `invalidated`, its copies of the inputs may be at fault: they are sent again when needed.
     """
 
     device: int

@@ -23,7 +23,7 @@ class EventKind(Enum):
     """It fails all that it is asked and gets no work for now, or passed a trial."""
 
     REISSUE = "reissue"
-    """Units were given to other devices, or to others as well."""
+    """Tasks were given to other devices, or to others as well."""
 
     WRONG = "wrong"
     JOB = "job"

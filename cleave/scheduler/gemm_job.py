@@ -106,23 +106,23 @@ class GemmJob:
 
     @property
     def title(self) -> str:
-        """See `Work.title`: the shapes of A and B."""
+        """See `Job.title`: the shapes of A and B."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 
     @property
     def complete(self) -> bool:
-        """See `Work.complete`."""
+        """See `Job.complete`."""
         return self.plan is not None and not self._remaining
 
     def runs_on(self, device: DeviceRates) -> bool:
-        """See `Work.runs_on`."""
+        """See `Job.runs_on`."""
         return self.dtype in device.dtypes
 
     def assign(
         self, devices: Sequence[DeviceRates], device_memory: HeldArrays
     ) -> Iterable[tuple[int, Task]]:
-        """See `Work.assign`."""
+        """See `Job.assign`."""
         residencies = list(self._residencies(device_memory, len(devices)))
         self.plan = self._planner.plan(self.gemm, self.element, devices, residencies)
         assigned = [
@@ -177,7 +177,7 @@ class GemmJob:
 
     @property
     def expected_s(self) -> float | None:
-        """See `Work.expected_s`."""
+        """See `Job.expected_s`."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
     def repartition(
@@ -187,7 +187,7 @@ class GemmJob:
         busy_s: Mapping[int, float],
         device_memory: HeldArrays,
     ) -> Repartition | None:
-        """See `Work.recut`: every box of undone blocks is planned like a GEMM of its own."""
+        """See `Job.repartition`: every box of undone blocks is planned like a GEMM of its own."""
         found = Repartition([], 0.0)
         self._repartitioned_tiles = {}
         planned_s, number = 0.0, self._tiles
@@ -218,7 +218,7 @@ class GemmJob:
         return self._planner.plan(gemm, element, devices)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """See `Work.replace`."""
+        """See `Job.replace`."""
         self._remaining += len(others) - len(tasks)
         self._tiles = 1 + max(task.detail.tile for task in others)
         self.tiles |= self._repartitioned_tiles
@@ -233,7 +233,7 @@ class GemmJob:
     # --- results ---
 
     def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
-        """See `Work.arrived`."""
+        """See `Job.arrived`."""
         self.tiles[task.detail.tile].done += 1
         ready = [(task, payload)]
         if self._order is not None and task.detail.partial:
@@ -364,7 +364,7 @@ class ReductionOrder:
                 self._followers[lower].append(task)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Units that have not arrived give way to others that cover the same elements."""
+        """Tasks that have not arrived give way to others that cover the same elements."""
         gone = {task for task in tasks if task in self._waits}
         before, after = [], []
         for task, later in self._followers.items():

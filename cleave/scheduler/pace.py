@@ -134,7 +134,7 @@ class Pace:
     times: int = 0
     trial_s: float = 0.0
     _burst: _Burst | None = None
-    _wary: bool = False  # it passed a trial, and has not shown yet that it jobs as it should
+    _wary: bool = False  # it passed a trial, and has not shown yet that it works as it should
     _waiting_bytes: int = 0  # of arrays on their way, for the run that comes next
 
     # --- what happens ---
@@ -160,7 +160,7 @@ class Pace:
             self._burst.begun_s = now_s
 
     def answered(self, run: int, rates: DeviceRates, now_s: float, *, failed: bool = False) -> None:
-        """It answered a run; how long it takes to fail one says nothing of how it jobs."""
+        """It answered a run; how long it takes to fail one says nothing of how it works."""
         burst = self._burst
         if burst is None or run not in burst.runs:
             return

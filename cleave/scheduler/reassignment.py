@@ -25,7 +25,7 @@ UnitSeconds = Callable[[int, Task], float]
 
 @dataclass(slots=True)
 class Reassignment:
-    """Units for other devices.
+    """Tasks for other devices.
 
     Attributes:
         assigned: tasks with the device of each, in order.

@@ -56,7 +56,7 @@ WITHDRAWN: Final = "it was withdrawn"
 """The reason of a job's failure that is none."""
 
 FINISHED_KEPT: Final = 64
-"""Works that are remembered when they are done."""
+"""Jobs that are remembered when they are done."""
 
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
@@ -96,9 +96,9 @@ class Scheduler:
         self._waiting: list[Job] = []  # submitted while the fleet was empty
         self._orphans: deque[Task] = deque()  # that no device which is there can take
         self._held: dict[Task, float] = {}  # that every device failed, until when
-        self._stuck: dict[int, str] = {}  # by work, why no device can do it
+        self._stuck: dict[int, str] = {}  # by job, why no device can do it
         self._copies: dict[Task, set[int]] = {}  # devices of tasks that several were given
-        self._begun_s: dict[int, float] = {}  # by work
+        self._begun_s: dict[int, float] = {}  # by job
         self._finished_s = 0.0
         self._now_s = 0.0
         self.names = Names()
@@ -314,7 +314,7 @@ class Scheduler:
 
         Args:
             tasks: that no device is to do any more.
-            recut: whether their work may cut them anew, to share them among more devices.
+            repartition: whether their work may cut them anew, to share them among more devices.
         """
         by_job: dict[int, list[Task]] = {}
         for task in tasks:
@@ -465,7 +465,7 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _expected_since(self) -> dict[int, float]:
-        """By work, since when something of it should have come: jobs follow one another."""
+        """By job, since when something of it should have come: jobs follow one another."""
         return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
@@ -497,7 +497,7 @@ class Scheduler:
         )
 
     def _try_again(self, tasks: Sequence[Task]) -> None:
-        """Units that were kept back are given out again."""
+        """Tasks that were kept back are given out again."""
         for task in tasks:
             del self._held[task]
         for job in {task.job for task in tasks} - {task.job for task in self._held}:

@@ -37,7 +37,7 @@ class Task:
     """One computation on one device and the block that it yields.
 
     Attributes:
-        work: id of the work it belongs to.
+        job: id of the job it belongs to.
         inputs: the arrays it needs, in the order of the operation's arguments.
         flops: its cost.
         output_bytes: the size of its result.
@@ -100,7 +100,7 @@ class Job(Protocol):
     def assign(
         self, devices: Sequence[DeviceRates], device_memory: HeldArrays
     ) -> Iterable[tuple[int, Task]]:
-        """Units with the device of each, a device's tasks in the order it should get them.
+        """Tasks with the device of each, a device's tasks in the order it should get them.
 
         Raises:
             PlanError: when it cannot be done on these devices.
@@ -129,7 +129,7 @@ class Job(Protocol):
             tasks: of this work, answered by nobody.
             devices: that may do it.
             busy_s: by device, what it has to do already.
-            holdings: as for `assign`.
+            device_memory: as for `assign`.
 
         Returns:
             None where that cannot be done.
@@ -137,7 +137,7 @@ class Job(Protocol):
         ...
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Units are given up for those that `recut` made of them."""
+        """Tasks are given up for those that `repartition` made of them."""
         ...
 
     @property

@@ -37,14 +37,14 @@ KEEP_NOTHING: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """See the module's text. Made by `open_office`."""
+    """See the module's text. Made by `open_app`."""
 
     access: Access
     history: JobHistory
     device_admin: DeviceAdmin
     operators: OperatorSessions
     overview: Overview
-    site: HttpRoutes
+    routes: HttpRoutes
     energy: EnergyMeter
     power: OwnPower
     operator_token: str
@@ -69,7 +69,7 @@ class App:
 
 
 @contextmanager
-def open_office(
+def open_app(
     data: str,
     operator_token: str,
     fleet_credential: str,
@@ -120,14 +120,14 @@ def open_office(
             lambda: access.writer.trouble,
         )
         operators = OperatorSessions(device_admin, overview)
-        site = HttpRoutes(Pages.of_package(), Metrics(overview, access.admit_operator))
+        routes = HttpRoutes(Pages.of_package(), Metrics(overview, access.admit_operator))
         yield App(
             access,
             history,
             device_admin,
             operators,
             overview,
-            site,
+            routes,
             energy,
             power,
             token,

@@ -82,7 +82,7 @@ class ServerConfig:
         notify: called with a line when devices come and go, in the server's thread.
         operator: serves operator sessions; refused when None.
         pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
-        witness: told of what happens to devices, in the server's thread.
+        events: told of what happens to devices, in the server's thread.
         verify: which results to check before they are used (`cleave.verify`), as `cleave serve
             --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
             computed elsewhere, and a device that sends several, or one that is wrong as a whole,
@@ -103,7 +103,7 @@ class ServerConfig:
     notify: Callable[[str], None] = lambda line: None
     operator: OperatorHandler | None = None
     pages: HttpHandler | None = None
-    witness: EventListener | None = None
+    events: EventListener | None = None
     verify: Verification | str | bool = True
     auth: Authenticator | None = None
     security: Security = field(default_factory=Security)
@@ -128,7 +128,7 @@ class ServedFleet(Fleet):
         allowed = config.allowed if descriptors is None else config.allowed.within(descriptors)
         exposure = expose(config.host, config.security, datetime.now(UTC))
         manager = SessionManager(verify=config.verify, auth=auth, max_devices=allowed.devices)
-        self._live = LiveRuntime(manager, config.notify, config.witness)
+        self._live = LiveRuntime(manager, config.notify, config.events)
         super().__init__(self._live, config.planner)
         self.fingerprint = exposure.fingerprint
         self._exposure = exposure

@@ -67,9 +67,9 @@ class LiveRuntime(Runtime):
     """Runs sessions in an asyncio loop; see the module's text.
 
     Args:
-        session manager: the PS's core.
+        manager: the PS's core.
         notify: called in the loop's thread with one line whenever devices come or go.
-        witness: told of what happens, likewise.
+        events: told of what happens, likewise.
     """
 
     clock = "wall"
@@ -78,10 +78,10 @@ class LiveRuntime(Runtime):
         self,
         manager: SessionManager,
         notify: Callable[[str], None] | None = None,
-        witness: EventListener | None = None,
+        events: EventListener | None = None,
     ) -> None:
         super().__init__(manager, lambda: np.random.default_rng(secrets.randbits(128)))
-        self._witness = witness or _nobody
+        self._tell_listener = events or _nobody
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self._notify = notify or (lambda _: None)
@@ -160,7 +160,7 @@ class LiveRuntime(Runtime):
                 )  # nobody heard of it: it is told like those that never got in
             if peer.name or outlawed:  # at once: farewells may take their time
                 kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
-                self._witness(kind, peer.record, why)
+                self._tell_listener(kind, peer.record, why)
             del self._peers[session]
             if not peer.closing:
                 peer.closing = True
@@ -202,7 +202,7 @@ class LiveRuntime(Runtime):
         record = self.manager.sessions[session]
         peer = self._peers[session]
         peer.name = _name(record)
-        self._witness(EventKind.JOIN, record, record.profile)
+        self._tell_listener(EventKind.JOIN, record, record.profile)
         rates = record.rates
         if rates is not None:
             self._notify(
@@ -252,7 +252,7 @@ class LiveRuntime(Runtime):
                 self._announce(session)
             case Overdue(session, overdue):
                 text = "it does not answer" if overdue else "it answers again"
-                self._witness(EventKind.OVERDUE, self.manager.sessions.get(session), text)
+                self._tell_listener(EventKind.OVERDUE, self.manager.sessions.get(session), text)
             case Aside(session, aside, reason):
                 self._tell_aside(session, reason if aside else "")
             case Note(text):
@@ -263,7 +263,7 @@ class LiveRuntime(Runtime):
         record = self.manager.sessions.get(session)
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
-            self._witness(EventKind.ASIDE, record, text)
+            self._tell_listener(EventKind.ASIDE, record, text)
             self._notify(f"{_name(record)}: {text}; {self._fleet_size()}")
 
     def _tell_of_reissues(self) -> None:
@@ -272,7 +272,7 @@ class LiveRuntime(Runtime):
         more = given_again - self._given_again
         if more:
             self._given_again = given_again
-            self._witness(
+            self._tell_listener(
                 EventKind.REISSUE,
                 None,
                 f"{more} {'task was' if more == 1 else 'tasks were'} given to other devices",
@@ -326,7 +326,7 @@ class LiveRuntime(Runtime):
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
             self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
-            self._witness(EventKind.WRONG, record, fault.reason)
+            self._tell_listener(EventKind.WRONG, record, fault.reason)
         return super().checked(check, judgement, took_s)
 
     def conclude(self, job: int, error: str) -> None:
@@ -417,7 +417,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.withdraw(job, self.now()))
 
     def advance_for_local_work(self, flops: float) -> None:
-        """See `Runtime.elsewhere`: time has passed by itself."""
+        """See `Runtime.advance_for_local_work`: time has passed by itself."""
 
     def release(self, operand: int) -> None:
         """See `Runtime.release`."""

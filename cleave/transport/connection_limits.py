@@ -85,7 +85,7 @@ class PendingConnections:
         """How many connections wait."""
         return len(self._places)
 
-    def knock(self, address: str) -> WaitingPlace | str:
+    def arrive(self, address: str) -> WaitingPlace | str:
         """A connection came from an address: its place, or why it is turned away."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:

@@ -1,8 +1,9 @@
 """Listening sockets that turn strangers away before TLS, HTTP or a task is spent on them.
 
-The event loop accepts connections from a socket. Here that socket asks the door first, and what it
-hands over tells the door when it is closed, whatever stage it was in. Windows' proactor loop does
-not accept through the socket: there connections are not counted, the time limits hold all the same.
+The event loop accepts connections from a socket. Here that socket asks a `ConnectionGate`
+first, and what it hands over tells it when it is closed, whatever stage it was in. Windows'
+proactor loop does not accept through the socket: there connections are not counted, the time
+limits hold all the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BACKLOG: Final = 512
 
 
 class PendingSocket(socket.socket):
-    """A connection that the door let in, from its first packet until it is closed.
+    """A connection that was let in, from its first packet until it is closed.
 
     Attributes:
         address: where it comes from.
@@ -51,7 +52,7 @@ class PendingSocket(socket.socket):
         loop, limit_s = gate.loop, gate.allowed.handshake_s
         self.address = address
         self.deadline_s = loop.time() + limit_s
-        self._entrance = gate
+        self._connection_gate = gate
         self._ticket = ticket
         self._waits = True
         self._settled = False
@@ -70,13 +71,13 @@ class PendingSocket(socket.socket):
         """It is turned away; the first reason is logged."""
         if not self._settled:
             self._settled = True
-            self._entrance.log.refused(self.address, reason)
+            self._connection_gate.log.refused(self.address, reason)
 
     def close(self) -> None:
-        """Close the socket; the door need not count it any longer."""
+        """Close the socket; nobody need count it any longer."""
         if self.fileno() >= 0:
-            self._entrance.forget(self)
-        late = self._entrance.loop.time() >= self.deadline_s
+            self._connection_gate.forget(self)
+        late = self._connection_gate.loop.time() >= self.deadline_s
         self.refused(self._too_late() if late else "it went before it said hello")
         self._stop_waiting()
         super().close()
@@ -98,13 +99,13 @@ class PendingSocket(socket.socket):
             return  # it has gone already, and the loop is about to see that
 
     def _too_late(self) -> str:
-        return f"no accepted hello within {self._entrance.allowed.handshake_s:g} s"
+        return f"no accepted hello within {self._connection_gate.allowed.handshake_s:g} s"
 
     def _stop_waiting(self) -> None:
         if self._waits:
             self._waits = False
             self._timer.cancel()
-            self._entrance.left(self._ticket)
+            self._connection_gate.left(self._ticket)
 
 
 class ConnectionGate:
@@ -129,7 +130,7 @@ class ConnectionGate:
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
         """The connection as a visitor; None when it was turned away, and closed."""
-        place = self.pending_connections.knock(address)
+        place = self.pending_connections.arrive(address)
         if isinstance(place, str):
             accepted.close()
             self.log.refused(address, place)
@@ -161,17 +162,17 @@ class ConnectionGate:
 
 
 class Listener(socket.socket):
-    """A listening socket that asks the door about each connection.
+    """A listening socket that asks a `ConnectionGate` about each connection.
 
     Args:
         family: of its addresses.
-        entrance: where it leads.
+        gate: where it leads.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
         # The protocol is named since asyncio sends small messages at once only where it is.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._entrance = gate
+        self._connection_gate = gate
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection that may come in.
@@ -181,7 +182,7 @@ class Listener(socket.socket):
         """
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
-            pending = self._entrance.let_in(accepted, address[0])
+            pending = self._connection_gate.let_in(accepted, address[0])
             if pending is not None:
                 return pending, address
         raise BlockingIOError
@@ -200,12 +201,12 @@ class GuardedConnection(ServerConnection):
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.cut_because = ""
-        self._entrance = gate
-        self._visitor: PendingSocket | None = None
+        self._connection_gate = gate
+        self._pending_socket: PendingSocket | None = None
         self._may_send = gate.allowed.unadmitted_bytes
         self._unadmitted = True
         self._ending = False
-        self._gate = FrameGate(self.loop.time())
+        self._frame_gate = FrameGate(self.loop.time())
         self._request = b""  # the last bytes of the HTTP request, until it is over
         self._open = False  # the handshake is over: frames may be taken in
         self._asked = False  # the HTTP request is over
@@ -217,7 +218,7 @@ class GuardedConnection(ServerConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there, its TLS handshake done."""
-        self._visitor = self._entrance.pending(transport)
+        self._pending_socket = self._connection_gate.pending(transport)
         super().connection_made(transport)
         self.recv_messages.pause = self._pause
         self.recv_messages.resume = self._resume
@@ -231,7 +232,7 @@ class GuardedConnection(ServerConnection):
         if self._unadmitted:
             self._may_send -= len(data)
             if self._may_send < 0:
-                limit = self._entrance.allowed.unadmitted_bytes
+                limit = self._connection_gate.allowed.unadmitted_bytes
                 self.cut(f"it sent more than {limit} bytes without an accepted hello")
                 return
         if not self._asked:
@@ -272,7 +273,7 @@ class GuardedConnection(ServerConnection):
 
     def _take_some(self) -> None:
         try:
-            end = self._gate.passes(self._waiting, self._at, self.loop.time())
+            end = self._frame_gate.passes(self._waiting, self._at, self.loop.time())
         except TooMuchError as error:
             self.cut(str(error))
             return
@@ -280,7 +281,7 @@ class GuardedConnection(ServerConnection):
         data = self._waiting if whole and not self._at else self._waiting[self._at : end]
         self._waiting, self._at = (b"", 0) if whole else (self._waiting, end)
         super().data_received(data)
-        self._holds(self._gate.unasked_bytes())
+        self._holds(self._frame_gate.unasked_bytes())
         closing = self.protocol.close_sent
         if closing is not None and closing.code in _BROKEN and not self._ending:
             self.refused("it broke the WebSocket protocol, or announced too long a message")
@@ -312,9 +313,9 @@ class GuardedConnection(ServerConnection):
 
     def _holds(self, nbytes: int) -> None:
         """So much lies here of a message that is not complete and that no work asked for."""
-        too_much = self._entrance.unfinished.holds(self, nbytes, self.loop.time())
+        too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
-            most = self._entrance.unfinished.most_bytes
+            most = self._connection_gate.unfinished.most_bytes
             too_much.cut(f"it left a message unfinished while {most} bytes of such lay here")
 
     def eof_received(self) -> None:
@@ -329,14 +330,14 @@ class GuardedConnection(ServerConnection):
 
     def await_results(self, awaited: Callable[[], Awaited]) -> None:
         """Its messages may be as long as the results that are awaited."""
-        self._gate.awaited = awaited
+        self._frame_gate.awaited = awaited
 
     def admitted(self, least_bytes: int) -> None:
         """The hello is accepted; from now on any message may be so long."""
         self._unadmitted = False
-        self._gate.least_bytes = least_bytes
-        if self._visitor is not None:
-            self._visitor.admitted()
+        self._frame_gate.least_bytes = least_bytes
+        if self._pending_socket is not None:
+            self._pending_socket.admitted()
 
     def cut(self, reason: str) -> None:
         """End the connection at once, whatever it is about to say, for a reason that is logged."""
@@ -376,17 +377,17 @@ class GuardedConnection(ServerConnection):
         await asyncio.shield(self.connection_lost_waiter)
 
     def _log(self, reason: str) -> None:
-        if self._visitor is not None and self._unadmitted:
-            self._visitor.refused(reason)
+        if self._pending_socket is not None and self._unadmitted:
+            self._pending_socket.refused(reason)
         else:
             peer = self.remote_address
-            self._entrance.log.refused(str(peer[0]) if peer else "", reason)
+            self._connection_gate.log.refused(str(peer[0]) if peer else "", reason)
 
     def answered(self) -> None:
         """It was an HTTP request, and is answered."""
         self._end_soon()
-        if self._visitor is not None:
-            self._visitor.answered()
+        if self._pending_socket is not None:
+            self._pending_socket.answered()
 
     def _end_soon(self) -> None:
         """Time for a last word; a stranger's goodbye is not waited for."""
@@ -408,9 +409,9 @@ class GuardedConnection(ServerConnection):
     @property
     def time_left_s(self) -> float:
         """How long its hello may still take; once it is inside, a farewell."""
-        if self._visitor is None or not self._unadmitted:
-            return self._entrance.allowed.handshake_s
-        return max(0.0, self._visitor.deadline_s - self.loop.time())
+        if self._pending_socket is None or not self._unadmitted:
+            return self._connection_gate.allowed.handshake_s
+        return max(0.0, self._pending_socket.deadline_s - self.loop.time())
 
 
 def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
@@ -419,7 +420,7 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
     Args:
         host: a name or address; empty for all.
         port: 0 for a free one, the same for all addresses.
-        entrance: where the sockets lead.
+        gate: where the sockets lead.
 
     Raises:
         OSError: when one cannot be listened on.

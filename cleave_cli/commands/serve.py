@@ -132,7 +132,7 @@ def serve(
     from cleave.planner.plan import PsRates
     from cleave.planner.planner import TilePlanner
     from cleave.server.api.overview import ServerFacts
-    from cleave.server.app import open_office
+    from cleave.server.app import open_app
     from cleave.server.fleet_server import serve as listen
     from cleave.server.jobs.jobs import Jobs
     from cleave.server.jobs.own_power import SAMPLE_S
@@ -157,7 +157,7 @@ def serve(
     if card is not None:
         planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
     electricity = load_grid(grid) if grid else None
-    with open_office(
+    with open_app(
         data, operator_credential, credential, log, facts, electricity, ps_watts or None
     ) as server_app:
         sessions = server_app.operators
@@ -169,9 +169,9 @@ def serve(
             viewer_credential=server_app.viewer_token,
             planner=planner,
             notify=log,
-            witness=server_app.overview.happened,
+            events=server_app.overview.happened,
             operator=sessions.serve,
-            pages=server_app.site.answer,
+            pages=server_app.routes.answer,
             verify=verification,
             auth=server_app.access,
             security=Security(

@@ -27,7 +27,7 @@ from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.probe import FIRST_ID
-from cleave.server.app import App, open_office
+from cleave.server.app import App, open_app
 from cleave.server.fleet_server import ServedFleet, serve
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
@@ -385,7 +385,7 @@ class KnownDevice:
 @contextmanager
 def served(data: Path) -> Iterator[tuple[ServedFleet, App]]:
     """What `cleave serve` does, in this process."""
-    with open_office(str(data), "", "", lambda text: None) as server_app:
+    with open_app(str(data), "", "", lambda text: None) as server_app:
         fleet = serve(
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cleave.errors import CleaveError, UsageError
-from cleave.server.app import App, open_office
+from cleave.server.app import App, open_app
 from cleave.server.fleet_server import ServedFleet, serve
 from cleave.server.jobs.jobs import Jobs
 from cleave.training.run_job import JobRunner
@@ -23,7 +23,7 @@ from tests.integration.processes import run, started, wait_for_event
 @contextmanager
 def served(runs: Path) -> Iterator[tuple[ServedFleet, App]]:
     """What `cleave serve --data none` does, in this process."""
-    with open_office("none", "", "", lambda text: None) as server_app:
+    with open_app("none", "", "", lambda text: None) as server_app:
         fleet = serve(
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,

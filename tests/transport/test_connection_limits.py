@@ -30,7 +30,7 @@ def test_no_more_wait_than_may_and_none_is_forgotten(events: list[tuple[str, boo
         if comes:
             before = Counter(map(network_of, inside.values()))
             from_there = sum(home_of(other) == home_of(address) for other in inside.values())
-            place = pending.knock(address)
+            place = pending.arrive(address)
             full = len(inside) == 5 and max(before.values()) == before[network_of(address)]
             assert isinstance(place, str) == (from_there >= 3 or full)
             if isinstance(place, WaitingPlace):
@@ -45,7 +45,7 @@ def test_no_more_wait_than_may_and_none_is_forgotten(events: list[tuple[str, boo
         assert pending.waiting == len(inside) <= 5
     for ticket in inside:
         pending.done(ticket)
-    assert all(isinstance(pending.knock("192.0.2.9"), WaitingPlace) for _ in range(3))
+    assert all(isinstance(pending.arrive("192.0.2.9"), WaitingPlace) for _ in range(3))
 
 
 STRANGERS = {
@@ -62,28 +62,28 @@ def test_strangers_keep_nobody_out_who_comes_from_elsewhere(
 ) -> None:
     pending = PendingConnections(ConnectionLimits())
     for n in range(2000):
-        pending.knock(strangers[n % len(strangers)])
+        pending.arrive(strangers[n % len(strangers)])
     assert pending.waiting == ConnectionLimits().waiting
-    place = pending.knock(newcomer)
+    place = pending.arrive(newcomer)
     assert isinstance(place, WaitingPlace)
     assert place.instead_of is not None
     for n in range(100):  # as many more, while the newcomer says its hello
-        other = pending.knock(strangers[n % len(strangers)])
+        other = pending.arrive(strangers[n % len(strangers)])
         assert isinstance(other, str) or other.instead_of != place.ticket
     pending.done(place.ticket)
 
 
 def test_the_oldest_of_the_most_makes_room() -> None:
     pending = PendingConnections(ConnectionLimits(waiting_per_address=3, waiting=4))
-    tickets = [pending.knock(address) for address in ("192.0.2.1", *["192.0.2.2"] * 3)]
-    assert pending.knock("192.0.2.2") == "3 connections from there wait already"
-    place = pending.knock("192.0.2.3")
+    tickets = [pending.arrive(address) for address in ("192.0.2.1", *["192.0.2.2"] * 3)]
+    assert pending.arrive("192.0.2.2") == "3 connections from there wait already"
+    place = pending.arrive("192.0.2.3")
     assert isinstance(place, WaitingPlace)
     assert isinstance(tickets[1], WaitingPlace)
     assert place.instead_of == tickets[1].ticket
     pending = PendingConnections(ConnectionLimits(waiting=1))
-    pending.knock("192.0.2.1")
-    assert pending.knock("192.0.2.1") == "1 connections wait already"
+    pending.arrive("192.0.2.1")
+    assert pending.arrive("192.0.2.1") == "1 connections wait already"
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from cleave.device.host.policy import Condition, Observation, Policy
 from cleave.errors import UsageError
+from cleave.machine.sensors import Sensors
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]
 """Runs a command; its output, or None when there is no such command or it fails."""
-
-_PLAUSIBLE_C: Final = (1.0, 125.0)  # sensors that are not connected show 0, -273 or 127
-_CPU_SENSORS: Final = re.compile(
-    r"coretemp|k10temp|zenpower|x86_pkg_temp|cpu|soc|package", re.IGNORECASE
-)
 
 
 class OwnerSensors(Protocol):
@@ -151,7 +147,7 @@ class LinuxSensors:
         self._environment = environment
 
     def idle_s(self) -> float | None:
-        """See `Sensors.idle_s`: the least of all sessions, local and remote."""
+        """See `OwnerSensors.idle_s`: the least of all sessions, local and remote."""
         screen_s = self._screen_idle_s()
         sessions = self._sessions()
         idle = [] if screen_s is None else [screen_s]
@@ -165,7 +161,7 @@ class LinuxSensors:
         return self._terminals_idle_s()  # there are no others, or nobody is logged in
 
     def charging(self) -> bool | None:
-        """See `Sensors.charging`."""
+        """See `OwnerSensors.charging`."""
         online, discharging = [], []
         for supply in sorted((self._root / "sys/class/power_supply").glob("*")):
             if _read(supply / "scope") == "Device":  # the battery of a mouse
@@ -186,18 +182,8 @@ class LinuxSensors:
         return None if None in discharging else not any(discharging)
 
     def temperature_c(self) -> float | None:
-        """See `Sensors.temperature_c`."""
-        sensors = [
-            (_read(zone / "type") or "", _read(zone / "temp"))
-            for zone in (self._root / "sys/class/thermal").glob("thermal_zone*")
-        ]
-        for chip in (self._root / "sys/class/hwmon").glob("hwmon*"):
-            name = _read(chip / "name") or ""
-            sensors += [(name, _read(path)) for path in chip.glob("temp*_input")]
-        shown = [(name, float(text) / 1000) for name, text in sensors if text and _is_number(text)]
-        shown = [(name, t) for name, t in shown if _PLAUSIBLE_C[0] <= t <= _PLAUSIBLE_C[1]]
-        of_cpu = [t for name, t in shown if _CPU_SENSORS.search(name)]
-        return max(of_cpu or [t for _, t in shown], default=None)
+        """See `OwnerSensors.temperature_c`."""
+        return Sensors(self._root).temperature_c()
 
     def _screen_idle_s(self) -> float | None:
         if not self._environment.get("DISPLAY"):
@@ -259,20 +245,20 @@ class MacSensors:
         self._run = run
 
     def idle_s(self) -> float | None:
-        """See `Sensors.idle_s`."""
+        """See `OwnerSensors.idle_s`."""
         text = self._run(["ioreg", "-r", "-d", "1", "-c", "IOHIDSystem"])
         found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text or "")
         return int(found[1]) / 1e9 if found else None
 
     def charging(self) -> bool | None:
-        """See `Sensors.charging`."""
+        """See `OwnerSensors.charging`."""
         text = self._run(["pmset", "-g", "batt"])
         if not text:
             return None
         return "'AC Power'" in text
 
     def temperature_c(self) -> float | None:
-        """See `Sensors.temperature_c`."""
+        """See `OwnerSensors.temperature_c`."""
         return None
 
 
@@ -303,7 +289,7 @@ class WindowsSensors:
         self._user32 = user32
 
     def idle_s(self) -> float | None:
-        """See `Sensors.idle_s`: of the session that this runs in."""
+        """See `OwnerSensors.idle_s`: of the session that this runs in."""
         last = _LastInput(cbSize=ctypes.sizeof(_LastInput))
         if not self._user32.GetLastInputInfo(ctypes.byref(last)):
             return None
@@ -311,7 +297,7 @@ class WindowsSensors:
         return float((self._kernel32.GetTickCount() - last.dwTime) % 2**32) / 1000
 
     def charging(self) -> bool | None:
-        """See `Sensors.charging`."""
+        """See `OwnerSensors.charging`."""
         status = _PowerStatus()
         if not self._kernel32.GetSystemPowerStatus(ctypes.byref(status)):
             return None
@@ -320,7 +306,7 @@ class WindowsSensors:
         return {0: False, 1: True}.get(status.ACLineStatus)
 
     def temperature_c(self) -> float | None:
-        """See `Sensors.temperature_c`."""
+        """See `OwnerSensors.temperature_c`."""
         return None
 
 

@@ -225,7 +225,7 @@ class Overview:
             "devices": self._devices(live.manager, sessions, used, before, now),
             "plan": _plan(manager.scheduler, now_s),
             "timeline": self._timeline(live, question.device, now_s),
-            "events": self._happenings(question.after_event),
+            "events": self._events_after(question.after_event),
             "energy": self._energy.answer(used, self._power() if self._power else None),
             "gemms": [
                 [job.id, job.title, job.predicted_s, job.took_s]
@@ -366,7 +366,7 @@ class Overview:
             ],
         }
 
-    def _happenings(self, after: int) -> Answer:
+    def _events_after(self, after: int) -> Answer:
         events, last = self._events.after(after, MAX_EVENTS)
         return {
             "columns": list(EVENT_COLUMNS),

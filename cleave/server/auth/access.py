@@ -30,7 +30,7 @@ from cleave.server.auth.codes import (
     read_code,
 )
 from cleave.server.auth.rate_limit import RateLimit
-from cleave.server.store.access_status import Standings
+from cleave.server.store.access_status import AccessStatuses
 from cleave.server.store.store import (
     AccessStatus,
     CodeRecord,
@@ -102,7 +102,7 @@ class Access:
 
     Attributes:
         server: the server's id.
-        ledger: what is still to be written.
+        writer: what is still to be written.
         standings: what is decided of devices and codes, written or not.
         on_redeemed: told when a code was used, and by which device; in the server's loop.
     """
@@ -133,7 +133,7 @@ class Access:
         id = "".join(choose(ALPHABET) for _ in range(_SERVER_ID_LENGTH))
         self.server = store.fact("server", id)
         self.writer = StoreWriter(store, clocks.wall, self._complain, retry_s)
-        self.standings = Standings(store, self.writer, clocks.wall)
+        self.standings = AccessStatuses(store, self.writer, clocks.wall)
 
     # --- devices ---
 

@@ -93,7 +93,7 @@ class Jobs:
         runner: how they train.
         log: takes a line for the server's own output.
         history: remembers them, also those of earlier days; None to forget them.
-        witness: told of jobs that begin and end, and of pauses; in any thread.
+        listener: told of jobs that begin and end, and of pauses; in any thread.
         clock: Unix time, in seconds.
     """
 
@@ -103,7 +103,7 @@ class Jobs:
         runner: RunJob,
         log: Callable[[str], None],
         history: JobHistory | None = None,
-        witness: Callable[[EventKind, str], None] | None = None,
+        listener: Callable[[EventKind, str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
@@ -111,7 +111,7 @@ class Jobs:
         self._log = log
         self._jobs: dict[str, TrainingJob] = {}
         self._history = history
-        self._witness = witness or (lambda kind, text: None)
+        self._tell_listener = listener or (lambda kind, text: None)
         self._clock = clock
         self._numbers = count(history.next_number if history is not None else 1)
         self._lock = threading.Lock()
@@ -132,7 +132,7 @@ class Jobs:
             self._jobs[job.id] = job
         if self._history is not None:
             self._history.submitted(number, job.model)
-        self._witness(EventKind.JOB, f"{job.id} ({job.model}) queued")
+        self._tell_listener(EventKind.JOB, f"{job.id} ({job.model}) queued")
         self._queue.put(job)
         return job
 
@@ -202,7 +202,7 @@ class Jobs:
             job.started_s = self._clock()
         job.state = state
         why = f": {reason}" if reason else ""
-        self._witness(EventKind.JOB, f"{job.id} ({job.model}) {state.value}{why}")
+        self._tell_listener(EventKind.JOB, f"{job.id} ({job.model}) {state.value}{why}")
         if self._history is not None:
             self._history.changed(job.number, state.value, reason)
 
@@ -212,10 +212,10 @@ class Jobs:
         text = str(record.get("text", ""))
         match record.get("event"):
             case "fleet":
-                self._witness(EventKind.PAUSE, text)
+                self._tell_listener(EventKind.PAUSE, text)
                 job.waits = text if record.get("state") == "absent" else ""
             case "disk":
-                self._witness(EventKind.PAUSE, text)
+                self._tell_listener(EventKind.PAUSE, text)
                 self._log(f"{job.id}: {text}")
                 job.waits = text if record.get("state") == "full" else ""
             case "end" | "failed" | "stopped":

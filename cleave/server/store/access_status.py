@@ -27,18 +27,18 @@ class _Decision:
     at_s: float
 
 
-class Standings:
+class AccessStatuses:
     """Decisions about devices and codes. Any thread may call it.
 
     Args:
         store: where they are kept.
-        ledger: whose thread writes them.
+        writer: whose thread writes them.
         clock: Unix time, in seconds.
     """
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
-        self._ledger = writer
+        self._writer = writer
         self._clock = clock
         self._lock = threading.Lock()
         self._last_s = 0.0
@@ -65,7 +65,7 @@ class Standings:
                     del self._decisions[device]
 
         why = f" ({reason})" if reason else ""
-        self._ledger.owe(("standing", device), write, f"{name} is {standing.value}{why}")
+        self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
 
     def void(self, code: int, reason: str) -> None:
         """From now on nobody joins with this code."""
@@ -77,7 +77,7 @@ class Standings:
             with self._lock:
                 self._void.pop(code, None)
 
-        self._ledger.owe(("code", code), write, f"join code {code} is void ({reason})")
+        self._writer.owe(("code", code), write, f"join code {code} is void ({reason})")
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
         """A device sent a wrong result, which costs it so many points."""
@@ -92,7 +92,7 @@ class Standings:
                 if not self._faults[device]:
                     del self._faults[device]
 
-        self._ledger.owe(("fault", device, at_s), write)
+        self._writer.owe(("fault", device, at_s), write)
 
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
         """Wrong results of a device since then, and since it was released; and their points."""

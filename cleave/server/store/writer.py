@@ -56,7 +56,9 @@ class StoreWriter:
         self._error = ""
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write_on, name="cleave-ledger", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write_on, name="cleave-store-writer", daemon=True
+        )
         self._thread.start()
 
     @property
