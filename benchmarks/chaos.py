@@ -125,7 +125,7 @@ def undisturbed(job: JobSpec, options: Options) -> list[float]:
     """The losses of the same training without a fault."""
     if options.executor != "invariant":  # plain PyTorch
         return run_steps(make_trainer(job, None), min(options.steps, FIRST_LOSSES))
-    with cleave.emulated(1, executor=InvariantBackend()) as fleet:
+    with cleave.emulated(1, backend=InvariantBackend()) as fleet:
         fleet.planner = FullDepthPlanner()
         return run_steps(make_trainer(job, fleet), options.steps)
 

@@ -98,7 +98,7 @@ def in_turn(a: Buffer, b: Buffer, out: Buffer) -> None:
     out.array[...] = arrays.narrow(total[: a.shape[0]], out.dtype)
 
 
-EXECUTORS: dict[str, Multiply] = {
+BACKENDS: dict[str, Multiply] = {
     "numpy": NumpyBackend().matmul,
     "torch": TorchBackend().matmul,
     "in turn": in_turn,
@@ -133,7 +133,7 @@ class Judge:
     """
 
     paths: dict[str, Pass]
-    executors: Mapping[str, Multiply]
+    backends: Mapping[str, Multiply]
     active: bool = False
     every: int = 1
     slow: Mapping[str, Multiply] = field(default_factory=dict)
@@ -167,14 +167,14 @@ class Judge:
 
     def _judge_fast(self, a: Buffer, b: Buffer, dtype: DType) -> None:
         """Judge all blocks of one product of so many."""
-        if not self.executors or self.products % self.every:
+        if not self.backends or self.products % self.every:
             return
         for number, fleet in enumerate(FLEETS):
-            names = list(self.executors)
+            names = list(self.backends)
             if number:  # the second plan has one executor after the other
                 names = [names[self.products // self.every % len(names)]]
             blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
-            self.judge(a, b, dtype, blocks, {name: self.executors[name] for name in names})
+            self.judge(a, b, dtype, blocks, {name: self.backends[name] for name in names})
 
     def _is_turn_of_slow(self, a: Buffer, b: Buffer, dtype: DType) -> bool:
         """Say whether slow executors do this one: drawn, so that all layers have their turn."""
@@ -200,10 +200,10 @@ class Judge:
         b: Buffer,
         dtype: DType,
         blocks: Sequence[tuple[Block, bool]],
-        executors: Mapping[str, Multiply],
+        backends: Mapping[str, Multiply],
     ) -> None:
         """Let executors multiply some blocks and every path of the check judge them."""
-        for name, multiply in executors.items():
+        for name, multiply in backends.items():
             checks = {
                 path: GemmCheck(a, b, [x for x, _ in blocks], self._rng, project)
                 for path, project in self.paths.items()
@@ -337,14 +337,14 @@ def main() -> None:
     parser.add_argument(
         "--executor",
         nargs="+",
-        choices=(*EXECUTORS, *CLIENT_KERNELS),
+        choices=(*BACKENDS, *CLIENT_KERNELS),
         help="default: all that are installed here",
     )
     parser.add_argument(
         "--slow-every", type=int, default=250, help="the same for the kernels of other clients"
     )
     options = parser.parse_args()
-    wanted = options.executor or (*EXECUTORS, *CLIENT_KERNELS)
+    wanted = options.executor or (*BACKENDS, *CLIENT_KERNELS)
     with client_kernels([name for name in CLIENT_KERNELS if name in wanted]) as others:
         for name, reason in others.missing.items():
             if options.executor:
@@ -352,7 +352,7 @@ def main() -> None:
             print(f"not judged: {name}, {reason}")
         judge = Judge(
             {"numpy": numpy_pass, "compiled": compiled_pass()},
-            {name: multiply for name, multiply in EXECUTORS.items() if name in wanted},
+            {name: multiply for name, multiply in BACKENDS.items() if name in wanted},
             every=options.every,
             slow=others.kernels,
             slow_every=options.slow_every,

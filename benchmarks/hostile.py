@@ -198,7 +198,7 @@ class Attacker:
             await asyncio.sleep(2 * BEAT_S)
 
     async def _flood_inside(self, socket: ClientConnection, kind: str, per_s: float) -> None:
-        core, executor = DeviceCore(10**9), NumpyBackend()
+        core, backend = DeviceCore(10**9), NumpyBackend()
         result_bytes = 4
         while True:  # the test of its arithmetic, which it passes
             try:
@@ -212,7 +212,7 @@ class Attacker:
                 self._credential = message.credential
             for action in core.received(message):
                 if isinstance(action, Compute) and action.run >= FIRST_ID:
-                    block = execute(executor, action).pack()
+                    block = execute(backend, action).pack()
                     for answer in core.computed(action.run, block, 1e-4):
                         assert isinstance(answer, messages.Result)
                         await socket.send(b"".join(encode(answer)))

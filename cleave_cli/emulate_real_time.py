@@ -42,12 +42,12 @@ def real_time(
     from cleave.transport.join_url import parse_join_url
     from cleave.transport.url_file import read_url
     from cleave_cli.own_server import own_server
-    from emulator.deferred import default_executor
+    from emulator.deferred import default_backend
     from emulator.realtime import RealTimeFleet, need_descriptors
 
     need_descriptors(len(members))
     target = parse_join_url(read_url(server)) if server else None
-    executor = default_executor() if compute else None
+    executor = default_backend() if compute else None
     unchecked = () if compute else ("--verify", "off")  # zeros are wrong results
     with nullcontext(None) if target else own_server(*unchecked) as own:
         if own is not None:

@@ -30,7 +30,7 @@ class DeferredProduct:
     """The result of a computation that has not been done yet."""
 
     order: Compute
-    executor: MatmulBackend
+    backend: MatmulBackend
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,7 @@ class DeferredProduct:
 
     def compute(self) -> Buffer:
         """The block on its own, as a device with this executor computes it."""
-        return execute(self.executor, self.order)
+        return execute(self.backend, self.order)
 
     def pack(self) -> memoryview:
         """The bytes that travel."""
@@ -115,13 +115,13 @@ class DeferredOutput:
         left, right = _joined(a_parts, m, first.block.k), _joined(b_parts, first.block.k, n)
         if left is None or right is None:
             return False
-        executor = deferred[0][1].executor
+        backend = deferred[0][1].backend
         if not first.partial:
-            executor.matmul(left, right, self._output.out.region(m, n))
+            backend.matmul(left, right, self._output.out.region(m, n))
         else:
             lowest = first.block.k.start == 0
             sums = self._output.sums(m, n, first=lowest)
-            executor.matmul(left, right, sums, accumulate=not lowest)
+            backend.matmul(left, right, sums, accumulate=not lowest)
         return True
 
 
@@ -158,7 +158,7 @@ def _address(view: Array) -> int:
     return int(view.__array_interface__["data"][0])
 
 
-def default_executor() -> MatmulBackend:
+def default_backend() -> MatmulBackend:
     """torch where it is installed: then the operands are its tensors anyway."""
     from cleave.machine.backends import NumpyBackend, TorchBackend
 

@@ -203,7 +203,7 @@ class PacedComputer:
 
     Args:
         processor: the model.
-        executor: what really multiplies; None for zeros, where results do not matter.
+        backend: what really multiplies; None for zeros, where results do not matter.
         pool: threads that all devices of this process share.
         clock: emulated time.
         lateness: counts.
@@ -214,7 +214,7 @@ class PacedComputer:
     def __init__(
         self,
         processor: EmulatedProcessor,
-        executor: MatmulBackend | None,
+        backend: MatmulBackend | None,
         pool: Pool,
         clock: Clock,
         lateness: Lateness,
@@ -222,7 +222,7 @@ class PacedComputer:
         device: int = 0,
     ) -> None:
         self._processor = processor
-        self._executor = executor
+        self._backend = backend
         self._pool = pool
         self._clock = clock
         self._lateness = lateness
@@ -253,13 +253,13 @@ class PacedComputer:
                 told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
                 done(order, told)
 
-        executor = self._executor
-        if executor is None:
+        backend = self._backend
+        if backend is None:
             computed((memoryview(bytes(order.result_bytes)), 0.0))
             return
 
         def work() -> None:
-            outcome = multiply(executor, order)
+            outcome = multiply(backend, order)
             loop.call_soon_threadsafe(computed, outcome)
 
         self._pool.submit(work)

@@ -84,7 +84,7 @@ class RealTimeFleet:
     Args:
         devices: the fleet.
         target: where to join.
-        executor: what multiplies for all of them; None for zeros, where results do not matter.
+        backend: what multiplies for all of them; None for zeros, where results do not matter.
         speed: emulated seconds in one real one.
         seed: of jitter, drift and presence.
         start_hour: the hour of the day at time zero, for devices that keep hours.
@@ -99,7 +99,7 @@ class RealTimeFleet:
         self,
         devices: Sequence[FleetDevice],
         target: JoinUrl,
-        executor: MatmulBackend | None,
+        backend: MatmulBackend | None,
         *,
         speed: float = 1.0,
         seed: int = 0,
@@ -110,7 +110,7 @@ class RealTimeFleet:
         self.notes: dict[str, int] = {}
         self._devices = devices
         self._target = target
-        self._executor = executor
+        self._backend = backend
         self._speed = speed
         self._seed = seed
         self._start_hour = start_hour
@@ -204,7 +204,7 @@ class RealTimeFleet:
             connection = PacedConnection(real, down, up, clock, observe, number)
             computer = PacedComputer(
                 EmulatedProcessor(device, now_s),
-                self._executor,
+                self._backend,
                 self._pool,
                 clock,
                 self._lateness,

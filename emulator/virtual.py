@@ -46,7 +46,7 @@ from emulator.deferred import (
     DeferredProduct,
     SizedOutput,
     SizedProduct,
-    default_executor,
+    default_backend,
 )
 from emulator.links import Link, SharedLines, links_of
 from profiles import availability
@@ -83,7 +83,7 @@ class VirtualRuntime(Runtime):
 
     Args:
         profiles: the devices.
-        executor: multiplies for all of them.
+        backend: multiplies for all of them.
         arithmetic: how.
         ps: what the PS's card and loop can do; None for a PS that takes no time.
         seed: of everything that is drawn; the same seed gives the same events.
@@ -104,7 +104,7 @@ class VirtualRuntime(Runtime):
     def __init__(
         self,
         profiles: Sequence[FleetDevice],
-        executor: MatmulBackend | None,
+        backend: MatmulBackend | None,
         arithmetic: Arithmetic = Arithmetic.WHOLE_TILES,
         ps: PsRates | None = None,
         seed: int = 0,
@@ -113,7 +113,7 @@ class VirtualRuntime(Runtime):
         observe: bool = False,
     ) -> None:
         self.profiles = profiles
-        self.executor = executor
+        self.backend = backend
         self.arithmetic = arithmetic
         self.now_s = 0.0
         self.events = 0
@@ -455,9 +455,9 @@ class VirtualRuntime(Runtime):
             self._send_up(device, action)
 
     def _product(self, device: _VirtualDevice, order: Compute) -> Any:
-        if self.executor is None or self.arithmetic is Arithmetic.NONE:
+        if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
-        product = DeferredProduct(order, self.executor)
+        product = DeferredProduct(order, self.backend)
         return product if self.arithmetic is Arithmetic.WHOLE_TILES else product.compute()
 
     def _to_ps(self, device: _VirtualDevice, message: Message, nbytes: int) -> None:
@@ -509,7 +509,7 @@ def _tiles(future: GemmFuture) -> int:
 def emulated(
     devices: int | Sequence[FleetDevice] = 8,
     *,
-    executor: MatmulBackend | None = None,
+    backend: MatmulBackend | None = None,
     whole_tiles: bool = True,
     compute: bool = True,
     ps: PsRates | None = None,
@@ -521,7 +521,7 @@ def emulated(
 
     Args:
         devices: how many of the built-in `paper-N` fleet, or the devices to emulate.
-        executor: what multiplies; torch where it is installed, else numpy.
+        backend: what multiplies; torch where it is installed, else numpy.
         whole_tiles: multiply tile by tile when a GEMM is complete; False multiplies every block on
             its own, as a live device does.
         compute: False for sizes only: results are not computed at all.
@@ -540,6 +540,6 @@ def emulated(
     arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
     if not compute:
         arithmetic = Arithmetic.NONE
-    chosen = None if not compute else executor or default_executor()
+    chosen = None if not compute else backend or default_backend()
     runtime = VirtualRuntime(profiles, chosen, arithmetic, ps, seed, start_hour, verify)
     return Fleet(runtime, TilePlanner(ps) if ps else TilePlanner())

@@ -399,7 +399,7 @@ class Arena:
         self._names = count(1)
         self._core = DeviceCore(HELLO.memory_bytes)
         self._computing: list[Compute] = []
-        self._executor = NumpyBackend()
+        self._backend = NumpyBackend()
         self._planner = TilePlanner()
         self.manager.opened(next(self._ids), self.now_s)
         self._obey(self.manager.received(HONEST, HELLO, self.now_s))
@@ -538,7 +538,7 @@ class Arena:
         if not self._computing:
             return False
         order = self._computing.pop(0)
-        payload = bytes(execute(self._executor, order).pack())
+        payload = bytes(execute(self._backend, order).pack())
         for answer in self._core.computed(order.run, payload, 1e-4):
             assert isinstance(answer, messages.Result)
             data = b"".join(encode(answer))

@@ -267,7 +267,7 @@ def test_a_device_needs_nothing_that_only_training_needs() -> None:
         + "import cleave, cleave.machine.backends, cleave_cli.main\n"
         + "import cleave.planner.planner, cleave.workload.step, cleave.scheduler.session_manager\n"
         + "import emulator.virtual, cleave.server.fleet_server\n"
-        + "assert cleave.machine.backends.choose('auto').executor.name == 'numpy'\n"
+        + "assert cleave.machine.backends.choose('auto').backend.name == 'numpy'\n"
         + "assert cleave.__version__\n",
     )
 

@@ -35,12 +35,12 @@ class ComputeThread:
     """Multiplies with an executor, in a thread of its own unless that would take longer.
 
     Args:
-        executor: what multiplies.
+        backend: what multiplies.
         inline_flops: what is over sooner than a thread is woken for it.
     """
 
-    def __init__(self, executor: MatmulBackend, inline_flops: float = INLINE_FLOPS) -> None:
-        self._executor = executor
+    def __init__(self, backend: MatmulBackend, inline_flops: float = INLINE_FLOPS) -> None:
+        self._backend = backend
         self._inline_flops = inline_flops
         self._pool = ThreadPoolExecutor(1, "cleave-executor")
         self._computing = 0
@@ -48,7 +48,7 @@ class ComputeThread:
     def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
         """See `Computer.start`."""
         if order.flops <= self._inline_flops and not self._computing:
-            done(order, multiply(self._executor, order))
+            done(order, multiply(self._backend, order))
             return
         loop = asyncio.get_running_loop()
         self._computing += 1
@@ -58,7 +58,7 @@ class ComputeThread:
             done(order, outcome)
 
         def work() -> None:
-            outcome = multiply(self._executor, order)
+            outcome = multiply(self._backend, order)
             loop.call_soon_threadsafe(finished, outcome)
 
         self._pool.submit(work)
@@ -68,11 +68,11 @@ class ComputeThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def multiply(executor: MatmulBackend, order: Compute) -> Outcome:
+def multiply(backend: MatmulBackend, order: Compute) -> Outcome:
     """Do one computation, and take its time; what goes wrong is for the PS, which reassigns it."""
     began_s = time.perf_counter()
     try:
-        payload = execute(executor, order).pack()
+        payload = execute(backend, order).pack()
     except Exception as error:  # noqa: BLE001 - reported to the PS
         return f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
     return payload, time.perf_counter() - began_s

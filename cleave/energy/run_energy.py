@@ -19,6 +19,8 @@ from profiles.device_profile import DeviceKind
 
 EVENT = "energy"
 
+_USAGES = "spells"  # in records, where it has had this name from the beginning
+
 
 @dataclass(frozen=True, slots=True)
 class RunEnergy:
@@ -27,7 +29,7 @@ class RunEnergy:
     Attributes:
         duration_s: on the fleet's clock.
         wall_s: in this process.
-        spells: what its devices did; emulated ones on the virtual clock.
+        usages: what its devices did; emulated ones on the virtual clock.
         machine_j: what the machine drew that the run was on; None where it does not tell.
         machine_source: what that counts, for people.
         virtual: devices were emulated by this machine, on the virtual clock.
@@ -46,7 +48,8 @@ class RunEnergy:
 
     def to_record(self) -> dict[str, Any]:
         """As a line of `metrics.jsonl`."""
-        return {"event": EVENT, **msgspec.to_builtins(self)}
+        record = msgspec.to_builtins(self)
+        return {"event": EVENT, _USAGES: record.pop("usages"), **record}
 
     @property
     def ps(self) -> Ps:
@@ -93,7 +96,10 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
     """
     try:
         found = [
-            msgspec.convert({k: v for k, v in record.items() if k != "event"}, RunEnergy)
+            msgspec.convert(
+                {"usages" if k == _USAGES else k: v for k, v in record.items() if k != "event"},
+                RunEnergy,
+            )
             for record in records
             if record.get("event") == EVENT
         ]
@@ -120,7 +126,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 
 def _merged(usages: Iterable[DeviceUsage]) -> tuple[DeviceUsage, ...]:
-    """One spell a profile: a resumed run goes on with the same devices."""
+    """One usage a profile: a resumed run goes on with the same devices."""
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:
         alike = (usage.profile, usage.kind, usage.active_power_w, usage.measured_j is None)

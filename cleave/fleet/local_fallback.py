@@ -51,11 +51,11 @@ class Fallback:
     """The PS in place of a fleet.
 
     Attributes:
-        executor: multiplies.
+        backend: multiplies.
         after_s: seconds without any device, on the fleet's clock, before it does.
     """
 
-    executor: MatmulBackend
+    backend: MatmulBackend
     after_s: float
 
 
@@ -69,7 +69,7 @@ class Leaving:
         asked: whether training is to stop.
         applied: whether something of the step under way was applied to the model already, so that
             it can only be finished, and not be given up.
-        executor: multiplies what is then left of it.
+        backend: multiplies what is then left of it.
         clock: seconds, of this machine.
         patience_s: that a step gets while devices are there.
     """
@@ -78,11 +78,11 @@ class Leaving:
         self,
         asked: Callable[[], bool],
         applied: Callable[[], bool],
-        executor: MatmulBackend,
+        backend: MatmulBackend,
         clock: Callable[[], float],
         patience_s: float = STEP_END_S,
     ) -> None:
-        self.executor = executor
+        self.backend = backend
         self._asked = asked
         self._applied = applied
         self._clock = clock
@@ -174,7 +174,7 @@ class FallbackFleet:
                 if runtime.wait(future, 0.0):
                     return
                 self._leaving.give_up()
-                self._take_back(future, Fallback(self._leaving.executor, 0.0))
+                self._take_back(future, Fallback(self._leaving.backend, 0.0))
                 return
             if runtime.device_count() and (reason := runtime.stuck(future)):
                 self._say_once(reason)
@@ -208,7 +208,7 @@ class FallbackFleet:
         """Who multiplies a new GEMM instead of the fleet; None when the fleet is to."""
         if self._leaving is not None and self._leaving.now(self._runtime.device_count()):
             self._leaving.give_up()
-            return Fallback(self._leaving.executor, 0.0)
+            return Fallback(self._leaving.backend, 0.0)
         if self.presence is not FleetPresence.LOCAL:
             return None
         if self._runtime.device_count():
@@ -218,7 +218,7 @@ class FallbackFleet:
 
     def _multiply(self, a: Side, b: Side, out: Buffer, fallback: Fallback) -> None:
         """Do a GEMM here and now."""
-        fallback.executor.matmul(a.matrix, b.matrix, out)
+        fallback.backend.matmul(a.matrix, b.matrix, out)
         self._local_gemms += 1
         self._runtime.advance_for_local_work(product_of(a, b, out)[0].flops)
 

@@ -28,7 +28,7 @@ from cleave.scheduler.instructions import (
     Close,
     Done,
     Failed,
-    Instruction,
+    ForRuntime,
     Joined,
     Note,
     Overdue,
@@ -196,7 +196,7 @@ class Runtime(ABC):
         if output is not None:  # else its work has failed, and nobody waits for it
             output.place(task.detail, payload)
 
-    def check(self, check: Check) -> list[Instruction]:
+    def check(self, check: Check) -> list[ForRuntime]:
         """Check a block. Returns what follows from it; nothing yet, if that takes a while."""
         future = self._futures.get(check.task.job)
         if future is None:  # nobody waits for it any more
@@ -209,14 +209,14 @@ class Runtime(ABC):
         judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s
 
-    def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[Instruction]:
+    def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
         """Tell the core what was found; returns what follows from it."""
         self._counters.verify_s += took_s
         if check.task.job not in self._futures:  # it ended meanwhile
             self._checks.forget(check.task.job)
         return self.manager.checked(check, judgement, self.now())
 
-    def execute(self, instructions: Iterable[Instruction]) -> None:
+    def execute(self, instructions: Iterable[ForRuntime]) -> None:
         """Carry out instructions, and what follows from them, in order."""
         waiting = deque(instructions)
         while waiting:
@@ -237,8 +237,6 @@ class Runtime(ABC):
                     self.end(session)
                 case Joined() | Overdue() | Aside() | Note() as information:
                     self.tell(information)
-                case other:
-                    raise TypeError(f"a runtime cannot carry out {other}")
 
     def submit(self, future: GemmFuture) -> None:
         """Hand a GEMM to the core, in the thread that `execute` is called in."""

@@ -40,7 +40,7 @@ class PsSpeed:
         return self.call_s + gemm.flops / self.flops_per_s
 
 
-def measure_ps(executor: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
+def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
     """Time a few GEMMs on this machine (some tens of milliseconds).
 
     Args:
@@ -51,11 +51,11 @@ def measure_ps(executor: MatmulBackend, dtype: DType, clock: Callable[[], float]
         a, b, out = (arrays.empty(side, side, dtype) for _ in range(3))
         for buffer in (a, b):
             buffer.array[...] = 0
-        executor.matmul(a, b, out)  # starts threads, loads kernels
+        backend.matmul(a, b, out)  # starts threads, loads kernels
         times = []
         for _ in range(3):
             began_s = clock()
-            executor.matmul(a, b, out)
+            backend.matmul(a, b, out)
             times.append(clock() - began_s)
         return max(min(times), 1e-9)
 
@@ -91,19 +91,19 @@ class Selector:
 
     Args:
         planner: predicts the fleet's time.
-        executor: of the PS; measured when a dtype is first asked for.
+        backend: of the PS; measured when a dtype is first asked for.
         clock: seconds, for the measurement.
     """
 
     def __init__(
         self,
         planner: Planner,
-        executor: MatmulBackend,
+        backend: MatmulBackend,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.executor = executor
+        self.backend = backend
         self._planner = planner
-        self._speed = cache(lambda dtype: measure_ps(executor, dtype, clock))
+        self._speed = cache(lambda dtype: measure_ps(backend, dtype, clock))
         self._known: dict[tuple[Gemm, ElementBytes, DType], Decision] = {}
         self._epoch = -1
 
@@ -199,7 +199,7 @@ class SelectiveFleet:
                 decision = self._decide(*kind)
                 self._decisions[decision] += 1
                 if not decision.on_fleet:
-                    self._selector.executor.matmul(a.matrix, b.matrix, out)
+                    self._selector.backend.matmul(a.matrix, b.matrix, out)
                     return Finished(out)
         return self._multiplier.submit(a, b, out)
 

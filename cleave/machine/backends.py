@@ -136,7 +136,7 @@ def as_buffer(array: StoredArray) -> Buffer:
     return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
 
 
-def execute(executor: MatmulBackend, order: Compute) -> Buffer:
+def execute(backend: MatmulBackend, order: Compute) -> Buffer:
     """Do one computation: the sum of the products of its pairs, accumulated in fp32.
 
     Returns:
@@ -148,11 +148,11 @@ def execute(executor: MatmulBackend, order: Compute) -> Buffer:
         pairs.append((a.T if order.transpose_a else a, b.T if order.transpose_b else b))
     if len(pairs) == 1:
         out = arrays.empty(order.rows, order.columns, order.out)
-        executor.matmul(*pairs[0], out)
+        backend.matmul(*pairs[0], out)
         return out
     total = arrays.empty(order.rows, order.columns, DType.FP32)
     for i, (a, b) in enumerate(pairs):
-        executor.matmul(a, b, total, accumulate=i > 0)
+        backend.matmul(a, b, total, accumulate=i > 0)
     return Buffer(arrays.narrow(total.array, order.out), order.out)
 
 
@@ -160,12 +160,12 @@ def execute(executor: MatmulBackend, order: Compute) -> Buffer:
 class Speed:
     """A quick measurement of an executor."""
 
-    executor: MatmulBackend
+    backend: MatmulBackend
     flops_per_s: float
 
 
 def measure(
-    executor: MatmulBackend,
+    backend: MatmulBackend,
     side: int = 512,
     repeats: int = 3,
     dtype: DType = DType.FP32,
@@ -178,13 +178,13 @@ def measure(
         for _ in range(2)
     )
     out = arrays.empty(side, side, dtype)
-    executor.matmul(a, b, out)  # starts threads, loads kernels
+    backend.matmul(a, b, out)  # starts threads, loads kernels
     best_s = float("inf")
     for _ in range(repeats):
         start_s = clock()
-        executor.matmul(a, b, out)
+        backend.matmul(a, b, out)
         best_s = min(best_s, clock() - start_s)
-    return Speed(executor, 2 * side**3 / max(best_s, 1e-9))
+    return Speed(backend, 2 * side**3 / max(best_s, 1e-9))
 
 
 _ROUNDING: Final = {DType.FP32: 2e-6, DType.BF16: 2**-8, DType.FP16: 2**-11}
@@ -194,7 +194,7 @@ _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
 """Rows, columns, depth: odd sides, a single column, and a sum that no 16-bit register holds."""
 
 
-def self_check(executor: MatmulBackend) -> str | None:
+def self_check(backend: MatmulBackend) -> str | None:
     """Compare small products with those of float64: every dtype, orientation, and accumulating.
 
     Finds what silently calculates with less than it is given, as TF32 and 16-bit sums do.
@@ -217,7 +217,7 @@ def self_check(executor: MatmulBackend) -> str | None:
                 )
                 a, b = a.T if transpose_a else a, b.T if transpose_b else b
                 out = Buffer(np.full((m, n), accumulate, out_dtype.storage), out_dtype)
-                executor.matmul(a, b, out, accumulate=accumulate)
+                backend.matmul(a, b, out, accumulate=accumulate)
                 left, right = a.float32().astype(np.float64), b.float32().astype(np.float64)
                 exact = left @ right + accumulate
                 sums = np.abs(left) @ np.abs(right) + accumulate
@@ -296,10 +296,10 @@ def choose(
     speeds, faults = [], []
     for candidate in wanted:
         try:
-            executor = candidate.make()
-            fault = self_check(executor)
+            backend = candidate.make()
+            fault = self_check(backend)
             if fault is None:
-                speeds.append(measure(executor, clock=clock))
+                speeds.append(measure(backend, clock=clock))
         except Exception as error:  # noqa: BLE001 - a driver may fail in any way; others may work
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
@@ -314,7 +314,7 @@ def choose(
 
 def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
     """What a multiply-add in fp32 and one in bf16 take together, in proportion."""
-    in_bf16 = measure(speed.executor, dtype=DType.BF16, clock=clock)
+    in_bf16 = measure(speed.backend, dtype=DType.BF16, clock=clock)
     return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 
 

@@ -145,21 +145,8 @@ class Note:
     text: str
 
 
-Instruction: TypeAlias = (
-    SendArray
-    | SendRun
-    | SendDrop
-    | SendCancel
-    | Drained
-    | Stuck
-    | Send
-    | Close
-    | Check
-    | Place
-    | Done
-    | Failed
-    | Joined
-    | Overdue
-    | Aside
-    | Note
+ForSessions: TypeAlias = SendArray | SendRun | SendDrop | SendCancel | Drained | Stuck
+ForRuntime: TypeAlias = (
+    Send | Close | Check | Place | Done | Failed | Joined | Overdue | Aside | Note
 )
+Instruction: TypeAlias = ForSessions | ForRuntime

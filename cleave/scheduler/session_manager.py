@@ -34,6 +34,7 @@ from cleave.scheduler.instructions import (
     Check,
     Close,
     Drained,
+    ForRuntime,
     Instruction,
     Joined,
     Note,
@@ -161,7 +162,7 @@ class SessionManager:
 
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
-    ) -> list[Instruction]:
+    ) -> list[ForRuntime]:
         """A message came on a session; one that breaks the protocol ends that session alone.
 
         Args:
@@ -196,7 +197,7 @@ class SessionManager:
             return ""
         return session.allowance.said(nbytes, now_s) if session.allowance is not None else ""
 
-    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[Instruction]:
+    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
         """A device sent more than it may: its session ends, and it has to rest for a while."""
         session = self.sessions.get(session_id)
         if session is not None and session.known_as is not None:
@@ -221,7 +222,7 @@ class SessionManager:
         now_s: float,
         *,
         retry_after_s: float = 0.0,
-    ) -> list[Instruction]:
+    ) -> list[ForRuntime]:
         """End a session that broke the rules, and say why; one that has ended gets nothing more."""
         if session_id not in self.sessions:
             return []
@@ -230,20 +231,20 @@ class SessionManager:
             self.auth.quarantined(session.identity, reason)
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
-        orders: list[Instruction] = [Send(session_id, error), Close(session_id)]
+        orders: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
         return orders + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float
-    ) -> list[Instruction]:
+    ) -> list[ForRuntime]:
         """End every session of a device, and say why."""
         mine = [s.id for s in self.sessions.values() if s.identity == identity]
         return [order for id in mine for order in self.refuse(id, code, reason, now_s)]
 
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
-    ) -> list[Instruction]:
+    ) -> list[ForRuntime]:
         """A session ended, for whatever reason; its unfinished tasks go to others."""
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
@@ -256,9 +257,9 @@ class SessionManager:
         self.epoch += 1
         return self._do(events.DeviceLost(session_id), now_s)
 
-    def tick(self, now_s: float) -> list[Instruction]:
+    def tick(self, now_s: float) -> list[ForRuntime]:
         """Time passed: end sessions that are silent or have not said hello."""
-        orders: list[Instruction] = []
+        orders: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             joining = session.state is DeviceState.JOINING
             limit_s = limits.HANDSHAKE_S if joining else limits.SILENCE_S
@@ -279,7 +280,7 @@ class SessionManager:
         """Tell the authenticator what the connected devices did since it was told last."""
         self.history.credit(self.sessions.values(), now_s)
 
-    def _hello(self, session: Session, message: Message, now_s: float) -> list[Instruction]:
+    def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
         if message.version != limits.VERSION:
@@ -361,7 +362,7 @@ class SessionManager:
         session.state = DeviceState.PROBING
         return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
-    def _take_over(self, admission: Admission, now_s: float) -> list[Instruction]:
+    def _take_over(self, admission: Admission, now_s: float) -> list[ForRuntime]:
         """A device that is here already comes again: the new session counts.
 
         Its old connection may be dead without anybody having noticed, so the new one cannot be the
@@ -389,7 +390,7 @@ class SessionManager:
         ended = self.refuse_identity(admission.identity, ErrorCode.DUPLICATE, reason, now_s)
         return [Note(text), *ended]
 
-    def _ready(self, session: Session, now_s: float) -> list[Instruction]:
+    def _ready(self, session: Session, now_s: float) -> list[ForRuntime]:
         assert session.rates is not None
         session.state = DeviceState.READY
         self.epoch += 1
@@ -401,8 +402,8 @@ class SessionManager:
 
     def _probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
-    ) -> list[Instruction]:
-        orders: list[Instruction] = [Send(session.id, m) for m in probe.result(message, now_s)]
+    ) -> list[ForRuntime]:
+        orders: list[ForRuntime] = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
             return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
@@ -419,7 +420,7 @@ class SessionManager:
             orders += self._ready(session, now_s)
         return orders
 
-    def _from_device(self, session: Session, message: Message, now_s: float) -> list[Instruction]:
+    def _from_device(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
         match message:
             case messages.Result() if session.probe is not None:
                 return self._probed(session, session.probe, message, now_s)
@@ -448,7 +449,7 @@ class SessionManager:
                 return []
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
-                    farewell: list[Instruction] = [Send(session.id, _bye(ByeCode.DRAINED))]
+                    farewell: list[ForRuntime] = [Send(session.id, _bye(ByeCode.DRAINED))]
                     self.history.depart(self.sessions.pop(session.id), "drained", now_s, lost=False)
                     return [*farewell, Close(session.id)]
                 session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
@@ -462,9 +463,7 @@ class SessionManager:
             case _:
                 raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
 
-    def _result(
-        self, session: Session, message: messages.Result, now_s: float
-    ) -> list[Instruction]:
+    def _result(self, session: Session, message: messages.Result, now_s: float) -> list[ForRuntime]:
         task = session.expected.pop(message.id, None)
         if task is None:
             return self._unexpected(session, now_s)
@@ -493,7 +492,7 @@ class SessionManager:
             return [Check(session.id, message.id, task, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
 
-    def _unexpected(self, session: Session, now_s: float) -> list[Instruction]:
+    def _unexpected(self, session: Session, now_s: float) -> list[ForRuntime]:
         """An answer nobody waits for: the scheduler hears of it, but does not get it.
 
         A run whose result is being checked is still under way there; a second answer to it must not
@@ -501,7 +500,7 @@ class SessionManager:
         """
         return self._do(events.LateAnswer(session.id), now_s)
 
-    def checked(self, order: Check, judgement: Judgement, now_s: float) -> list[Instruction]:
+    def checked(self, order: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
         """A `Check` order is carried out.
 
         Args:
@@ -542,7 +541,7 @@ class SessionManager:
         if session.identity is not None:
             self.auth.faulted(session.identity, reason, how.value)
 
-    def _judge(self, session: Session, last: str, now_s: float) -> list[Instruction]:
+    def _judge(self, session: Session, last: str, now_s: float) -> list[ForRuntime]:
         """Quarantine a device whose reputation is gone."""
         reputation = session.reputation
         if not reputation.quarantined or session.id not in self.sessions:
@@ -553,13 +552,13 @@ class SessionManager:
 
     # --- failures, and trials of those that get no work for them ---
 
-    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[Instruction]:
+    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[ForRuntime]:
         """A device could not do a run: another does it, and one that fails all is set aside."""
         reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
         session.failures += 1
         if session.rates is not None:
             session.pace.answered(run, session.rates, now_s, failed=True)
-        orders: list[Instruction] = []
+        orders: list[ForRuntime] = []
         if session.setbacks.failed(reason, now_s):
             self.epoch += 1
             orders.append(self._said_aside(session))
@@ -570,13 +569,13 @@ class SessionManager:
             orders.append(Note(f"{session.name} could not do a run: {reason}"))
         return orders + self._do(events.RunFailed(session.id, run, reason), now_s)
 
-    def _said_aside(self, session: Session) -> Instruction:
+    def _said_aside(self, session: Session) -> ForRuntime:
         """A device is set aside, or not any more: say so, and remember it."""
         session.reason = _why(session)
         self.history.remember(session)
         return Aside(session.id, session.setbacks.aside, session.reason)
 
-    def _try_again(self, session: Session, now_s: float) -> list[Instruction]:
+    def _try_again(self, session: Session, now_s: float) -> list[ForRuntime]:
         """Try a device that gets no work: with secret numbers, for which no job waits.
 
         It is one that was set aside, or is so slow that nothing is planned for it.
@@ -590,7 +589,7 @@ class SessionManager:
         slow = self.observe and session.pace.due(session.rates, now_s) and self.ready_devices > 1
         if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
             return []
-        orders: list[Instruction] = []
+        orders: list[ForRuntime] = []
         if not session.setbacks.aside:  # its memory is the trial's, for so long
             self.epoch += 1
             orders += self._do(events.DeviceAside(session.id), now_s)
@@ -602,10 +601,8 @@ class SessionManager:
 
     def _tried(
         self, session: Session, trial: Trial, message: messages.Result, now_s: float
-    ) -> list[Instruction]:
-        orders: list[Instruction] = [
-            Send(session.id, m) for m in trial.probe.result(message, now_s)
-        ]
+    ) -> list[ForRuntime]:
+        orders: list[ForRuntime] = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
             return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
@@ -624,9 +621,9 @@ class SessionManager:
 
     def _failed_trial(
         self, session: Session, trial: Trial, reason: str, now_s: float
-    ) -> list[Instruction]:
+    ) -> list[ForRuntime]:
         session.trial = None
-        orders: list[Instruction] = [Send(session.id, m) for m in trial.probe.abandon()]
+        orders: list[ForRuntime] = [Send(session.id, m) for m in trial.probe.abandon()]
         if session.pace.estimate.slow:
             session.pace.put_off(now_s)
         if session.setbacks.aside:
@@ -638,7 +635,7 @@ class SessionManager:
         self.history.remember(session)
         return orders
 
-    def _come_back(self, session: Session, now_s: float) -> list[Instruction]:
+    def _come_back(self, session: Session, now_s: float) -> list[ForRuntime]:
         self.epoch += 1
         careful = session.setbacks.times > 0
         return self._do(events.DeviceBack(_bounded(session.planned_rates), careful=careful), now_s)
@@ -654,12 +651,12 @@ class SessionManager:
     def _common_delay_s(self) -> float:
         return common_delay_s(session.pace.delay_s for session in self.sessions.values())
 
-    def _judge_paces(self, now_s: float) -> list[Instruction]:
+    def _judge_paces(self, now_s: float) -> list[ForRuntime]:
         """Plan with devices as they turn out to be, where that is far from what was measured."""
         judged = [s for s in self.sessions.values() if s.pace.fresh and s.rates is not None]
         if not judged:
             return []
-        orders: list[Instruction] = []
+        orders: list[ForRuntime] = []
         common_s = self._common_delay_s()
         for session in judged:
             before = session.pace.estimate
@@ -676,33 +673,33 @@ class SessionManager:
 
     # --- work ---
 
-    def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[Instruction]:
+    def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[ForRuntime]:
         """Start a GEMM. `a` and `b` are its operands as they lie in memory."""
         self._buffers[job.a.operand] = a
         self._buffers[job.b.operand] = b
         return self._do(events.Submitted(job), now_s)
 
-    def release(self, operand: int, now_s: float) -> list[Instruction]:
+    def release(self, operand: int, now_s: float) -> list[ForRuntime]:
         """Nobody will use this operand again."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
-    def withdraw(self, job: int, now_s: float) -> list[Instruction]:
+    def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
         """A GEMM is done elsewhere; see `events.Withdrawn`."""
         return self._do(events.Withdrawn(job), now_s)
 
-    def pause(self, now_s: float) -> list[Instruction]:
+    def pause(self, now_s: float) -> list[ForRuntime]:
         """Nothing more is submitted for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)
 
-    def _do(self, event: events.Event, now_s: float) -> list[Instruction]:
+    def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
         """Tell the scheduler; what it wants sent becomes messages, the rest goes on as it is."""
-        done: list[Instruction] = []
+        done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
             done += self._in_messages(instruction, now_s)
         return done
 
-    def _in_messages(self, instruction: Instruction, now_s: float) -> list[Instruction]:
+    def _in_messages(self, instruction: Instruction, now_s: float) -> list[ForRuntime]:
         match instruction:
             case SendArray(device, array):
                 self.sessions[device].pace.array(array.nbytes)

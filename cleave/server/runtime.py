@@ -28,7 +28,7 @@ from cleave.protocol.features import may_send
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.admission import clean_text
 from cleave.scheduler.fleet_events import EventKind, EventListener
-from cleave.scheduler.instructions import Aside, Check, Instruction, Joined, Note, Overdue, Send
+from cleave.scheduler.instructions import Aside, Check, ForRuntime, Joined, Note, Overdue, Send
 from cleave.scheduler.session import Session
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.block_times import BlockTimes, TimeSpan
@@ -218,7 +218,7 @@ class LiveRuntime(Runtime):
             return f"{ready} device{'' if ready == 1 else 's'}"
         return "no devices: training waits until one joins"
 
-    def execute(self, instructions: Iterable[Instruction]) -> None:
+    def execute(self, instructions: Iterable[ForRuntime]) -> None:
         """See `Runtime.execute`."""
         self._tell_of_reissues()
         super().execute(instructions)
@@ -278,7 +278,7 @@ class LiveRuntime(Runtime):
                 f"{more} {'task was' if more == 1 else 'tasks were'} given to other devices",
             )
 
-    def check(self, check: Check) -> list[Instruction]:
+    def check(self, check: Check) -> list[ForRuntime]:
         """Check a result: a small one at once, a larger one in a thread, so the loop stays free.
 
         One at a time, for what is known of a GEMM's vectors is shared by its blocks.
@@ -314,13 +314,13 @@ class LiveRuntime(Runtime):
         self._checker.submit(in_thread)
         return []
 
-    def _check_broke(self, check: Check, error: Exception) -> list[Instruction]:
+    def _check_broke(self, check: Check, error: Exception) -> list[ForRuntime]:
         """The work ends with the reason: its operands may go then, nobody is to go on with it."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
         self.conclude(check.task.job, reason)
         return self.manager.withdraw(check.task.job, self.now())
 
-    def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[Instruction]:
+    def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
         """See `Runtime.checked`."""
         if (fault := judgement.fault) is not None:
             record = self.manager.sessions.get(check.session)
@@ -448,7 +448,7 @@ def _shown(per_s: float, suffix: str) -> str:
     return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"
 
 
-def _refusal(instructions: Sequence[Instruction], session: int) -> messages.Error | None:
+def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
     """What a peer is told that is turned away."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)

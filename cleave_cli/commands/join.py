@@ -145,10 +145,10 @@ def join(
                 speed = chosen[0]
                 event(
                     "ready",
-                    f"joined as device {status.device} ({speed.executor.name}, "
+                    f"joined as device {status.device} ({speed.backend.name}, "
                     f"{speed.flops_per_s / 1e9:.0f} GFLOP/s); Ctrl-C to leave",
                     device=status.device,
-                    executor=speed.executor.name,
+                    executor=speed.backend.name,
                     flops_per_s=speed.flops_per_s,
                 )
             case State.DRAINING:
@@ -196,7 +196,7 @@ def join(
             kind=kind,
         )
         connection = await open_connection(target)
-        computer = ComputeThread(chosen[0].executor)
+        computer = ComputeThread(chosen[0].backend)
         energy = SessionEnergy(PowerMeter(Sensors()))
         return DeviceSession(
             connection, computer, hello, ready, give_back, welcomed, energy.telemetry

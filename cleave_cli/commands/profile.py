@@ -128,7 +128,7 @@ def device(
         seed=seed,
     )
     hold_strips_well()  # as a device does
-    chosen = choose(executor).executor
+    chosen = choose(executor).backend
     with _progress() as bar:
         task = bar.add_task("starting", total=settings.total_s)
 

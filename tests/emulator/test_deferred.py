@@ -20,7 +20,7 @@ from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.tasks import Task
-from emulator.deferred import DeferredOutput, DeferredProduct, default_executor
+from emulator.deferred import DeferredOutput, DeferredProduct, default_backend
 from tests.scheduler.test_scheduler import BoxPlanner
 
 FLEET = [DeviceRates(i, 1e6, 1e6, 1e9) for i in (1, 2, 3)]
@@ -41,7 +41,7 @@ def _buffer(values: Any, dtype: DType) -> Buffer:
     return Buffer(arrays.narrow(values.astype(np.float32), dtype), dtype)
 
 
-def _product(task: Task, operands: tuple[Buffer, Buffer], executor: Any, copy: bool) -> Any:
+def _product(task: Task, operands: tuple[Buffer, Buffer], backend: Any, copy: bool) -> Any:
     """What an emulated device answers, of strips that are views of the operands, or copies."""
     stored = []
     for i, name in enumerate(task.inputs):
@@ -60,7 +60,7 @@ def _product(task: Task, operands: tuple[Buffer, Buffer], executor: Any, copy: b
         DType(detail.out),
         task.flops,
     )
-    return DeferredProduct(order, executor)
+    return DeferredProduct(order, backend)
 
 
 @given(
@@ -121,28 +121,28 @@ def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bo
     tasks = [task for _, task in job.assign(slow, Scheduler().device_memory)]
     assert job.plan is not None
     assert len(tasks) > len(job.plan.tiles)
-    executor = Counting()
+    backend = Counting()
     out, blockwise = (arrays.empty(40, 50, dtype) for _ in range(2))
     output, plain = DeferredOutput(out), Output(blockwise)
     for task in tasks:
-        output.place(task.detail, _product(task, operands, executor, False))
+        output.place(task.detail, _product(task, operands, backend, False))
         plain.place(task.detail, _product(task, operands, NumpyBackend(), False).compute())
-    assert executor.calls == 0
+    assert backend.calls == 0
     output.finish()
     plain.finish()
-    assert executor.calls == len(job.plan.tiles)
+    assert backend.calls == len(job.plan.tiles)
     assert np.array_equal(out.float32(), a @ b)
     assert np.array_equal(out.array, blockwise.array)
 
 
 def test_a_product_knows_its_size_before_it_is_computed() -> None:
-    executor = Counting()
+    backend = Counting()
     ones = _buffer(np.ones((3, 3)), DType.BF16)
     stored = StoredArray(3, 3, DType.BF16, ones, ones.nbytes)
     order = Compute(1, [(stored, stored)], False, False, 3, 3, DType.FP32, 54)
-    product = DeferredProduct(order, executor)
+    product = DeferredProduct(order, backend)
     assert product.nbytes == 36
-    assert executor.calls == 0
+    assert backend.calls == 0
     assert len(product.pack()) == 36
     assert (product.compute().array == 3).all()
 
@@ -154,4 +154,4 @@ def test_nothing_placed_leaves_the_output_alone() -> None:
 
 
 def test_there_is_always_an_executor() -> None:
-    assert default_executor().name in ("numpy", "torch")
+    assert default_backend().name in ("numpy", "torch")

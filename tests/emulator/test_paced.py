@@ -228,7 +228,7 @@ def order(run: int) -> Compute:
 
 
 def answers(
-    runs: int, *, takes_s: float = 0.0, executor: Any = None, speed: float = 1.0
+    runs: int, *, takes_s: float = 0.0, backend: Any = None, speed: float = 1.0
 ) -> tuple[list[tuple[int, float, Outcome]], Lateness, list[Activity]]:
     """When a device of 1 MFLOP/s answers products of 2 MFLOP each."""
     profile = FleetDevice("test", 1e6, 1e6, 1e6, 0.0, 2**30)
@@ -239,7 +239,7 @@ def answers(
     async def scenario() -> None:
         clock = Clock(speed)
         computer = PacedComputer(
-            EmulatedProcessor(profile), executor, InlinePool(takes_s), clock, lateness, seen.append
+            EmulatedProcessor(profile), backend, InlinePool(takes_s), clock, lateness, seen.append
         )
         everything = asyncio.Event()
 
@@ -258,8 +258,8 @@ def answers(
 
 @pytest.mark.parametrize("executor", [None, NumpyBackend()], ids=["zeros", "numpy"])
 @pytest.mark.parametrize("speed", [1.0, 10.0])
-def test_answers_come_when_the_modelled_device_has_them(executor: Any, speed: float) -> None:
-    found, lateness, seen = answers(3, executor=executor, speed=speed)
+def test_answers_come_when_the_modelled_device_has_them(backend: Any, speed: float) -> None:
+    found, lateness, seen = answers(3, backend=backend, speed=speed)
     assert [run for run, _, _ in found] == [0, 1, 2]
     assert [t for _, t, _ in found] == pytest.approx([2, 4, 6], abs=1e-5)
     for _, _, outcome in found:
@@ -272,7 +272,7 @@ def test_answers_come_when_the_modelled_device_has_them(executor: Any, speed: fl
 
 
 def test_a_machine_that_is_too_slow_is_told_of() -> None:
-    found, lateness, _ = answers(3, takes_s=5.0, executor=NumpyBackend())
+    found, lateness, _ = answers(3, takes_s=5.0, backend=NumpyBackend())
     assert [t for _, t, _ in found] == pytest.approx([5, 5, 6], abs=1e-5)
     assert (lateness.answers, lateness.late) == (3, 2)
     assert lateness.worst_s == pytest.approx(3.0, abs=1e-5)

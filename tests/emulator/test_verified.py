@@ -91,8 +91,8 @@ def test_a_sample_finds_a_liar_and_checks_it_from_then_on() -> None:
 
 
 def test_results_that_never_left_are_checked_only_on_demand() -> None:
-    fleet = emulated(DEVICES, executor=NumpyBackend(), whole_tiles=False)
+    fleet = emulated(DEVICES, backend=NumpyBackend(), whole_tiles=False)
     multiply(fleet, 0)
     assert fleet.counters().verify_s == 0
     with pytest.raises(UsageError, match="whole_tiles=False"):
-        emulated(DEVICES, executor=NumpyBackend(), verify="all")
+        emulated(DEVICES, backend=NumpyBackend(), verify="all")

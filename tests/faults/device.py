@@ -22,7 +22,7 @@ from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.faults.exact import InvariantBackend
 
-EXECUTORS: dict[str, type[MatmulBackend]] = {
+BACKENDS: dict[str, type[MatmulBackend]] = {
     "invariant": InvariantBackend,
     "numpy": NumpyBackend,
     "torch": TorchBackend,
@@ -33,7 +33,7 @@ _TRIES = 50
 _PAUSE_S = 0.1
 
 
-async def serve(url: str, executor: MatmulBackend, *, probe: bool) -> None:
+async def serve(url: str, backend: MatmulBackend, *, probe: bool) -> None:
     """Serve one session after the other until the server cannot be reached any more."""
     target = parse_join_url(url)
     rate = 0.0 if probe else _BYTES_PER_S
@@ -51,7 +51,7 @@ async def serve(url: str, executor: MatmulBackend, *, probe: bool) -> None:
         try:
             connection = await open_connection(target)
             failures = 0
-            computer = ComputeThread(executor)
+            computer = ComputeThread(backend)
             await DeviceSession(connection, computer, hello, on_idle=give_back).run()
         except (CleaveError, ProtocolError):
             failures += 1
@@ -61,12 +61,12 @@ async def serve(url: str, executor: MatmulBackend, *, probe: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
-    parser.add_argument("--executor", choices=EXECUTORS, default="invariant")
+    parser.add_argument("--executor", choices=BACKENDS, default="invariant")
     parser.add_argument("--probe", action="store_true", help="have the link measured at joining")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
-    executor = EXECUTORS[options.executor]()
-    asyncio.run(serve(options.url, executor, probe=options.probe))
+    backend = BACKENDS[options.executor]()
+    asyncio.run(serve(options.url, backend, probe=options.probe))
 
 
 if __name__ == "__main__":

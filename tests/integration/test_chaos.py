@@ -92,7 +92,7 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
     assert (ledger.miscounted, ledger.beyond, ledger.different) == (0, 0, 0)
     assert ledger.placed == blocks
 
-    undisturbed = cleave.emulated(1, executor=InvariantBackend())
+    undisturbed = cleave.emulated(1, backend=InvariantBackend())
     undisturbed.planner = FullDepthPlanner()
     reference = make_trainer(job, undisturbed)
     assert ours == [reference.train_step().loss for _ in ours]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import CleaveError, UsageError
-from cleave.machine import backends as executors
+from cleave.machine import backends as backends
 from cleave.machine.backends import (
     Candidate,
     MatmulBackend,
@@ -29,7 +29,7 @@ def _torch(*, by_copies: bool) -> MatmulBackend:
     return TorchBackend(by_copies=by_copies)
 
 
-def _executor(name: str) -> MatmulBackend:
+def _backend(name: str) -> MatmulBackend:
     return NumpyBackend() if name == "numpy" else _torch(by_copies=name == "torch by copies")
 
 
@@ -72,13 +72,13 @@ def _close(out: Buffer, exact: Any, a: Buffer, b: Buffer) -> None:
 def test_products_are_those_of_float64(
     name: str, dtype: DType, out_dtype: DType, transpose_a: bool, transpose_b: bool
 ) -> None:
-    executor = _executor(name)
+    backend = _backend(name)
     rng = np.random.default_rng(3)
     for m, n, k in SHAPES:
         a = _random(rng, k, m, dtype).T if transpose_a else _random(rng, m, k, dtype)
         b = _random(rng, n, k, dtype).T if transpose_b else _random(rng, k, n, dtype)
         out = arrays.empty(m, n, out_dtype)
-        executor.matmul(a, b, out)
+        backend.matmul(a, b, out)
         _close(out, _exact(a, b), a, b)
 
 
@@ -89,7 +89,7 @@ def test_long_sums_are_accumulated_in_fp32(name: str, dtype: DType) -> None:
     ones = Buffer(arrays.narrow(np.ones((2, 4096), np.float32), dtype), dtype)
     for out_dtype in {dtype, DType.FP32}:
         out = arrays.empty(2, 2, out_dtype)
-        _executor(name).matmul(ones, ones.T, out)
+        _backend(name).matmul(ones, ones.T, out)
         assert (out.float32() == 4096).all()
 
 
@@ -99,7 +99,7 @@ def test_accumulating_adds_to_what_is_there(name: str, dtype: DType) -> None:
     rng = np.random.default_rng(4)
     a, b = _random(rng, 5, 7, dtype), _random(rng, 7, 3, dtype)
     out = Buffer(np.full((5, 3), 10, np.float32), DType.FP32)
-    _executor(name).matmul(a, b, out, accumulate=True)
+    _backend(name).matmul(a, b, out, accumulate=True)
     np.testing.assert_allclose(out.array, 10 + _exact(a, b), rtol=1e-5, atol=1e-5)
 
 
@@ -113,7 +113,7 @@ def test_results_go_into_views(name: str, dtype: DType, out_dtype: DType) -> Non
         memory = np.zeros((6, 8), out_dtype.storage)
         view = memory[1:5, 2:5].T if transposed else memory[1:4, 2:6]
         out = Buffer(view, out_dtype)
-        _executor(name).matmul(a, b, out)
+        _backend(name).matmul(a, b, out)
         _close(out, _exact(a, b), a, b)
         assert np.count_nonzero(memory) == np.count_nonzero(view)
 
@@ -129,7 +129,7 @@ def _stored(buffer: Buffer, *, as_bytes: bool) -> StoredArray:
 @pytest.mark.filterwarnings("error")  # of torch, about payloads that are read-only
 @given(data=st.data())
 def test_orders_with_any_number_of_pairs(name: str, data: st.DataObject) -> None:
-    executor = _executor(name)
+    backend = _backend(name)
     dtype, out_dtype = data.draw(st.sampled_from(IN_OUT))
     m, n = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
     depths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
@@ -145,7 +145,7 @@ def test_orders_with_any_number_of_pairs(name: str, data: st.DataObject) -> None
         )
         pairs.append((_stored(left, as_bytes=as_bytes), _stored(right, as_bytes=as_bytes)))
     order = Compute(1, pairs, transpose_a, transpose_b, m, n, out_dtype, 0)
-    result = execute(executor, order)
+    result = execute(backend, order)
     assert result.shape == (m, n)
     assert result.dtype is out_dtype
     assert np.array_equal(result.float32(), exact)
@@ -158,23 +158,23 @@ def test_sums_of_pairs_are_rounded_once(name: str) -> None:
     many = Buffer(arrays.narrow(np.full((1, 1), 256, np.float32), DType.BF16), DType.BF16)
     pairs = [(_stored(x, as_bytes=False), _stored(one, as_bytes=False)) for x in (many, one, one)]
     order = Compute(1, pairs, False, False, 1, 1, DType.BF16, 0)
-    assert execute(_executor(name), order).float32().tolist() == [[258.0]]
+    assert execute(_backend(name), order).float32().tolist() == [[258.0]]
 
 
 @names
 def test_executors_say_their_name_and_speed(name: str) -> None:
-    executor = _executor(name)
-    assert executor.name == name.partition(" ")[0]
-    speed = executors.measure(executor, side=16, repeats=1)
-    assert speed.executor is executor
+    backend = _backend(name)
+    assert backend.name == name.partition(" ")[0]
+    speed = backends.measure(backend, side=16, repeats=1)
+    assert speed.backend is backend
     assert speed.flops_per_s > 0
 
 
 def test_executors_by_their_names() -> None:
-    assert type(executors.backend_named("numpy")) is NumpyBackend
+    assert type(backends.backend_named("numpy")) is NumpyBackend
     pytest.importorskip("torch")
     for name in ("torch", "torch:cuda"):  # to make one needs no such device
-        assert executors.backend_named(name).name == name
+        assert backends.backend_named(name).name == name
 
 
 # --- the check that an executor must pass ---
@@ -182,7 +182,7 @@ def test_executors_by_their_names() -> None:
 
 @names
 def test_right_executors_pass_the_check(name: str) -> None:
-    assert self_check(_executor(name)) is None
+    assert self_check(_backend(name)) is None
 
 
 class _Watch:
@@ -268,14 +268,14 @@ def test_forgetting_what_was_there_is_found() -> None:
 
 
 def test_choosing_among_what_is_here() -> None:
-    assert executors.choose("numpy").executor.name == "numpy"
-    assert executors.choose("auto").executor.name in ("numpy", "torch")
+    assert backends.choose("numpy").backend.name == "numpy"
+    assert backends.choose("auto").backend.name in ("numpy", "torch")
     with pytest.raises(UsageError, match=r"unknown executor 'abacus'; use one of .*mps"):
-        executors.choose("abacus")
+        backends.choose("abacus")
 
 
-def _candidate(name: str, executor: MatmulBackend) -> Candidate:
-    return Candidate(name, lambda: executor)
+def _candidate(name: str, backend: MatmulBackend) -> Candidate:
+    return Candidate(name, lambda: backend)
 
 
 def _broken() -> MatmulBackend:
@@ -294,8 +294,8 @@ def _all(watch: _Watch) -> list[Candidate]:
 def test_the_fastest_that_is_right_is_chosen_and_others_are_named() -> None:
     said: list[str] = []
     available = _all(watch := _Watch())
-    speed = executors.choose("auto", available=available, notify=said.append, clock=watch)
-    assert speed.executor.name == "fast"
+    speed = backends.choose("auto", available=available, notify=said.append, clock=watch)
+    assert speed.backend.name == "fast"
     assert len(said) == 2
     assert "torch:mps is not used: its bf16 products" in said[0]
     assert "torch:cuda is not used: RuntimeError: the driver is too old" in said[1]
@@ -306,7 +306,7 @@ def test_slow_bf16_counts() -> None:
     slow = _Faulty(name="slow", takes_s=0.003, watch=watch)
     slower = _Faulty(name="slow with 16 bits", takes_16_bits_s=0.3, watch=watch)
     available = [_candidate("numpy", slower), _candidate("torch:cpu", slow)]
-    assert executors.choose("auto", available=available, clock=watch).executor is slow
+    assert backends.choose("auto", available=available, clock=watch).backend is slow
 
 
 @pytest.mark.parametrize(
@@ -314,17 +314,17 @@ def test_slow_bf16_counts() -> None:
 )
 def test_only_what_was_asked_for_is_tried(name: str, chosen: str) -> None:
     available = _all(watch := _Watch())
-    assert executors.choose(name, available=available, clock=watch).executor.name == chosen
+    assert backends.choose(name, available=available, clock=watch).backend.name == chosen
 
 
 @pytest.mark.parametrize(("name", "why"), [("mps", "bf16"), ("torch:cuda", "too old")])
 def test_an_executor_that_does_not_work_is_an_error_when_asked_for(name: str, why: str) -> None:
     with pytest.raises(CleaveError, match=f"{why}.*--executor"):
-        executors.choose(name, available=_all(_Watch()))
+        backends.choose(name, available=_all(_Watch()))
 
 
 def test_an_executor_that_is_not_here() -> None:
     with pytest.raises(UsageError, match=r"torch:xpu needs xpu, which torch.*here are numpy"):
-        executors.choose("xpu", available=_all(_Watch()))
+        backends.choose("xpu", available=_all(_Watch()))
     with pytest.raises(UsageError, match=r"needs torch, which is not installed.*numpy"):
-        executors.choose("torch", available=_all(_Watch())[:1])
+        backends.choose("torch", available=_all(_Watch())[:1])

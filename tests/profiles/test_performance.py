@@ -192,9 +192,9 @@ def test_without_scipy_the_way_out_is_named() -> None:
     code = """
 import sys
 sys.modules["scipy.optimize"] = None
-from profiles.performance import Layout, Sample, fit
+from profiles.performance import Layout, TimedTile, fit
 try:
-    fit([Sample(8, 8, 8, Layout.NN, 1e-6)] * 20)
+    fit([TimedTile(8, 8, 8, Layout.NN, 1e-6)] * 20)
 except ValueError as error:
     print(error)
 """

@@ -20,7 +20,7 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Drain, Hello, Message, Role
 from cleave.scheduler.admission import SharedSecretAuth
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.instructions import Done, Instruction, Place, Send
+from cleave.scheduler.instructions import Done, ForRuntime, Place, Send
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.session_manager import SessionManager
 
@@ -71,7 +71,7 @@ class _Talk:
         self.said.append(("device", data))
         self._obey(self._ps.received(1, decode(data), 0.0))
 
-    def _obey(self, orders: list[Instruction]) -> None:
+    def _obey(self, orders: list[ForRuntime]) -> None:
         waiting = deque(orders)
         while waiting:
             match waiting.popleft():

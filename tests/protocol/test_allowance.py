@@ -15,7 +15,7 @@ from cleave.protocol import limits, messages
 from cleave.protocol.allowance import Allowance, Bucket, Crossing, is_answer
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.instructions import Instruction, Send
+from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.session_manager import SessionManager
 from tests.scheduler.test_admission import HELLO, FakeAuth, come, sent
 
@@ -35,7 +35,7 @@ def late(run: int) -> messages.Result:
     return messages.Result(run, 64, 64, "fp32", 0.1, bytes(4 * 64 * 64))
 
 
-def ended(orders: list[Instruction], session: int = 1) -> messages.Error | None:
+def ended(orders: list[ForRuntime], session: int = 1) -> messages.Error | None:
     errors = (message for message in sent(orders, session) if isinstance(message, messages.Error))
     return next(errors, None)
 

@@ -57,7 +57,7 @@ def test_invalid(vector: Vector) -> None:
 
 
 @pytest.fixture(params=["numpy", "torch"])
-def executor(request: pytest.FixtureRequest) -> MatmulBackend:
+def backend(request: pytest.FixtureRequest) -> MatmulBackend:
     if request.param == "numpy":
         return NumpyBackend()
     pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def _through_the_wire(sent: Message) -> Message:
 
 
 @each("matmul")
-def test_matmul(vector: Vector, executor: MatmulBackend) -> None:
+def test_matmul(vector: Vector, backend: MatmulBackend) -> None:
     core = DeviceCore(memory_bytes=2**20)
     for put in vector["put"]:
         values = {name: put[name] for name in ("id", "rows", "columns", "dtype")}
@@ -78,7 +78,7 @@ def test_matmul(vector: Vector, executor: MatmulBackend) -> None:
     run = messages.Run(**{**vector["run"], "inputs": tuple(vector["run"]["inputs"])})
     (order,) = core.received(_through_the_wire(run))
     assert isinstance(order, Compute)
-    product = execute(executor, order)
+    product = execute(backend, order)
     (result,) = core.computed(order.run, product.pack(), 0.25)
     result = _through_the_wire(result)  # type: ignore[arg-type]
     expected = vector["result"]

@@ -26,7 +26,7 @@ from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.instructions import Check, Close, Instruction, Joined, Note, Send
+from cleave.scheduler.instructions import Check, Close, ForRuntime, Joined, Note, Send
 from cleave.scheduler.reputation import QUARANTINE, Wrong
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
@@ -113,16 +113,16 @@ def come(
     hello: Hello = HELLO,
     now_s: float = 0.0,
     address: str = "here",
-) -> list[Instruction]:
+) -> list[ForRuntime]:
     manager.opened(session, now_s, address)
     return manager.received(session, replace(hello, credential=credential), now_s)
 
 
-def sent(orders: list[Instruction], session: int) -> list[Message]:
+def sent(orders: list[ForRuntime], session: int) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send) and o.session == session]
 
 
-def submit(manager: SessionManager, side: int = 4) -> list[Instruction]:
+def submit(manager: SessionManager, side: int = 4) -> list[ForRuntime]:
     ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
     refs = MatrixRef(10, False), MatrixRef(11, False)
     gemm = GemmJob(

@@ -183,7 +183,7 @@ class Harness:
         self.task_of: dict[int, Task] = {}  # keeps tasks alive, so that ids stay unique
         self.now_s = 0.0
         self._ids = count(1)
-        self._executor = NumpyBackend()
+        self._backend = NumpyBackend()
         self.planner = TilePlanner(PsRates())
 
     # --- what happens to the fleet ---
@@ -299,7 +299,7 @@ class Harness:
                 raise AssertionError(f"the device could not do what it was asked: {action}")
 
     def _compute(self, peer: Peer, order: Compute) -> None:
-        payload = bytes(execute(self._executor, order).pack())
+        payload = bytes(execute(self._backend, order).pack())
         for message in peer.core.computed(order.run, payload, 0.001):
             assert not isinstance(message, Compute)
             self._up(peer, message)

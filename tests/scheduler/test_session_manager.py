@@ -21,7 +21,7 @@ from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.instructions import Check, Close, Done, Instruction, Joined, Place, Send
+from cleave.scheduler.instructions import Check, Close, Done, ForRuntime, Joined, Place, Send
 from cleave.scheduler.reputation import QUARANTINE
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import FULL_RETRY_S, SessionManager
@@ -39,16 +39,16 @@ HELLO = Hello(
 )
 
 
-def _sent(orders: list[Instruction], session: int = 1) -> list[Message]:
+def _sent(orders: list[ForRuntime], session: int = 1) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send) and o.session == session]
 
 
-def _ready(manager: SessionManager, session: int = 1, hello: Hello = HELLO) -> list[Instruction]:
+def _ready(manager: SessionManager, session: int = 1, hello: Hello = HELLO) -> list[ForRuntime]:
     manager.opened(session, 0.0)
     return manager.received(session, hello, 0.0)
 
 
-def _submit(manager: SessionManager, side: int = 4, job: int = 1) -> list[Instruction]:
+def _submit(manager: SessionManager, side: int = 4, job: int = 1) -> list[ForRuntime]:
     ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
     refs = MatrixRef(10 * job, False), MatrixRef(10 * job + 1, False)
     gemm = GemmJob(
@@ -57,7 +57,7 @@ def _submit(manager: SessionManager, side: int = 4, job: int = 1) -> list[Instru
     return manager.submit(gemm, ones, ones, 1.0)
 
 
-def _refusal(orders: list[Instruction]) -> messages.Error:
+def _refusal(orders: list[ForRuntime]) -> messages.Error:
     """The error that a refused peer gets, before its session is closed."""
     send, close = orders[:2]
     assert isinstance(send, Send)
@@ -201,7 +201,7 @@ def test_whatever_a_device_states_work_can_be_planned(values: dict[str, Any]) ->
     assert any(isinstance(m, messages.Run) for o in [_submit(manager, 64)] for m in _all(o))
 
 
-def _all(orders: list[Instruction]) -> list[Message]:
+def _all(orders: list[ForRuntime]) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send)]
 
 

@@ -29,7 +29,7 @@ from cleave.scheduler.admission import SharedSecretAuth
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.device_history import MAX_STRANGERS
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.instructions import Aside, Check, Close, Done, Instruction, Note, Send
+from cleave.scheduler.instructions import Aside, Check, Close, Done, ForRuntime, Note, Send
 from cleave.scheduler.probe import FIRST_ID
 from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S
 from cleave.scheduler.session import DeviceState
@@ -110,7 +110,7 @@ class Home:
         self.failing: set[int] = set()
         self.asked: dict[int, int] = {}
         self.batches: list[int] = []  # runs of real work that reached a device at once
-        self.orders: list[Instruction] = []
+        self.orders: list[ForRuntime] = []
         self.done: list[int] = []
         self._cores: dict[int, DeviceCore] = {}
         self._inboxes: dict[int, deque[Message]] = {}
@@ -178,7 +178,7 @@ class Home:
             assert not isinstance(message, Compute)
             self._obey(self.manager.received(session, message, self.now_s))
 
-    def _obey(self, orders: list[Instruction]) -> None:
+    def _obey(self, orders: list[ForRuntime]) -> None:
         self.orders += orders
         for order in orders:
             match order:

@@ -21,7 +21,7 @@ from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Reply, Role
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.instructions import Instruction, Send
+from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
@@ -66,7 +66,7 @@ class Fleet:
         hello = dataclasses.replace(HELLO, **changes)
         self.manager.received(id, hello, self._clock())
 
-    def submit(self, gemm: Gemm) -> list[Instruction]:
+    def submit(self, gemm: Gemm) -> list[ForRuntime]:
         element = ElementBytes(4, 4, 4)
         job = GemmJob(
             7,

@@ -55,8 +55,8 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.executor = Counting()
-        self.fleet = emulated(1, executor=self.executor)
+        self.backend = Counting()
+        self.fleet = emulated(1, backend=self.backend)
         self.said: list[str] = []
         self.clock = Clock()
         self.stopping = False
@@ -78,7 +78,7 @@ class Scene:
 
     def step(self, journal: Journal, step: int, seed: int = 0, lasts_s: float = 1.0) -> int:
         """Do some products; returns how many the fleet computed."""
-        before = self.executor.products
+        before = self.backend.products
         journal.begin(step)
         for place, (m, k, n) in enumerate(SIDES):
             rng = np.random.default_rng([step, place, seed])
@@ -89,7 +89,7 @@ class Scene:
             out.array[...] += 1  # as a bias is added
         self.clock.now_s += lasts_s
         journal.end()
-        return self.executor.products - before
+        return self.backend.products - before
 
 
 @pytest.fixture
@@ -283,11 +283,11 @@ def test_it_needs_checkpoints() -> None:
 
 
 def run(
-    job: JobSpec, folder: Path, executor: NumpyBackend, *, resume: bool = False
+    job: JobSpec, folder: Path, backend: NumpyBackend, *, resume: bool = False
 ) -> tuple[list[float], list[Record]]:
     """Train on emulated devices and return losses and records."""
     seen: list[Record] = []
-    with emulated(2, executor=executor) as fleet:
+    with emulated(2, backend=backend) as fleet:
         context = TrainContext(fleet, seen.append, clock=lambda: 0.0)
         train(job, RunFolder(folder), context, resume=resume)
     return [record.loss for record in seen if isinstance(record, StepRecord)], seen

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.false_alarms import EXECUTORS, Judge, Training
+from benchmarks.false_alarms import BACKENDS, Judge, Training
 from cleave.verify.projection import compiled_pass, numpy_pass
 from cleave.workload.registry import find_model
 
@@ -15,7 +15,7 @@ from cleave.workload.registry import find_model
 @pytest.mark.parametrize("model", ["opt-tiny", "llama-tiny"])
 def test_nobody_is_accused_of_the_products_of_real_training(model: str) -> None:
     pytest.importorskip("numba")
-    judge = Judge({"numpy": numpy_pass, "compiled": compiled_pass()}, EXECUTORS, every=9)
+    judge = Judge({"numpy": numpy_pass, "compiled": compiled_pass()}, BACKENDS, every=9)
     training = Training(find_model(model), judge, batch=2, seq=64)
     training.steps(2)
     for dtype in ("fp32", "bf16", "fp16"):

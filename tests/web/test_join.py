@@ -108,8 +108,7 @@ def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
             another_block(page)
             with started("join", second, *DEVICE, cwd=tmp_path) as (_, lines):
                 wait_for_event(lines, "ready")
-                another_block(page)  # of a step that is not over
-                page.close()
+                page.close()  # in a step that is not over, if this machine is not very fast
                 seen = losses(steps)
                 assert trainer.wait(PATIENCE_S) == 0
         assert seen == pytest.approx(expected, rel=1e-4)
