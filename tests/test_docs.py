@@ -20,6 +20,8 @@ from profiles.fleet_file import _GROUP_KEYS
 from profiles.fleets import find_fleet
 from tests.integration.processes import run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,7 @@ def _only_for_types(tree: ast.Module) -> set[ast.AST]:
     }
 
 
+@cache
 def _parse(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(), MODULES[module])
 

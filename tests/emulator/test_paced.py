@@ -256,7 +256,7 @@ def answers(
     return found, lateness, seen
 
 
-@pytest.mark.parametrize("executor", [None, NumpyBackend()], ids=["zeros", "numpy"])
+@pytest.mark.parametrize("backend", [None, NumpyBackend()], ids=["zeros", "numpy"])
 @pytest.mark.parametrize("speed", [1.0, 10.0])
 def test_answers_come_when_the_modelled_device_has_them(backend: Any, speed: float) -> None:
     found, lateness, seen = answers(3, backend=backend, speed=speed)

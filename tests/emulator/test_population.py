@@ -23,6 +23,8 @@ from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, paper_fleet, with_churn
 from tests.examples import examples
 
+pytestmark = pytest.mark.slow
+
 DEVICE = FleetDevice("test", 1e8, 1e5, 5e4, 0.05, 2**30)
 
 

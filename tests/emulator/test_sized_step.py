@@ -33,6 +33,8 @@ from profiles.availability import Availability, Durations
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
 
+pytestmark = pytest.mark.slow
+
 MANY = RESIDENCY_DEVICES + 6  # a fleet in which timelines are reused
 TOKENS = 64
 

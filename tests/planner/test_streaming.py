@@ -19,6 +19,8 @@ from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 from tests.examples import examples
 
+pytestmark = pytest.mark.slow
+
 ELEMENT = ElementBytes(2, 2)
 
 

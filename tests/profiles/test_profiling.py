@@ -28,6 +28,8 @@ from profiles.measuring.sustained import measure_sustained
 from profiles.performance import Layout, PerformanceModel, TimedTile
 from profiles.profile_file import read_profile, write_profile
 
+pytestmark = pytest.mark.slow
+
 FP32 = Variant(DType.FP32, DType.FP32)
 SMALL = SampleGrid(regular=60, irregular=30, sides=(8, 256), depths=(16, 256))
 

@@ -113,6 +113,7 @@ def test_a_flood_ends_its_session_and_the_device_rests(message: Message) -> None
     assert list(manager.sessions) == [2, 4]
 
 
+@pytest.mark.slow
 def test_answers_to_runs_that_were_sent_are_no_flood_however_late() -> None:
     """Cancelled by a server that had no patience, over and over; each answer came all the same."""
     manager = SessionManager(auth=FakeAuth())

@@ -299,6 +299,7 @@ def steps_s(runtime: VirtualRuntime, steps: int) -> list[float]:
     return [step_s(fleet, seed) for seed in range(steps)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_by_one", [True, False])
 @pytest.mark.parametrize("late_s", [0.5, 5.0])
 def test_a_straggler_among_three_good_devices_costs_next_to_nothing(

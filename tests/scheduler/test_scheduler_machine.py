@@ -576,6 +576,7 @@ _DEAL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [AnyOrder, CrowdedDevices, RoomyDevices])
 def test_many_long_histories(machine: type[AnyOrder], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "_DROP_BATCH_BYTES", 200)

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -168,6 +169,7 @@ def test_any_message_in_any_state() -> None:
     )
 
 
+@pytest.mark.slow
 def test_any_bytes_in_any_state() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(20):

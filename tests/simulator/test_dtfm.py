@@ -22,6 +22,8 @@ from simulator.dtfm_search import (
 from simulator.method import Conditions
 from tests.simulator.conditions import alike, paper
 
+pytestmark = pytest.mark.slow
+
 
 def rates(*uplinks: float, latency_s: float = 0.0) -> RateArrays:
     return RateArrays.of([DeviceRates(i, 1e9, u, 1e12, latency_s) for i, u in enumerate(uplinks)])

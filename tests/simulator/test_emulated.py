@@ -66,6 +66,7 @@ def emulated_s(fleet: Fleet, gemm: Gemm) -> float:
     return took_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "seq", "devices"),
     [

@@ -15,6 +15,8 @@ from simulator.method import Conditions, Outcome
 from simulator.work import train_flops
 from tests.simulator.conditions import paper
 
+pytestmark = pytest.mark.slow
+
 FLEET_METHODS = {n: m for n, m in methods().items() if not isinstance(m, Cloud)}
 SPEC = find_model("opt-1.3b")
 

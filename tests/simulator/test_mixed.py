@@ -16,6 +16,8 @@ from simulator.sublayers import Kind, kinds, parameters
 from simulator.tiles import tiled_step
 from tests.simulator.conditions import alike, paper
 
+pytestmark = pytest.mark.slow
+
 SPEC = find_model("opt-1.3b")
 
 

@@ -132,6 +132,7 @@ def test_slopes_by_hand() -> None:
     assert claim.rows[0][3] == "-0.50"
 
 
+@pytest.mark.slow
 def test_a_report_is_written_and_the_same_twice(tmp_path: Path) -> None:
     out = tmp_path / "report"
     done = CliRunner().invoke(app, ["simulate", "paper", "--quick", "--out", str(out)])

@@ -18,6 +18,8 @@ from simulator.sublayers import Kind, Load, Residence
 from simulator.tiles import TileLosses
 from tests.simulator.conditions import alike
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_step_with_losses_by_hand() -> None:
     losses = ResidentLosses(100.0, devices=10, groups=4, weights_s=6.0, again_s=8.0)

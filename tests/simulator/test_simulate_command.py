@@ -14,6 +14,8 @@ from cleave.errors import UsageError
 from cleave_cli.commands.simulate import counts
 from cleave_cli.main import app
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["simulate", "--model", "opt-125m", "--batch", "8", "--seq", "128", "--devices", "8,16"]
 
 

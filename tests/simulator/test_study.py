@@ -31,6 +31,9 @@ from simulator.study.verdicts import held_against, together
 LAPTOP, PHONE, LAPTOPS, PHONES = published().setups
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def accountant() -> Accountant:
     return Accountant()

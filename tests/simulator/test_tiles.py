@@ -18,6 +18,8 @@ from simulator.catalogue import methods
 from simulator.method import Conditions
 from tests.simulator.conditions import alike, paper
 
+pytestmark = pytest.mark.slow
+
 KNOWN = methods()
 
 

@@ -29,6 +29,8 @@ from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import CHECKPOINTS, TrainContext, train
 from tests.disks import Disk, small_disk
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 
 

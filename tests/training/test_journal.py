@@ -250,7 +250,9 @@ def test_a_full_disk_is_waited_for(
             assert scene.step(journal, place) > 0
         while journal._writer.file is full:  # the thread came to it after the last step
             journal.end()
-    assert scene.told in ([True, False], [True, False] * 2)
+    times = len(scene.told) // 2  # as often as the thread came to it before there was space
+    assert times
+    assert scene.told == [True, False] * times
     assert journal.on
     journal.close()
     assert scene.said == []
@@ -309,6 +311,7 @@ class Snapshots(OrderedExecutor, NumpyBackend):
         super().matmul(a, b, out, accumulate=accumulate)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_inside_a_step_goes_on_inside_it(
     corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def losses(seen: list[Record]) -> dict[int, float]:
     return {record.step: record.loss for record in seen if isinstance(record, StepRecord)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "clip"), [("plain", 1.0), ("lean", 1.0), ("lean", 0.0)])
 def test_a_step_is_given_up_or_finished_and_never_halved(
     corpus_file: Path, tmp_path: Path, planner: TilePlanner, memory: str, clip: float
@@ -96,6 +97,7 @@ def test_a_step_is_given_up_or_finished_and_never_halved(
     assert (finished_here > 0) is (memory == "lean")
 
 
+@pytest.mark.slow
 def test_what_a_journal_has_of_a_step_that_is_given_up_is_not_lost(
     corpus_file: Path, tmp_path: Path, planner: TilePlanner
 ) -> None:

@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from cleave.errors import UsageError
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SMALL = 300
 
 

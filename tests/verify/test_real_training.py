@@ -12,6 +12,7 @@ from cleave.verify.projection import compiled_pass, numpy_pass
 from cleave.workload.registry import find_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["opt-tiny", "llama-tiny"])
 def test_nobody_is_accused_of_the_products_of_real_training(model: str) -> None:
     pytest.importorskip("numba")
