@@ -24,12 +24,12 @@ def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
     """
     import numpy as np
 
-    from cleave.device.host import owner
+    from cleave.machine.sensors import total_memory_bytes
     from cleave.server.fleet_server import serve
     from cleave.transport.url_file import url_file
     from profiles.measuring.tile_timer import SessionTimer
 
-    total_bytes = owner.total_memory_bytes() or 2 * _MOST_BYTES
+    total_bytes = total_memory_bytes() or 2 * _MOST_BYTES
     offered = min(_MOST_BYTES, total_bytes // 2)
     with serve() as fleet, url_file(fleet.url) as source:  # command lines are no secrets
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]

@@ -1,8 +1,9 @@
 """Pin everything that development installs: `python -m tools.update_constraints`.
 
-It installs the newest versions that pyproject.toml allows into a fresh environment in a temporary
-folder, and writes them into constraints.txt. The environment that you work in stays as it is. Run
-it with the oldest Python that Cleave supports, so that each pinned version exists for all of them.
+It installs the newest versions that pyproject.toml allows, but for torch, into a fresh environment
+in a temporary folder, and writes them into constraints.txt. The environment that you work in stays
+as it is. Run it with the oldest Python that Cleave supports, so that each pinned version exists for
+all of them.
 """
 
 from __future__ import annotations
@@ -86,13 +87,20 @@ def run(*command: str | Path) -> str:
 
 
 def fresh_pins() -> list[str]:
-    """Install '.[dev]' into a fresh environment, and return what is in it."""
+    """Install '.[dev]' into a fresh environment, and return what is in it.
+
+    torch stays as it is pinned: its newest build under that name may bring gigabytes for cards that
+    nobody here has. To change it, edit its line by hand and run this again.
+    """
+    kept = [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch==")]
     with tempfile.TemporaryDirectory(prefix="cleave-constraints-") as folder:
         environment = Path(folder) / "venv"
         venv.create(environment, with_pip=True)
         binaries = environment / ("Scripts" if os.name == "nt" else "bin")
         python = binaries / ("python.exe" if os.name == "nt" else "python")
-        run(python, "-m", "pip", "install", "--quiet", "--editable", ".[dev]")
+        torch = Path(folder) / "torch.txt"
+        torch.write_text("\n".join(kept), encoding="utf-8")
+        run(python, "-m", "pip", "install", "--quiet", "-c", torch, "--editable", ".[dev]")
         # --all: setuptools is among what development needs, and is left out without it.
         return pins(run(python, "-m", "pip", "freeze", "--all", "--exclude-editable"))
 

@@ -52,7 +52,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
     return Machine(
         cpu=_cpu_name(root),
         cores=len(usable_cores()),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=total_memory_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}".strip(),
         has_battery=_has_battery(root),
         board=(_read(root / "proc/device-tree/model") or "").rstrip("\0"),
@@ -82,7 +82,8 @@ def _cpu_name(root: Path) -> str:
     return platform.processor()
 
 
-def _memory_bytes() -> int | None:
+def total_memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not tell."""
     with suppress(ImportError):
         import psutil
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from cleave.fleet.local_fallback import (
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.machine.backends import TorchBackend
+from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
@@ -561,7 +561,9 @@ def _open_journal(
 def _lean(job: JobSpec, spec: ModelSpec) -> bool:
     if job.memory != MemoryMode.AUTO.value:
         return job.memory == MemoryMode.LEAN.value
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = total_memory_bytes()
+    if memory_bytes is None:  # the system does not tell: spare it
+        return True
     return spec.parameters * _BYTES_PER_PARAMETER > memory_bytes / 2
 
 

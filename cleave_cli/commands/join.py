@@ -82,6 +82,7 @@ def join(
     """
     from cleave.device.host import owner
     from cleave.errors import UsageError
+    from cleave.machine.sensors import total_memory_bytes
 
     known_threads(threads)
     policy = parse_policy(when, hours, max_temp, idle_after)
@@ -90,7 +91,7 @@ def join(
             "--once leaves after one session and --when, --hours and --max-temp stay; "
             "give one or the other"
         )
-    memory_bytes = parse_memory(memory, owner.total_memory_bytes())
+    memory_bytes = parse_memory(memory, total_memory_bytes())
     known_profile(profile)
     known_length(name)
     if cores:

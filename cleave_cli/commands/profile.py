@@ -78,9 +78,8 @@ def device(
 
       cleave profile device --sustained 600
     """
-    from cleave.device.host.owner import total_memory_bytes
     from cleave.device.host.policy import parse_memory
-    from cleave.machine.sensors import this_machine, usable_cores
+    from cleave.machine.sensors import this_machine, total_memory_bytes, usable_cores
 
     cores = len(usable_cores())
     if not 0 <= threads <= cores:

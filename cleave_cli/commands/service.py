@@ -16,6 +16,7 @@ from cleave.device.service import manager as service_manager
 from cleave.device.service import units as service_units
 from cleave.device.service.units import Service, ServiceManager
 from cleave.errors import UsageError
+from cleave.machine.sensors import total_memory_bytes
 from cleave_cli.commands import join
 
 app = typer.Typer(
@@ -81,7 +82,7 @@ def install(
     join.known_profile(profile)
     join.known_length(name)
     policy = parse_policy(when or "always", hours, max_temp, idle_after)
-    memory_bytes = parse_memory(memory, owner.total_memory_bytes())
+    memory_bytes = parse_memory(memory, total_memory_bytes())
     if system and not account:
         raise UsageError("--system needs an account to run in; use sudo, or give --account NAME")
     installer = _installer(system=system)

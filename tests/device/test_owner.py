@@ -17,9 +17,9 @@ from cleave.device.host.owner import (
     observe,
     run_command,
     this_machine,
-    total_memory_bytes,
 )
 from cleave.device.host.policy import Condition, Observation, Policy
+from cleave.machine.sensors import total_memory_bytes
 
 NOW_S = 1_800_000_000.0
 

@@ -73,16 +73,6 @@ def run_command(command: Sequence[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def total_memory_bytes() -> int | None:
-    """The machine's memory; None where the system does not tell."""
-    if sys.platform == "win32":
-        return None
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-
-
 def step_aside(niceness: int = 10) -> None:
     """Let every other program of this machine go first, where the system knows such an order."""
     if sys.platform != "win32":
