@@ -36,9 +36,10 @@ from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
+from cleave.scheduler.handshake import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.reduction import Output
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import ASSUMED_FLOPS_PER_S, SessionManager
+from cleave.scheduler.session_manager import SessionManager
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (

@@ -7,19 +7,18 @@ liveness, the three verbs) so that every runtime, live or virtual, runs the same
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Final
 
-from cleave.arrays import Buffer, DType
+from cleave.arrays import Buffer
 from cleave.errors import ProtocolError
-from cleave.planner.plan import DeviceRates
 from cleave.protocol import features, limits, messages
 from cleave.protocol.allowance import Allowance, is_answer
 from cleave.protocol.codec import payload_bytes
-from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op
+from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message
 from cleave.scheduler import events
 from cleave.scheduler.admission import (
     Admission,
+    AdmissionResult,
     Authenticator,
     Refusal,
     SharedSecretAuth,
@@ -29,6 +28,7 @@ from cleave.scheduler.admission import (
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.device_history import DeviceHistory
 from cleave.scheduler.gemm_job import GemmJob, GemmTask
+from cleave.scheduler.handshake import bounded, stated_rates, unfit
 from cleave.scheduler.instructions import (
     Aside,
     Check,
@@ -57,14 +57,6 @@ from cleave.verify import Judgement
 from profiles.device_profile import DeviceKind
 
 NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
-
-_MOST_VERSIONS: Final = 8  # in a text
-
-FULL_RETRY_S: Final = 30.0
-"""When one for whom there was no room is told to try again."""
-
-ASSUMED_FLOPS_PER_S: Final = 50e9
-"""What is assumed of a device that does not state its speed: a modest laptop."""
 
 NOTED_S: Final = 60.0
 """What may go on and on (a device fails, a job is stuck) is said once in so long."""
@@ -283,45 +275,57 @@ class SessionManager:
     def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
-        if message.version != limits.VERSION:
-            reason = other_version(message)
-            return self.refuse(session.id, ErrorCode.VERSION, reason, now_s)
-        if Op.MATMUL.value not in message.ops or DType.FP32.value not in message.dtypes:
-            raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
-        if message.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
-            reason = (
-                f"the device offers {message.memory_bytes} bytes of memory; "
-                f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
-            )
-            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
         # This one is among the sessions.
-        if self.max_devices is not None and len(self.sessions) > self.max_devices:
-            reason = f"this server takes {self.max_devices} devices and has them; try again later"
-            return self.refuse(
-                session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=FULL_RETRY_S
-            )
-        # Last, for it may use up a join code.
-        admission = self.auth.admit(message, session.address)
+        full = self.max_devices is not None and len(self.sessions) > self.max_devices
+        refusal = unfit(message, self.max_devices if full else None)
+        # Asked last, for it may use up a join code.
+        admission = refusal or self.auth.admit(message, session.address)
+        if isinstance(admission, Admission):
+            admission = self._rested(admission, now_s)
         if isinstance(admission, Refusal):
-            return self.refuse(
-                session.id,
-                admission.code,
-                admission.reason,
-                now_s,
-                retry_after_s=admission.retry_after_s,
-            )
+            code, reason, retry_s = admission.code, admission.reason, admission.retry_after_s
+            return self.refuse(session.id, code, reason, now_s, retry_after_s=retry_s)
+        instructions = self._take_over(admission, now_s)
+        self._introduce(session, message, admission, now_s)
+        assert session.rates is not None
+        welcome = messages.Welcome(
+            session.id,
+            server=self.auth.server,
+            credential=admission.credential,
+            features=tuple(feature.value for feature in session.features),
+        )
+        instructions.append(Send(session.id, welcome))
+        stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
+        if not stated and (before := self.history.rates_before(session, now_s)) is not None:
+            session.rates, stated = before, True
+        if stated and not session.measure and not self.verify:
+            return instructions + self._ready(session, now_s)
+        effort = THOROUGH if session.measure else STATED if stated else JOINING
+        tested = self.verify and not session.measure
+        secret = self._rng if tested else None
+        session.probe = Probe(session.rates, effort, secret, session.probe_ids)
+        session.state = DeviceState.PROBING
+        return instructions + [Send(session.id, m) for m in session.probe.begin(now_s)]
+
+    def _rested(self, admission: Admission, now_s: float) -> AdmissionResult:
+        """Whether a device that sent more than it may has rested."""
         known_as = admission.known_as
         rest_s = self._resting.get(known_as, now_s) - now_s if known_as is not None else 0.0
-        if rest_s > 0:
-            reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
-            return self.refuse(session.id, ErrorCode.LIMIT, reason, now_s, retry_after_s=rest_s)
-        orders = self._take_over(admission, now_s)
+        if rest_s <= 0:
+            return admission
+        reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
+        return Refusal(ErrorCode.LIMIT, reason, rest_s)
+
+    def _introduce(
+        self, session: Session, hello: Hello, admission: Admission, now_s: float
+    ) -> None:
+        """Note who a device is, what it says of itself, and what is remembered of it."""
         session.allowance = Allowance(now_s)
         session.measured_by = admission.measured_by
-        session.name = admission.name or clean_name(message.name)
-        session.profile = clean_name(message.profile)
-        session.kind = DeviceKind.named(message.kind)
-        session.identity, session.known_as = admission.identity, known_as
+        session.name = admission.name or clean_name(hello.name)
+        session.profile = clean_name(hello.profile)
+        session.kind = DeviceKind.named(hello.kind)
+        session.identity, session.known_as = admission.identity, admission.known_as
         if session.identity is not None:
             session.rounding = self._rounding.setdefault(session.identity, session.rounding)
         session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
@@ -329,38 +333,10 @@ class SessionManager:
         session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
         if self.observe:
             session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
-        session.measure = message.measure
-        session.features = features.agreed(message)
-        session.rates = _bounded(
-            DeviceRates(
-                device=session.id,
-                downlink_bytes_per_s=message.downlink_bytes_per_s,
-                uplink_bytes_per_s=message.uplink_bytes_per_s,
-                flops_per_s=message.flops_per_s or ASSUMED_FLOPS_PER_S,
-                latency_s=message.latency_s,
-                memory_bytes=message.memory_bytes,
-                dtypes=message.dtypes,
-            )
-        )
+        session.measure = hello.measure
+        session.features = features.agreed(hello)
+        session.rates = stated_rates(session.id, hello)
         session.claimed_flops_per_s = session.rates.flops_per_s
-        welcome = messages.Welcome(
-            session.id,
-            server=self.auth.server,
-            credential=admission.credential,
-            features=tuple(feature.value for feature in session.features),
-        )
-        orders.append(Send(session.id, welcome))
-        stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
-        if not stated and (before := self.history.rates_before(session, now_s)) is not None:
-            session.rates, stated = before, True
-        if stated and not session.measure and not self.verify:
-            return orders + self._ready(session, now_s)
-        effort = THOROUGH if session.measure else STATED if stated else JOINING
-        tested = self.verify and not session.measure
-        secret = self._rng if tested else None
-        session.probe = Probe(session.rates, effort, secret, session.probe_ids)
-        session.state = DeviceState.PROBING
-        return orders + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
     def _take_over(self, admission: Admission, now_s: float) -> list[ForRuntime]:
         """A device that is here already comes again: the new session counts.
@@ -396,7 +372,7 @@ class SessionManager:
         self.epoch += 1
         session.reason = session.pace.estimate.text
         ready = events.DeviceReady(
-            _bounded(session.planned_rates), careful=session.setbacks.times > 0
+            bounded(session.planned_rates), careful=session.setbacks.times > 0
         )
         return [Joined(session.id), *self._do(ready, now_s)]
 
@@ -416,7 +392,7 @@ class SessionManager:
             orders.append(Close(session.id))
         elif probe.rates is not None:
             session.probe = None
-            session.rates = _bounded(probe.device)
+            session.rates = bounded(probe.device)
             orders += self._ready(session, now_s)
         return orders
 
@@ -638,7 +614,7 @@ class SessionManager:
     def _come_back(self, session: Session, now_s: float) -> list[ForRuntime]:
         self.epoch += 1
         careful = session.setbacks.times > 0
-        return self._do(events.DeviceBack(_bounded(session.planned_rates), careful=careful), now_s)
+        return self._do(events.DeviceBack(bounded(session.planned_rates), careful=careful), now_s)
 
     # --- how long devices take ---
 
@@ -663,7 +639,7 @@ class SessionManager:
             if not session.pace.judge(common_s, now_s):
                 continue
             self.epoch += 1
-            orders += self._do(events.DeviceRated(_bounded(session.planned_rates)), now_s)
+            orders += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
             session.reason = _why(session)
             self.history.remember(session)
             if session.pace.estimate.slow != before.slow:
@@ -746,37 +722,8 @@ def _why(session: Session) -> str:
     return session.setbacks.text or session.pace.estimate.text
 
 
-def other_version(hello: Hello) -> str:
-    """What a client is told whose `hello` is in another version of the protocol."""
-    if limits.VERSION in hello.versions:
-        return (
-            f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
-            f"speaks {limits.VERSION}, as the {hello.role.value} does, too: say hello in that"
-        )
-    spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
-    return (
-        f"this server speaks protocol version {limits.VERSION} and the {hello.role.value} speaks "
-        f"{spoken}; install the same version of cleave on both"
-    )
-
-
 def _bye(code: ByeCode) -> messages.Bye:
     return messages.Bye(code.value, code)
-
-
-def _bounded(rates: DeviceRates) -> DeviceRates:
-    """Rates that the planner can calculate with, whatever a device states or a probe finds."""
-    return replace(
-        rates,
-        downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
-        uplink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
-        flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
-        latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
-    )
-
-
-def _within(least: float, value: float) -> float:
-    return min(limits.MAX_PER_S, max(least, value))
 
 
 def _run_message(run: int, task: Task) -> messages.Run:

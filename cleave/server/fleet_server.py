@@ -34,7 +34,8 @@ from cleave.scheduler.admission import (
 )
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.fleet_events import EventListener
-from cleave.scheduler.session_manager import FULL_RETRY_S, SessionManager, other_version
+from cleave.scheduler.handshake import FULL_RETRY_S, other_version
+from cleave.scheduler.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from cleave.transport import listener
 from cleave.transport.addresses import bracketed, origins, parse_origin

@@ -127,15 +127,7 @@ class LiveRuntime(Runtime):
                     answered(turned_away, _name(peer.record))
                 self.execute(done)
             while not peer.closing:
-                data = await connection.receive()
-                self._counters.uplink_bytes += len(data)
-                peer.record.uplink_bytes += len(data)
-                message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self.now()
-                if isinstance(message, messages.Result) and peer.record.probe is None:
-                    peer.times.answered(message.id, message.compute_s, now_s)
-                elif isinstance(message, messages.TaskError):
-                    peer.times.given_up((message.id,))
-                self.execute(self.manager.received(session, message, now_s, len(data)))
+                self._heard(peer, await connection.receive())
         except CutError as error:
             reason = str(error)
             self.execute(self.manager.exceeded(session, reason, self.now()))
@@ -145,31 +137,50 @@ class LiveRuntime(Runtime):
             reason = str(error)
             self.execute(self.manager.refuse(session, ErrorCode.PROTOCOL, reason, self.now()))
         finally:
-            known = self.manager.sessions.get(session)
-            if self._ending:
-                reason = _CLOSING
-            reason = clean_text(reason, _MAX_REASON)
-            self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
-            refusal = peer.refusal
-            why = reason if known is not None else peer.farewell
-            why = refusal.message if refusal is not None else why
-            outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
-            if refusal not in (None, turned_away) and not peer.name and answered is not None:
-                answered(
-                    refusal, _name(peer.record)
-                )  # nobody heard of it: it is told like those that never got in
-            if peer.name or outlawed:  # at once: farewells may take their time
-                kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
-                self._tell_listener(kind, peer.record, why)
-            del self._peers[session]
-            if not peer.closing:
-                peer.closing = True
-                peer.wake.set()
+            why = self._ended(peer, clean_text(_CLOSING if self._ending else reason, _MAX_REASON))
+            if peer.refusal not in (None, turned_away) and not peer.name and answered is not None:
+                # Nobody heard of it: it is told like those that never got in.
+                answered(peer.refusal, _name(peer.record))
             await asyncio.wait([sender], timeout=1.0)
             sender.cancel()
             await connection.close()
             if peer.name:
                 self._notify(f"{peer.name} left{f' ({why})' if why else ''}; {self._fleet_size()}")
+
+    def _heard(self, peer: _Peer, data: bytes) -> None:
+        """A device sent a message.
+
+        Raises:
+            ProtocolError: when it is none.
+        """
+        self._counters.uplink_bytes += len(data)
+        peer.record.uplink_bytes += len(data)
+        message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self.now()
+        if isinstance(message, messages.Result) and peer.record.probe is None:
+            peer.times.answered(message.id, message.compute_s, now_s)
+        elif isinstance(message, messages.TaskError):
+            peer.times.given_up((message.id,))
+        self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
+
+    def _ended(self, peer: _Peer, reason: str) -> str:
+        """A session is over; returns why, as it was told or as it told."""
+        session = peer.record.id
+        known = session in self.manager.sessions
+        self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
+        refusal = peer.refusal
+        if refusal is not None:
+            reason = refusal.message
+        elif not known:  # the core ended it, with a bye
+            reason = peer.farewell
+        outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
+        if peer.name or outlawed:  # at once: farewells may take their time
+            kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
+            self._tell_listener(kind, peer.record, reason)
+        del self._peers[session]
+        if not peer.closing:
+            peer.closing = True
+            peer.wake.set()
+        return reason
 
     async def _send_all(self, peer: _Peer) -> None:
         try:

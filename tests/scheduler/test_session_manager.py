@@ -21,10 +21,11 @@ from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.handshake import FULL_RETRY_S
 from cleave.scheduler.instructions import Check, Close, Done, ForRuntime, Joined, Place, Send
 from cleave.scheduler.reputation import QUARANTINE
 from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import FULL_RETRY_S, SessionManager
+from cleave.scheduler.session_manager import SessionManager
 from cleave.verify import Fault, Judgement
 
 HELLO = Hello(
