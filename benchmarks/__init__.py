@@ -1,1 +1,1 @@
-"""Measurements behind every figure that Cleave claims; each script prints ratios of one run."""
+"""Scripts that measure every figure that Cleave claims; each prints ratios of one run."""

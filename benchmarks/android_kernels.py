@@ -3,11 +3,11 @@
     python -m benchmarks.android_kernels
 
 Needs a JDK and the Java libraries that `android_client/README.md` names. Speed: products of
-512-sided fp32 squares; the naive loop, the kernel on one thread and on all, in turn, several rounds
-in one process, each the best of its tries; medians of the rounds. Errors: the largest of any
-element against double precision, as a share of what rounding allows (all dtypes, transposed
-operands, odd sizes; above 1 is wrong). On a phone the compiler is another one: this says nothing of
-its speed.
+512 x 512 fp32 matrices. The naive loop, the kernel on one thread and the kernel on all threads take
+turns for several rounds in one process. Each figure is the median over the rounds of the best try.
+Errors: the largest of any element against double precision, as a share of what rounding allows (all
+dtypes, transposed operands, odd sizes; above 1 is wrong). A phone has another compiler, so this
+says nothing about its speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIDE = 512
 
 
 def measured(folder: Path, rounds: int, time_s: float) -> list[dict[str, Any]]:
-    """What the Java program printed: a record a round, and one of errors."""
+    """Run the Java program and return its records: one for each round, and one of errors."""
     command = compile_core(folder).run(
         "cleave.core.kernels.KernelBenchmark", str(SIDE), str(rounds), str(time_s)
     )
@@ -60,7 +60,7 @@ def report(records: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--time-s", type=float, default=0.7, help="for each measurement")

@@ -1,17 +1,17 @@
-"""Training among faults: every step finishes, every product is right, no bit of a loss changes.
+"""Training under faults: every step finishes, every product is right, no bit of a loss changes.
 
     python -m benchmarks.chaos [--quick] [--executor torch] [--seed 1]
 
 OPT-tiny, 200 steps, 12 device processes behind a proxy that delays, duplicates, truncates,
 corrupts, reorders and drops messages, cuts, silences and slows links; processes are killed and
-stopped; a tenth of the devices is lost in every step. Everything is drawn from the seed
-(`tests/faults`); what happened is written to a log.
+stopped; a tenth of the devices is lost in every step. All faults are drawn from the seed
+(`tests/faults`); those that happened are written to a log.
 
-With `--executor invariant` products do not depend on how they are cut, and losses must be those of
-an undisturbed run to the last bit. With `torch` or `numpy` every product is held against its
-rounding bound, and the first 20 losses agree with plain PyTorch within 1e-4.
+With `--executor invariant` products do not depend on how they are cut, and losses must equal those
+of an undisturbed run to the last bit. With `torch` or `numpy` every product is compared with its
+rounding bound, and the first 20 losses must agree with plain PyTorch within 1e-4.
 
-The audit itself costs most of the time that a step takes here: each product is done again in fp64.
+The check itself takes most of the time of a step: each product is computed again in fp64.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CHANCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is asked for."""
+    """The options of a run."""
 
     steps: int
     devices: int
@@ -87,16 +87,16 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What a run among faults came to.
+    """The outcome of a run under faults.
 
     Attributes:
-        losses: of the steps that finished.
-        error: why the run ended early; empty when it did not.
+        losses: losses of the steps that finished.
+        error: why the run ended early; empty if it did not.
         ps_bytes: resident memory of the parameter server after each step.
-        faults: how often each happened.
-        blocks: results that the scheduler accepted.
+        faults: how often each fault happened.
+        blocks: number of results that the scheduler accepted.
         reissued, late: as `FleetCounters` counts them.
-        wall_s, slowest_s: of all steps, and of the slowest.
+        wall_s, slowest_s: seconds of all steps, and of the slowest.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Outcome:
 
 
 class Verdicts:
-    """Prints each result with its limit, and remembers whether all were met."""
+    """Prints each result with its limit, and remembers whether all limits were met."""
 
     def __init__(self) -> None:
         self.met = True
@@ -122,7 +122,7 @@ class Verdicts:
 
 
 def undisturbed(job: JobSpec, options: Options) -> list[float]:
-    """The losses of the same training without a fault."""
+    """Return the losses of the same training without a fault."""
     if options.executor != "invariant":  # plain PyTorch
         return run_steps(make_trainer(job, None), min(options.steps, FIRST_LOSSES))
     with cleave.emulated(1, backend=InvariantBackend()) as fleet:
@@ -135,7 +135,7 @@ def run_steps(trainer: Trainer, steps: int) -> list[float]:
 
 
 def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
-    """Train while everything goes wrong that may."""
+    """Train under all faults that the options allow."""
     outcome = Outcome()
     chances = {fault: p for fault, p in CHANCES.items() if fault not in options.without}
     weights = {fault: w for fault, w in LOSS_WEIGHTS.items() if fault not in options.without}
@@ -196,11 +196,11 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
 
 
 class watched:  # noqa: N801 - reads as a statement
-    """While active, a fleet that does not finish in time is closed, which ends what waits for it.
+    """Close a fleet that does not finish in time, which ends everything that waits for it.
 
     Args:
         served: the fleet.
-        step: which step it is at, for the message.
+        step: number of the current step, for the message.
     """
 
     def __init__(self, served: ServedFleet, step: int) -> None:
@@ -220,13 +220,13 @@ class watched:  # noqa: N801 - reads as a statement
 
 
 def growth(ps_bytes: list[int]) -> float:
-    """By which share the parameter server's memory grew over the last `GROWTH_STEPS` steps."""
+    """Return the share by which the PS's memory grew over the last `GROWTH_STEPS` steps."""
     last = ps_bytes[-GROWTH_STEPS:]
     return statistics.median(last[-_WINDOW:]) / statistics.median(last[:_WINDOW]) - 1
 
 
 def report(options: Options, plain: list[float], outcome: Outcome, ledger: Ledger) -> bool:
-    """Print every result; returns whether all limits were met."""
+    """Print every result; return whether all limits were met."""
     verdicts = Verdicts()
     done = len(outcome.losses)
     if outcome.error:

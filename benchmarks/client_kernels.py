@@ -1,7 +1,7 @@
-"""The kernels of the other clients, for benchmarks that multiply: the browser's and Android's.
+"""The kernels of the browser's and Android's clients, for benchmarks that multiply with them.
 
-Each lives in a helper, Chromium's page `web_client/tests/lab` or a JVM, that is kept from one
-product to the next. What is stored by columns is sent transposed, as devices get it.
+Each kernel runs in a helper that is kept between products: the page `web_client/tests/lab` in
+Chromium, or a JVM. Matrices that are stored by columns are sent transposed, as to devices.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _DTYPES: Final = (DType.FP32, DType.BF16, DType.FP16)  # in the order of Java's 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What is here.
+    """The kernels that were opened.
 
     Attributes:
-        kernels: by name.
-        missing: why others are not here, by name.
+        kernels: the kernels by name.
+        missing: why others are missing, by name.
     """
 
     kernels: Mapping[str, Multiply]
@@ -51,7 +51,7 @@ class Opened:
 
 @contextmanager
 def client_kernels(names: Iterable[str] = CLIENT_KERNELS) -> Iterator[Opened]:
-    """Start the helpers of some kernels; those that cannot be had here are named, and why."""
+    """Open some kernels, and yield them with the reasons why others are missing."""
     kernels: dict[str, Multiply] = {}
     missing: dict[str, str] = {}
     wanted = list(names)
@@ -92,11 +92,11 @@ def _open_browser(
 
 @contextmanager
 def page_kernels(page: Page, lab: Path, names: Iterable[str]) -> Iterator[dict[str, Multiply]]:
-    """Kernels of a page that is open.
+    """Yield kernels of an open page.
 
     Args:
-        page: the built `web_client/tests/lab`.
-        lab: the folder that it was loaded from; operands are laid into a new folder there.
+        page: the built page `web_client/tests/lab`.
+        lab: the folder that it was loaded from; operands are written to a new folder in it.
         names: some of `BROWSER`.
     """
     with TemporaryDirectory(dir=lab) as folder:
@@ -117,7 +117,7 @@ def _open_java(
 def java_kernels(
     classes: jvm.Classes, names: Iterable[str] = JAVA
 ) -> Iterator[dict[str, Multiply]]:
-    """Kernels of a new JVM, with some of the inner loops."""
+    """Yield kernels of a new JVM, by the names of their inner loops."""
     command = classes.run("cleave.core.kernels.KernelServer", str(THREADS))
     # Leaving it closes its standard input, at which the program ends, and waits for that.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -152,7 +152,7 @@ class _InPage:
 
 @dataclass(frozen=True, slots=True)
 class _InJava:
-    """A kernel of a JVM, which reads and writes what `KernelServer` says."""
+    """A kernel of a JVM, with the input and output that `KernelServer` defines."""
 
     stdin: IO[bytes]
     stdout: IO[bytes]
@@ -177,7 +177,7 @@ class _InJava:
 
 
 def _as_stored(operand: Buffer) -> tuple[Buffer, bool]:
-    """The matrix whose rows lie one after the other, and whether the operand is its transpose."""
+    """Return the matrix with contiguous rows, and whether the operand is its transpose."""
     by_rows, by_columns = operand.array.strides
     return (operand.T, True) if by_rows < by_columns else (operand, False)
 

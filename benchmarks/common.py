@@ -1,4 +1,4 @@
-"""What the benchmarks share: models in training, device processes, memory of a process."""
+"""Helpers of the benchmarks: models in training, device processes, memory of a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cleave.workload.models.build import build_model
 
 
 def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
-    """A trainer that writes to a temporary folder and reports nothing."""
+    """Return a trainer that writes to a temporary folder and reports nothing."""
     context = TrainContext(fleet, _ignore)
     dataset = prepare(job, context)
     folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="cleave-benchmark-")))
@@ -41,13 +41,13 @@ class DeviceProcess:
     process: subprocess.Popen[str]
 
     def resident_bytes(self) -> int:
-        """Its resident memory now."""
+        """Return its resident memory in bytes."""
         return resident_bytes(self.process.pid)
 
 
 @contextmanager
 def joined(url: str, count: int, *options: str) -> Iterator[list[DeviceProcess]]:
-    """`count` device processes that have joined a server; ended when the block is left."""
+    """Yield `count` device processes that have joined a server, and end them with the block."""
     with url_file(url) as source:
         yield from _joined(source, count, *options)
 
@@ -70,7 +70,7 @@ def _joined(source: str, count: int, *options: str) -> Iterator[list[DeviceProce
 
 
 def wait_for_devices(fleet: Fleet, count: int) -> None:
-    """Return when so many devices may be given work (their links are probed after they join)."""
+    """Wait until this many devices are ready; their links are measured after they join."""
     import time
 
     while fleet.device_count < count:
@@ -78,7 +78,7 @@ def wait_for_devices(fleet: Fleet, count: int) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process (Linux)."""
+    """Return the resident memory of a process in bytes (Linux)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -86,5 +86,5 @@ def resident_bytes(pid: int) -> int:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median with smallest and largest."""
+    """Return the median with the smallest and the largest value, as text."""
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"

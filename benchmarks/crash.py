@@ -3,19 +3,19 @@
     python -m benchmarks.crash            # 200 killed runs, every line of writing a checkpoint
     python -m benchmarks.crash --quick    # a few of each
 
-Three parts. Moments are counted in Python calls, or lines, and drawn from a seed, so that a failure
-can be repeated; nothing depends on how fast the machine is.
+There are three parts. Moments are counted in Python calls, or lines, and drawn from a seed, so that
+a failure can be repeated whatever the speed of the machine.
 
-- *writing*: a process is killed at every line that it executes while it writes a checkpoint. What
-  is found afterwards is the checkpoint before or the new one, with every value, and the next
-  checkpoint can be written and leaves nothing over.
+- *writing*: a process is killed at every line that it executes while it writes a checkpoint.
+  Afterwards either the old checkpoint or the new one is there, with every value; the next
+  checkpoint can be written and leaves no other files.
 - *damage*: a byte of the newest checkpoint is changed, or a file of it cut short or missing: the
-  run says so and goes on from the one before.
+  run reports it and goes on from the checkpoint before.
 - *runs*: `cleave train` is killed at a random call, resumed, perhaps killed again, and resumed to
-  its end, without and with `--journal`. All losses are those of the run that nobody killed, to the
+  its end, without and with `--journal`. All losses equal those of the undisturbed run, to the
   last bit. (The emulated devices add up in the order of k: with a library's kernels a product's
   last bits depend on how it is cut into tiles, and after a step that was partly taken from disk
-  devices hold something else, so that products are cut in another way.)
+  devices hold other arrays, so that products are cut differently.)
 
 Every killed process is forked from this one, which has loaded torch: a real process with a real
 SIGKILL, without the seconds that starting takes.
@@ -64,7 +64,7 @@ STEPS, EVERY = 5, 2
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Do something in a forked process; returns how it ended (`os.waitpid`'s status)."""
+    """Run a function in a forked process; return its exit status, as of `os.waitpid`."""
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
@@ -80,11 +80,11 @@ def forked(work: Callable[[], None]) -> int:
 
 @dataclass
 class Countdown:
-    """Kills its own process after so many events; never, if there are fewer.
+    """Kills its own process after a number of events, or never if there are fewer.
 
     Attributes:
-        left: how many more it lives through.
-        seen: how many there were.
+        left: number of the event at which it is killed.
+        seen: number of events so far.
     """
 
     left: int
@@ -96,7 +96,7 @@ class Countdown:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """For `sys.settrace`: counts the lines of the modules that write."""
+        """Count the lines of the modules that write, as a function for `sys.settrace`."""
         if frame.f_code.co_filename not in WRITES:
             return None
         if event == "line":
@@ -104,7 +104,7 @@ class Countdown:
         return self.line
 
     def call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """For `sys.setprofile`: counts all calls and returns, those of C functions included."""
+        """Count all calls and returns, with those of C functions, for `sys.setprofile`."""
         self._count()
 
 
@@ -135,7 +135,7 @@ def _is_whole(found: checkpoint.LoadedCheckpoint | None, steps: tuple[int, ...])
 
 
 def kill_while_writing(folder: Path, quick: bool, seed: int) -> None:
-    """Part one; see the module's text."""
+    """Run part one; see the module's docstring."""
     count = folder / "count"
     for again in (False, True):  # a new step, and one that is written a second time
         target = 2 if again else 3
@@ -183,7 +183,7 @@ def kill_while_writing(folder: Path, quick: bool, seed: int) -> None:
 
 
 class OrderedExecutor:
-    """Adds products up one after the other, in the order of k, whatever the shape of the tile."""
+    """A backend that adds products one after the other, in the order of k, for any tile."""
 
     name = "ordered"
 
@@ -199,7 +199,7 @@ class OrderedExecutor:
 
 
 def _train(folder: Path, *options: str) -> None:
-    """`cleave train` in this process, which ends with it."""
+    """Run `cleave train` in this process, which ends with it."""
     os.chdir(folder)
     for stream, name in ((1, "out"), (2, "err")):
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -210,7 +210,7 @@ def _train(folder: Path, *options: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How runs are started, and what they must come to."""
+    """How runs are started, and the losses that they must have."""
 
     root: Path
     options: tuple[str, ...]
@@ -218,7 +218,7 @@ class Course:
     calls: int
 
     def killed(self, name: str, options: tuple[str, ...], moment: int) -> bool:
-        """Start or resume a run that is to die; whether it did before it ended."""
+        """Start or resume a run, and kill it at a moment; return whether it did not end before."""
 
         def work() -> None:
             sys.setprofile(Countdown(moment).call)
@@ -230,19 +230,19 @@ class Course:
 
 
 def losses_of(run: Path) -> tuple[float, ...]:
-    """The losses in a run's metrics, which must be of steps 1, 2, 3, ..."""
+    """Return the losses in a run's metrics, which must be of steps 1, 2, 3, ..."""
     steps = [r for r in run_folder.RunFolder(run).records() if r["event"] == "step"]
     require([r["step"] for r in steps] == list(range(1, STEPS + 1)), f"{run} has other steps")
     return tuple(r["loss"] for r in steps)
 
 
 def prepare_text() -> None:
-    """Train the tokenizer where that was not done yet: it is cached."""
+    """Train the tokenizer if that was not done yet; it is cached."""
     default_tokenizer(vocab_size=find_model("opt-nano").vocabulary)
 
 
 def undisturbed(root: Path) -> Course:
-    """The run that nobody kills, and how many calls it takes."""
+    """Run without a kill, and return its options, its losses and its number of calls."""
     lines = (f"def step_{i}(a, b):\n    return a * {i} + b - {i % 7}\n" for i in range(2000))
     (root / "text.txt").write_text("\n".join(lines))
     options = (
@@ -269,7 +269,7 @@ def undisturbed(root: Path) -> Course:
 
 
 def kill_runs(course: Course, kills: int, seed: int) -> None:
-    """Part three; see the module's text."""
+    """Run part three; see the module's docstring."""
     died = resumed = taken = 0
     saved_s = 0.0
     for number in range(kills):
@@ -302,7 +302,7 @@ def kill_runs(course: Course, kills: int, seed: int) -> None:
 
 
 def damage_checkpoints(course: Course, cases: int, seed: int) -> None:
-    """Part two; see the module's text."""
+    """Run part two; see the module's docstring."""
     for number in range(cases):
         rng = random.Random(f"{seed} damage {number}")
         run = course.root / "runs" / f"damaged-{number}"

@@ -4,8 +4,8 @@
 
 A made-up feed (`benchmarks/dashboard_feed.py`) answers over a real WebSocket; the page is the built
 one, in Chromium. An update lasts from the reply's arrival to the task after the frame that shows
-it: decoding, sorting, laying out and painting are in it. Measured while the page rests, while the
-table is being scrolled, and with a device chosen.
+it: it includes decoding, sorting, layout and painting. It is measured while the page is left alone,
+while its table is scrolled, and with a device selected.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SCROLL = """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print; the exit code is 1 if an update's median takes longer than 100 ms."""
+    """Measure and print; return exit code 1 if an update's median takes longer than 100 ms."""
     parser = argparse.ArgumentParser(description="How long the dashboard takes to show a reply.")
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--updates", type=int, default=30, help="measured in each state")
@@ -111,7 +111,7 @@ def _measure(page: Page, updates: int) -> list[list[float]]:
 
 
 def _bundle_bytes() -> int:
-    """Everything that the server gives a browser, compressed."""
+    """Return the compressed bytes of everything that the server gives a browser."""
     assets = files("cleave.server").joinpath("web").joinpath("assets")
     return sum(len(gzip.compress(entry.read_bytes())) for entry in assets.iterdir())
 

@@ -1,8 +1,8 @@
-"""A server that answers a dashboard with made-up overviews: to measure the page, and nothing else.
+"""A server that answers a dashboard with made-up overviews, to measure nothing but the page.
 
 The pages and their headers are the server's own (`cleave.server.http.pages`), messages go through
-the protocol's codec and a real WebSocket. Every figure of every device changes with every reply,
-all of a plan's tiles too: more than a real fleet does.
+the protocol's codec and a real WebSocket. With every reply, every figure of every device
+changes, and all of a plan's tiles: more than in a real fleet.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SLABS = 4
 
 @dataclass(slots=True)
 class Feed:
-    """Overviews of a made-up fleet, each a second later than the one before.
+    """Overviews of a made-up fleet, each a second later than the last.
 
     Args:
-        devices: how many there are; 0: nobody, and no job either.
-        start_s: Unix time of the first.
-        seed: of all that is made up.
+        devices: number of devices; with 0 there is no job either.
+        start_s: Unix time of the first overview.
+        seed: seed of all made-up values.
     """
 
     devices: int
@@ -52,7 +52,7 @@ class Feed:
     replies: int = 0
 
     def overview(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The data of the next reply."""
+        """Return the data of the next reply."""
         self.replies += 1
         now_s = self.start_s + self.replies
         random = np.random.default_rng((self.seed, self.replies))
@@ -235,7 +235,7 @@ class Feed:
 
 @contextmanager
 def serving(feed: Feed, token: str = "viewer", port: int = 0) -> Iterator[str]:
-    """The feed and the built pages on a port (0: a free one); gives the dashboard's address.
+    """Serve the feed and the built pages on a port (0: a free one); yield the dashboard's address.
 
     Raises:
         SystemExit: when the pages are not built.
@@ -305,5 +305,5 @@ async def _serve(connection: ServerConnection, feed: Feed, token: str) -> None:
 
 
 def made_up(devices: int) -> Feed:
-    """A feed that begins now."""
+    """Return a feed that begins now."""
     return Feed(devices, start_s=float(int(time.time())))

@@ -1,4 +1,4 @@
-"""Do emulated devices behave like real ones on this machine?
+"""Whether emulated devices behave like real ones on this machine.
 
     python -m benchmarks.emulator_fidelity [--profile FILE] [--tiles N] [--steps N]
 
@@ -55,7 +55,7 @@ LAYOUTS = ((False, False), (False, True), (True, False))
 
 @dataclass(frozen=True)
 class Task:
-    """A GEMM, and how many strips a side its tiles are cut into."""
+    """A GEMM, and the number of strips a side into which its tiles are cut."""
 
     gemm: Gemm
     strips: int
@@ -65,7 +65,7 @@ class Task:
 
 
 def tasks(count: int, devices: int, seed: int) -> list[Task]:
-    """GEMMs of random odd shapes, up to about 30 ms of work for each device."""
+    """Return GEMMs of random odd shapes, each up to about 30 ms of computing for each device."""
     rng = np.random.default_rng(seed)
     made: list[Task] = []
     while len(made) < count:
@@ -83,7 +83,7 @@ def tasks(count: int, devices: int, seed: int) -> list[Task]:
 
 @dataclass
 class Rows:
-    """Every device gets equally many rows, in so many strips a side."""
+    """A planner that gives every device equally many rows, in `strips` strips a side."""
 
     strips: int = 1
 
@@ -105,7 +105,7 @@ class Rows:
 
 
 def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
-    """Seconds that each device computed for each task, as it reported them."""
+    """Return for each task and device the seconds of computing that the device reported."""
     planner = Rows()
     fleet.planner = planner
     manager = fleet.runtime.manager
@@ -131,7 +131,7 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
 
 
 def real_times(todo: Sequence[Task], devices: int) -> list[float]:
-    """The same on `cleave join` processes of one thread each; one alone is pinned."""
+    """Return `tile_times` of `cleave join` processes of one thread; a single one is pinned."""
     pin = ("--cores", "1") if devices == 1 else ()
     with cleave.serve() as fleet, joined(fleet.url, devices, "--threads", "1", *pin):
         wait_for_devices(fleet, devices)
@@ -140,14 +140,14 @@ def real_times(todo: Sequence[Task], devices: int) -> list[float]:
 
 
 def emulated_times(profile: DeviceProfile, todo: Sequence[Task], devices: int) -> list[float]:
-    """The same on emulated devices of a profile, as contended as it says."""
+    """Return `tile_times` of emulated devices of a profile, with its contention."""
     device = device_of(profile, devices)
     fleet = Fleet(VirtualRuntime([device] * devices, None, Arithmetic.NONE))
     return tile_times(fleet, todo)
 
 
 def device_of(profile: DeviceProfile, together: int, link: tuple[float, ...] = ()) -> FleetDevice:
-    """An emulated device of a profile, one of so many on this machine."""
+    """Return an emulated device of a profile, one of `together` on this machine."""
     values = of_profile(profile, "fp32")
     factor = contention(profile, together)
     down, up, latency_s = link or (1e9, 1e9, 0.0)
@@ -161,7 +161,7 @@ def device_of(profile: DeviceProfile, together: int, link: tuple[float, ...] = (
 
 
 def contention(profile: DeviceProfile, together: int) -> float:
-    """How many times as long a tile takes when so many processes multiply at once."""
+    """Return the factor on a tile's time if `together` processes multiply at once."""
     known = profile.contention or (1.0,)
     if together <= len(known):
         return known[together - 1]
@@ -177,10 +177,10 @@ def show_errors(name: str, got: Sequence[float], wanted: Sequence[float]) -> tup
 
 
 def compare_tiles(given: Path | None, count: int, folder: Path) -> DeviceProfile:
-    """Part one; returns the profile of this machine.
+    """Run part one; return the profile of this machine.
 
-    It is measured between the two real runs: a shared machine drifts, and what lies between them
-    lies between a real run and the profile as well.
+    The profile is measured between the two real runs. A shared machine drifts; the difference of
+    the two runs then shows how much a real run may differ from the profile for that reason alone.
     """
     todo = tasks(count, 1, seed=11)
     first = real_times(todo, 1)
@@ -197,7 +197,7 @@ def compare_tiles(given: Path | None, count: int, folder: Path) -> DeviceProfile
 
 
 def compare_contention(profile: DeviceProfile, count: int) -> None:
-    """Part two."""
+    """Run part two."""
     for devices in (2, 4):
         todo = tasks(count // devices, devices, seed=12)
         print(
@@ -211,8 +211,8 @@ def compare_contention(profile: DeviceProfile, count: int) -> None:
 # --- rate-limited links ---
 
 
-def runtime(command: str) -> None:
-    """Run a system command; raises with what it said."""
+def run_in_shell(command: str) -> None:
+    """Run a system command; raise an error with its output if it fails."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command}: {done.stderr.strip()}")
@@ -220,23 +220,23 @@ def runtime(command: str) -> None:
 
 @contextmanager
 def limited_namespace(number: int, down: float, up: float) -> Iterator[tuple[str, str]]:
-    """A network namespace behind a link of these rates; its name, and the host's address."""
+    """Yield the name of a network namespace behind a limited link, and the host's address."""
     own = os.getpid() % 10_000  # another run, or one that was killed, has others
     name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
     host, guest = f"10.77.{number}.1", f"10.77.{number}.2"
     try:
-        runtime(f"ip netns add {name}")
-        runtime(f"ip link add {here} type veth peer name {there}")
-        runtime(f"ip link set {there} netns {name}")
-        runtime(f"ip addr add {host}/24 dev {here}")
-        runtime(f"ip link set {here} up")
+        run_in_shell(f"ip netns add {name}")
+        run_in_shell(f"ip link add {here} type veth peer name {there}")
+        run_in_shell(f"ip link set {there} netns {name}")
+        run_in_shell(f"ip addr add {host}/24 dev {here}")
+        run_in_shell(f"ip link set {here} up")
         inside = f"ip netns exec {name}"
-        runtime(f"{inside} ip addr add {guest}/24 dev {there}")
-        runtime(f"{inside} ip link set {there} up")
-        runtime(f"{inside} ip link set lo up")
+        run_in_shell(f"{inside} ip addr add {guest}/24 dev {there}")
+        run_in_shell(f"{inside} ip link set {there} up")
+        run_in_shell(f"{inside} ip link set lo up")
         limit = "burst 32kb latency 100ms"
-        runtime(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {limit}")
-        runtime(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {limit}")
+        run_in_shell(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {limit}")
+        run_in_shell(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {limit}")
         yield name, host
     finally:
         for command in (f"ip link del {here}", f"ip netns del {name}"):
@@ -244,7 +244,7 @@ def limited_namespace(number: int, down: float, up: float) -> Iterator[tuple[str
 
 
 def namespaces_missing() -> str:
-    """Why there are no namespaces here; empty when there are."""
+    """Return why there are no namespaces here; empty if there are."""
     if not sys.platform.startswith("linux"):
         return "this is not Linux"
     if os.geteuid() != 0:
@@ -257,7 +257,7 @@ def namespaces_missing() -> str:
 
 
 def measured_link(name: str, url: str) -> tuple[float, float, float]:
-    """Downlink, uplink, latency one way, as `cleave profile link` finds them in a namespace."""
+    """Return downlink, uplink and one-way latency by `cleave profile link` in a namespace."""
     command = ["ip", "netns", "exec", name, sys.executable, "-m", "cleave_cli", "profile", "link"]
     done = subprocess.run(
         [*command, "--server", url, "--json"], capture_output=True, text=True, check=True
@@ -272,7 +272,7 @@ def measured_link(name: str, url: str) -> tuple[float, float, float]:
 
 @contextmanager
 def limited_devices(fleet: ServedFleet) -> Iterator[list[tuple[float, float, float]]]:
-    """Three real devices behind the limited links; what was measured of these."""
+    """Run three real devices behind limited links; yield what was measured of their links."""
     with ExitStack() as stack:
         links, processes = [], []
         for number, (down, up) in enumerate(LINKS):
@@ -293,7 +293,7 @@ def limited_devices(fleet: ServedFleet) -> Iterator[list[tuple[float, float, flo
 
 
 def compare_steps(profile: DeviceProfile, steps: int) -> None:
-    """Part three."""
+    """Run part three."""
     missing = namespaces_missing()
     if missing:
         print(f"training steps behind limited links: skipped, {missing}")
@@ -319,7 +319,7 @@ def compare_steps(profile: DeviceProfile, steps: int) -> None:
 
 
 def step_times(job: JobSpec, fleet: Fleet) -> list[float]:
-    """Fleet seconds of each step but the first, which plans and sends more."""
+    """Return fleet seconds of each step but the first, which plans and sends more."""
     trainer = make_trainer(job, fleet)
     times = []
     for _ in range(job.steps):
@@ -334,7 +334,7 @@ def _all(values: Sequence[float]) -> str:
 
 
 def measure(folder: Path) -> DeviceProfile:
-    """Profile this machine, as a user does."""
+    """Profile this machine as a user does."""
     file = folder / "here.toml"
     command = [sys.executable, "-m", "cleave_cli", "profile", "device", "--threads", "1"]
     command += ["--quick", "--budget", "120", "--sustained", "0", "-o", str(file)]
@@ -343,7 +343,7 @@ def measure(folder: Path) -> DeviceProfile:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", help="instead of measuring this machine")
     parser.add_argument("--tiles", type=int, default=90)

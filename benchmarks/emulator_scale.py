@@ -1,4 +1,4 @@
-"""How many devices one machine emulates, how fast, and whether plans take what they are said to.
+"""How many devices one machine emulates, how fast, and how exact the planner's predictions are.
 
     python -m benchmarks.emulator_scale [--quick]
 
@@ -39,12 +39,12 @@ TOKENS = 128 * 1024
 
 
 def matrix(rows: int, columns: int) -> Buffer:
-    """A bf16 matrix of which there is only the size."""
+    """Return a bf16 matrix that has only a size, no memory of its own."""
     return Buffer(np.broadcast_to(np.uint16(0), (rows, columns)), DType.BF16)
 
 
 def closed_form() -> None:
-    """Part one."""
+    """Run the part on closed forms."""
     worst = 0.0
     for devices in (1, 8, 64, 256):
         for m, n, k in ((16384, 4096, 4096), (4096, 4096, 131072), (8192, 16384, 4096)):
@@ -69,7 +69,7 @@ def closed_form() -> None:
 
 
 def events(strips: str, ps: PsRates | None) -> None:
-    """Part two."""
+    """Run the part on events."""
     planner = TilePlanner(ps) if ps else TilePlanner()
     fleet = emulated(paper_fleet(1024), compute=False)
     fleet.planner = planner
@@ -87,7 +87,7 @@ def events(strips: str, ps: PsRates | None) -> None:
 
 
 def _planning_s(fleet: object, planner: TilePlanner) -> float:
-    """Plan a layer's GEMMs ahead, so that the emulation finds the plans."""
+    """Plan a layer's GEMMs ahead; return the seconds. The emulation then finds the plans."""
     rates = fleet.runtime.fleet_rates()[1]  # type: ignore[attr-defined]
     from cleave.gemm import Gemm
 
@@ -104,7 +104,7 @@ def _planning_s(fleet: object, planner: TilePlanner) -> float:
 
 
 def whole_step(model: str, devices: int) -> None:
-    """Part three."""
+    """Run the part on whole steps."""
     began_s = time.perf_counter()
     fleet = emulated(paper_fleet(devices), compute=False)
     step = SizedStepper(fleet, find_model(model), TOKENS, DType.BF16).step()
@@ -118,7 +118,7 @@ def whole_step(model: str, devices: int) -> None:
 
 
 def real_time(devices: int, steps: int) -> None:
-    """Part four."""
+    """Run the part in real time."""
     with own_server() as server:
         command = [sys.executable, "-m", "cleave_cli", "emulate", "--devices", str(devices)]
         command += ["--server", server.url, "--json"]
@@ -161,7 +161,7 @@ def _peak_bytes(pid: int) -> int:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="without the layer at 16 strips")
     options = parser.parse_args()

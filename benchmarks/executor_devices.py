@@ -1,9 +1,10 @@
-"""What multiplies here: every executor and every torch device, checked and timed.
+"""What can multiply here: every backend and every torch device, checked and timed.
 
     python -m benchmarks.executor_devices
 
-For each: what its numeric self-check says, GFLOP/s with operands and result in the host's memory
-(how tiles arrive and leave), GFLOP/s with everything on the device, and both against torch's CPU.
+It prints for each: the result of its numeric self-check; GFLOP/s with operands and result in the
+host's memory (where tiles arrive and leave); GFLOP/s with everything on the device; and both
+compared with those of torch on the CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TORCH_DTYPES = {
 
 
 def best_s(work: Callable[[], object], repeats: int = 5) -> float:
-    """The shortest of a few runs, after one that loads kernels."""
+    """Return the seconds of the fastest of a few runs, after one that loads kernels."""
     work()
     times = []
     for _ in range(repeats):
@@ -36,7 +37,7 @@ def best_s(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def from_host(executor: MatmulBackend, side: int, dtype: DType) -> float:
-    """FLOP/s of square products whose operands and result are in the host's memory."""
+    """Return FLOP/s of square products whose operands and result are in the host's memory."""
     a, b, out = (empty(side, side, dtype) for _ in range(3))
     for buffer in (a, b):
         buffer.array[...] = 0
@@ -44,7 +45,7 @@ def from_host(executor: MatmulBackend, side: int, dtype: DType) -> float:
 
 
 def on_device(device: str, side: int, dtype: DType) -> float:
-    """FLOP/s of square products that never leave the device."""
+    """Return FLOP/s of square products that stay on the device."""
     a, b = (torch.zeros(side, side, dtype=TORCH_DTYPES[dtype], device=device) for _ in range(2))
     many = 1 if device == "cpu" else 10  # one wait for many, as launches are asynchronous
 

@@ -1,4 +1,4 @@
-"""Honest results of real training, judged: nobody is to be accused.
+"""The checks on honest results of real training: none may be called wrong.
 
     python -m benchmarks.false_alarms [--steps 20] [--warm 200] [--batch 2] [--seq 128]
                                       [--model opt llama] [--dtype fp32 bf16 fp16] [--quick]
@@ -7,20 +7,20 @@
 Trains OPT-125M and a Llama of the same size on real text with plain torch, and takes every product
 of `--steps` steps at the start and after `--warm` steps, under fp32, bf16 and fp16 autocast. Each
 is cut as the planner cuts it, for four equal processes beside the server and for eight unequal
-phones (whose plans have partial sums); each block is multiplied by every executor (numpy, torch)
+phones (whose plans have partial sums); each block is multiplied by every backend (numpy, torch)
 and by a device that adds one product after the other, in fp32; each result is judged by every path
 of the check (numpy, compiled loops).
 
-So are the kernels of the other clients, as far as they are installed here: the browser's in
-Chromium (plain JavaScript, WASM, and WebGPU, which the processor emulates where there is no GPU)
-and both inner loops of the Android client's on a JVM. These are slow, so they get a share: the
-first product of each shape and dtype in every table and, of the others, one of `--slow-every`,
-drawn at random; and of those, one random block of each plan (of a large one, some rows that make
+The kernels of the other clients are judged, too, as far as they are installed here: the browser's
+in Chromium (plain JavaScript, WASM, and WebGPU, which the processor emulates if there is no GPU)
+and both inner loops of the Android client's on a JVM. These are slow, so they do only the first
+product of each shape and dtype in every table and, of the others, one in `--slow-every`, drawn at
+random; and of each of these one random block of each plan (of a large block, rows that make
 0.1 GFLOP).
 
-Printed for each: blocks, results called wrong (0), rows that were in doubt and computed again, the
-largest residual over the tolerance of rows in no doubt, and, of 16-bit results, the elements
-computed exactly and those that were not the right rounding.
+It prints for each: blocks; results called wrong (must be 0); rows that were in doubt and computed
+again; the largest residual over the tolerance of rows not in doubt; and, of 16-bit results, the
+elements computed exactly and those that were not the right rounding.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ BACKENDS: dict[str, Multiply] = {
 
 @dataclass
 class Tally:
-    """What came of judging the results of one executor."""
+    """Counts from judging the results of one backend."""
 
     blocks: int = 0
     accused: int = 0
@@ -121,15 +121,15 @@ class Tally:
 
 @dataclass
 class Judge:
-    """Multiplies for a model in training, and judges every executor's results when told to.
+    """Multiplies for a model in training and, while active, judges the results of every backend.
 
     Attributes:
-        paths: those of the check.
-        executors: they do all blocks of the products that are judged.
+        paths: the paths of the check, by name.
+        backends: they multiply all blocks of the products that are judged.
         active: whether to judge.
-        every: judge one product of so many.
-        slow: executors that do a part of a block of each plan.
-        slow_every: of one product of so many, and of the first of each shape.
+        every: judge one in this many products.
+        slow: slow backends, which multiply a part of one block of each plan.
+        slow_every: they do one in this many products, and the first of each shape.
     """
 
     paths: dict[str, Pass]
@@ -155,7 +155,7 @@ class Judge:
         return Operand(next(self._ids), buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Finished:
-        """See `Fleet.submit`: done at once."""
+        """See `Fleet.submit`. The product is computed at once."""
         left, right = (s.operand.buffer.T if s.transposed else s.operand.buffer for s in (a, b))
         self._own.matmul(left, right, out)
         if self.active:
@@ -166,7 +166,7 @@ class Judge:
         return Finished(out)
 
     def _judge_fast(self, a: Buffer, b: Buffer, dtype: DType) -> None:
-        """Judge all blocks of one product of so many."""
+        """Judge all blocks of one in `every` products."""
         if not self.backends or self.products % self.every:
             return
         for number, fleet in enumerate(FLEETS):
@@ -177,7 +177,7 @@ class Judge:
             self.judge(a, b, dtype, blocks, {name: self.backends[name] for name in names})
 
     def _is_turn_of_slow(self, a: Buffer, b: Buffer, dtype: DType) -> bool:
-        """Say whether slow executors do this one: drawn, so that all layers have their turn."""
+        """Say whether slow backends do this product; drawn, so that all layers take turns."""
         turned = [x.array.strides[0] < x.array.strides[1] for x in (a, b)]
         kind = (a.shape, b.shape, *turned, a.dtype, dtype)
         new = kind not in self._seen
@@ -202,7 +202,7 @@ class Judge:
         blocks: Sequence[tuple[Block, bool]],
         backends: Mapping[str, Multiply],
     ) -> None:
-        """Let executors multiply some blocks and every path of the check judge them."""
+        """Multiply some blocks with backends, and judge them by every path of the check."""
         for name, multiply in backends.items():
             checks = {
                 path: GemmCheck(a, b, [x for x, _ in blocks], self._rng, project)
@@ -228,7 +228,7 @@ class Judge:
                         tally.reasons.append(f"{a.shape}@{b.shape}: {found.fault.reason}")
 
     def blocks(self, gemm: Gemm, dtype: DType, out: DType, fleet: str) -> list[tuple[Block, bool]]:
-        """The blocks of a plan, and whether each is a partial sum."""
+        """Return the blocks of a plan, and whether each is a partial sum."""
         key = gemm, dtype, fleet
         if key not in self._plans:
             element = ElementBytes(dtype.itemsize, out.itemsize)
@@ -241,7 +241,7 @@ class Judge:
         return self._plans[key]
 
     def report(self, title: str) -> int:
-        """Print what was found since the last report; returns the number accused."""
+        """Print what was found since the last report; return the number of results called wrong."""
         accused = 0
         print(
             f"{title}\n  {'product':11} {'executor':9} {'check':9} {'blocks':>8} {'accused':>8} "
@@ -282,7 +282,7 @@ class Training:
         self._step = 0
 
     def steps(self, number: int, dtype: str = "fp32", *, judged: bool = False) -> float:
-        """Do some steps; returns the last loss."""
+        """Train some steps; return the last loss."""
         self.judge.active = judged
         offload(self._model, self.judge)
         try:
@@ -306,7 +306,7 @@ class Training:
 
 
 def judge_training(judge: Judge, options: argparse.Namespace) -> int:
-    """Train every model and judge its products; returns how many honest results were accused."""
+    """Train every model and judge its products; return how many results were called wrong."""
     steps, warm = (2, 5) if options.quick else (options.steps, options.warm)
     accused = 0
     for name in options.model:
@@ -324,7 +324,7 @@ def judge_training(judge: Judge, options: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=200)

@@ -1,17 +1,17 @@
-"""Hostile bytes at the codec and at the parameter server's state machine, a million of them.
+"""A million hostile inputs for the codec and for the parameter server's state machine.
 
     python -m benchmarks.fuzz [--inputs N] [--seed S] [--failures FILE]
 
-Property-based, with a corpus: an input that leads to an outcome not seen before (which message in
-which state, what came of it, which rule refused it) is kept and mutated further. The coverage of
-lines is not measured: Python 3.11 can only trace, which takes ten times as long as the codec.
+Fuzzing is property-based, with a corpus: an input that leads to a new outcome (which message in
+which state, its effect, which rule refused it) is kept and mutated further. The coverage of lines
+is not measured: Python 3.11 can only trace, which takes ten times as long as the codec.
 
 Most inputs go to the codec: it returns a message that is written as it was read, or raises
 `ProtocolError`. The others go through the codec into a session manager with several hostile
-sessions and an honest device, see `tests.fuzzing.Arena`; every thousand of them the hostile go
-silent and everything that is unfinished must be done by the honest device, with the right result.
+sessions and an honest device, see `tests.fuzzing.Arena`; after every thousand inputs the hostile
+sessions go silent, and the honest device must finish everything, with the right result.
 
-Exits with 1 when anything else happens; the inputs that did it are written to a file.
+The exit code is 1 if anything else happens; the inputs that caused it are written to a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOW_S = 2.0
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts, failures and the slowest input."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, bytes]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Report:
     done: int = 0
 
     def timed(self, took_s: float, data: bytes, where: str) -> None:
-        """Keep the slowest input; too slow a one is a failure."""
+        """Keep the slowest input; an input that is too slow is a failure."""
         if took_s > self.slowest_s:
             self.slowest_s, self.slowest = took_s, data
         if took_s > SLOW_S:
@@ -62,19 +62,19 @@ class Bar:
         self._waiting = 0
 
     def step(self) -> None:
-        """One input is done."""
+        """Count a finished input."""
         self._waiting += 1
         if self._waiting == 1000:
             self.flush()
 
     def flush(self) -> None:
-        """Show what is done."""
+        """Show the inputs counted since the last update."""
         self._progress.advance(self._task, self._waiting)
         self._waiting = 0
 
 
 def fuzz_codec(inputs: int, seed: int, report: Report, bar: Bar) -> Mutator:
-    """Inputs for the codec alone."""
+    """Give inputs to the codec alone."""
     mutator = Mutator(Random(seed))
     for _ in range(inputs):
         data = mutator.next()
@@ -93,7 +93,7 @@ def fuzz_codec(inputs: int, seed: int, report: Report, bar: Bar) -> Mutator:
 
 
 def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: Bar) -> None:
-    """Inputs for hostile sessions of a session manager, in arenas of a thousand."""
+    """Give inputs to hostile sessions of a session manager, in arenas of a thousand inputs."""
     left = inputs
     number = 0
     while left > 0:
@@ -121,7 +121,7 @@ def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: B
 
 
 def show(report: Report, inputs: int, took_s: float, most: int = 25) -> None:
-    """Counts by outcome, rarest left out."""
+    """Print counts by outcome, without the rarest."""
     for part in ("codec", "server"):
         counts = [(o, n) for o, n in report.outcomes.most_common() if o.startswith(part)]
         total = sum(n for _, n in counts)
@@ -137,7 +137,7 @@ def show(report: Report, inputs: int, took_s: float, most: int = 25) -> None:
 
 
 def main() -> int:
-    """Parse the command line, run, report."""
+    """Parse the command line, run, and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,25 +1,25 @@
-"""Floods at a real server while a real job runs: is it slowed, does it grow, are newcomers let in?
+"""Floods of a real server during a real job: its speed, its memory, and how newcomers fare.
 
     python -m benchmarks.hostile [--rounds N] [--window-s S] [--only FLOOD] [--quick]
 
-A `cleave serve` process trains opt-tiny on two `cleave join` processes; it checks no results, for
-that takes memory of its own once it pays to compile it. In every other window of
-time a process of its own, at the lowest priority, floods it in one way, at the rates of the attacks
-that once stopped it, and at ten times these:
+A `cleave serve` process trains opt-tiny on two `cleave join` processes. It checks no results, as
+checks take more memory once they are compiled. In every other window of time, a separate process at
+the lowest priority floods it in one way, at the rates of attacks that once stopped it, and at ten
+times these rates:
 
 - strangers with hellos of nested lists of 5 kB, 12 a second, each on a connection of its own;
-- one unused join code, with which links are measured that announce messages of 256 MiB and send of
-  them what is taken, 1.1 connections a second;
-- one admitted device that floods heartbeats, telemetry, pings, answers nobody awaits (each so
-  large as the results it was asked for), 66,667 a second, and comes back whenever it is sent away;
+- devices with one unused join code, whose links are measured; they announce messages of 256 MiB and
+  send as much of them as the server takes, 1.1 connections a second;
+- one admitted device that floods heartbeats, telemetry, pings and unexpected answers (each as large
+  as the results it was asked for), 66,667 a second, and comes back whenever it is disconnected;
 - slow handshakes from 127.0.0.2 to 127.0.0.5, as many as each address may have: 12.8 new ones a
-  second from each take the places of those whose time is over.
+  second from each replace those that timed out.
 
-First the server has no job, and the processor time that it spends on each is measured: whatever
-else the machine does, that is what a flood can take from a job. Windows of nothing at all, between
-others like them, show what the machine's other work does.
+First the server has no job, and the processor time that it spends on each flood is measured: that
+is what a flood can take from a job, whatever else the machine does. Windows without a flood,
+between others without one, show the effect of other load on the machine.
 
-All the time newcomers from 127.0.0.6, with a join code of their own, come to have their link
+All the time, newcomers from 127.0.0.6 with a join code of their own connect to have their link
 measured, and leave when they were welcomed.
 
 Bounds: steps a second in a flood at least 0.9 of those in the windows around it; the server's
@@ -105,12 +105,12 @@ MEASURED: Final = device_hello(credential="", name="measured", memory_bytes=64 *
 
 
 class Attacker:
-    """Floods a server in every way there is.
+    """Floods a server in every known way.
 
     Args:
-        host, port: of the server.
+        host, port: address of the server.
         code: an unused join code.
-        members: a join code for many devices: each flood is another one's.
+        members: a join code for many devices; each flood uses another device.
     """
 
     def __init__(self, host: str, port: int, code: str, members: str) -> None:
@@ -184,7 +184,7 @@ class Attacker:
             writer.close()
 
     async def _member(self, kind: str, per_s: float) -> None:
-        """Join, do what is asked until there is nothing more, and flood; come back when cut."""
+        """Join, do what is asked until nothing is left, and flood; come back when disconnected."""
         while True:
             hello = device_hello(
                 credential=self._credential, name="flood", memory_bytes=10**9, flops_per_s=1e9,
@@ -232,7 +232,7 @@ class Attacker:
 
 
 def _frame(kind: str, result_bytes: int) -> bytes:
-    """A message of a flood, as it goes over the socket."""
+    """Return a message of a flood as a WebSocket frame."""
     if kind == "pings":
         return Frame(Opcode.PING, b"").serialize(mask=True)
     floods: dict[str, Message] = {
@@ -246,7 +246,10 @@ def _frame(kind: str, result_bytes: int) -> bytes:
 
 
 async def attack(host: str, port: int, code: str, members: str) -> None:
-    """Do what standard input says: a line `TIMES KIND` begins, an empty one ends; answer then."""
+    """Flood as standard input says.
+
+    A line `TIMES KIND` begins a flood, an empty line ends it; then print an answer.
+    """
     os.nice(19)  # strangers have computers of their own: this one takes what the job leaves
     allow_many_connections()
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
@@ -265,7 +268,7 @@ async def attack(host: str, port: int, code: str, members: str) -> None:
 
 @contextmanager
 def attacking(host: str, port: int, code: str, members: str) -> Iterator[subprocess.Popen[str]]:
-    """The attacker's process."""
+    """Run the attacker's process."""
     command = [
         sys.executable, "-m", "benchmarks.hostile", "--attack", host, str(port), code, members,
     ]  # fmt: skip
@@ -283,13 +286,13 @@ def attacking(host: str, port: int, code: str, members: str) -> Iterator[subproc
 
 @dataclass
 class Watched:
-    """What is seen of the server.
+    """What is measured of the server.
 
     Attributes:
-        steps_s: when the job's steps ended.
-        cpu_s: the server's processor time at some times.
-        waits: when newcomers came, and how long each waited; None for one that was not let in.
-        most_bytes: the most memory since this was last reset.
+        steps_s: times when the job's steps ended.
+        cpu_s: pairs of a time and the server's processor time until then.
+        waits: when newcomers came, and how long each waited; None for a newcomer that was refused.
+        most_bytes: largest resident memory since the last reset.
     """
 
     steps_s: list[float] = field(default_factory=list)
@@ -298,17 +301,17 @@ class Watched:
     most_bytes: int = 0
 
     def speed(self, since_s: float, until_s: float) -> float:
-        """Steps a second: whole steps, from the end of one to the end of another."""
+        """Return steps a second, over whole steps."""
         ends = [at_s for at_s in self.steps_s if since_s <= at_s <= until_s]
         return (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 2 else 0.0
 
     def busy(self, since_s: float, until_s: float) -> float:
-        """The share of a core that the server takes."""
+        """Return the share of a core that the server takes."""
         spent = [(at_s, cpu_s) for at_s, cpu_s in self.cpu_s if since_s <= at_s <= until_s]
         return (spent[-1][1] - spent[0][1]) / (spent[-1][0] - spent[0][0])
 
     def cpu_a_step_s(self, since_s: float, until_s: float) -> float:
-        """Processor time of the server a step, in seconds."""
+        """Return the server's processor time for each step, in seconds."""
         spent = [cpu_s for at_s, cpu_s in self.cpu_s if since_s <= at_s <= until_s]
         steps = sum(since_s <= at_s <= until_s for at_s in self.steps_s)
         return (spent[-1] - spent[0]) / max(1, steps)
@@ -316,7 +319,7 @@ class Watched:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A `cleave serve` process and what it said first; all that it says is in `log`."""
+    """Run `cleave serve`; yield the process and its first record; its output goes to `log`."""
     command = [
         sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--data", str(folder / "data"),
         "--json", "--verify", "off",
@@ -336,7 +339,7 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any
 
 @asynccontextmanager
 async def beside(*jobs: Awaitable[None]) -> AsyncIterator[None]:
-    """Do something all the time."""
+    """Run these jobs while the block runs."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         yield
@@ -358,7 +361,7 @@ async def follow(client: OperatorClient, watched: Watched) -> None:
 
 
 async def weigh(pid: int, watched: Watched) -> None:
-    """Note how large the server is, and what it computes."""
+    """Note the server's memory and processor time."""
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     while True:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -368,7 +371,7 @@ async def weigh(pid: int, watched: Watched) -> None:
 
 
 async def keep_coming(address: str, code: str, watched: Watched) -> None:
-    """Newcomers, each as soon as its time has come, whatever became of the one before."""
+    """Start newcomers at fixed intervals, whatever became of earlier ones."""
     async with asyncio.TaskGroup() as group:
         while True:
             group.create_task(newcomer(address, code, watched))
@@ -376,7 +379,7 @@ async def keep_coming(address: str, code: str, watched: Watched) -> None:
 
 
 async def newcomer(address: str, code: str, watched: Watched) -> None:
-    """Come, be welcomed, leave."""
+    """Connect, be welcomed, and leave."""
     hello = replace(MEASURED, credential=code, measure=True)
     began_s, took_s = time.monotonic(), None
     with suppress(OSError, WebSocketException, TimeoutError):
@@ -392,7 +395,7 @@ async def newcomer(address: str, code: str, watched: Watched) -> None:
 
 @dataclass
 class Seen:
-    """Of one flood, in each window: steps a second, also relative to the windows around it."""
+    """The figures of one flood by window: steps a second, also over those of windows around it."""
 
     speeds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -404,7 +407,7 @@ class Seen:
 
 
 async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) -> None:
-    """Run all windows and print what came of them."""
+    """Run all windows, and print the results."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cleave-hostile-")))
         os.environ["CLEAVE_STATE"] = str(folder / "state")  # of the devices
@@ -453,7 +456,7 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
 
 
 async def window(window_s: float) -> tuple[float, float]:
-    """Let time pass; when it began and ended."""
+    """Let time pass; return when it began and ended."""
     began_s = time.monotonic()
     await asyncio.sleep(window_s)
     return began_s, time.monotonic()
@@ -462,7 +465,7 @@ async def window(window_s: float) -> tuple[float, float]:
 async def flood(
     kind: str, times: int, window_s: float, strangers: subprocess.Popen[str]
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """One window with a flood; when it was, and what the attacker did in it."""
+    """Run one window with a flood; return when it was, and what the attacker did in it."""
     assert strangers.stdin is not None
     assert strangers.stdout is not None
     strangers.stdin.write(f"{times} {kind}\n")
@@ -485,7 +488,7 @@ async def flooded(
     strangers: subprocess.Popen[str],
     before: int,
 ) -> Seen:
-    """Windows with one flood and without, in turns, beginning and ending without."""
+    """Run windows with and without one flood in turn; the first and the last are without."""
     seen = Seen()
     quiet = [await window(window_s)]
     attacked = []
@@ -542,7 +545,7 @@ def report(kind: str, times: int, seen: Seen) -> None:
 
 
 def summarise(found: dict[tuple[str, int], Seen], log: Path) -> None:
-    """Print how all of it went, and what the server wrote."""
+    """Print the results of all floods, and what the server logged."""
     ratios = [ratio for seen in found.values() for ratio in seen.ratios]
     print(f"all floods: steps/s over those without: {spread(ratios)}")
     lines = log.read_text().splitlines()
@@ -556,7 +559,7 @@ def summarise(found: dict[tuple[str, int], Seen], log: Path) -> None:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="windows of each flood")
     parser.add_argument("--window-s", type=float, default=6.0)

@@ -1,16 +1,16 @@
-"""Strangers at the door while a job runs: is it slowed, does the server's memory grow?
+"""Attacks by strangers during a job: whether it slows down, and whether the server's memory grows.
 
     python -m benchmarks.knocking [--rounds N] [--steps N] [--connections N] [--quick]
 
 Trains opt-tiny on two `cleave join` processes. In every other block of steps a process of its own
-attacks the server: connections as many as asked for, opened as fast as it can and held as long as
-the server lets it, slow handshakes, wrong credentials, wrong origins, and messages that announce or
-send a gigabyte. Blocks with and without take turns; a third kind has the same attack go to a
-listener that has nothing to do with Cleave, which shows what the attacker itself takes from the
-machine that it shares with the job, although it runs at the lowest priority.
+attacks the server: `--connections` connections, opened as fast as possible and held as long as the
+server lets it, slow handshakes, wrong credentials, wrong origins, and messages that announce or
+send a gigabyte. Blocks with and without an attack take turns. In a third kind of block, the same
+attack goes to a listener that has nothing to do with Cleave. That shows how much the attacker
+itself takes from the machine that it shares with the job, although it runs at the lowest priority.
 
-Bounds: blocks under attack take at most 1.10 times those in quiet; the server's memory grows by at
-most 64 MiB.
+Bounds: blocks under attack take at most 1.10 times as long as quiet ones; the server's memory
+grows by at most 64 MiB.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ AT_ONCE = 500  # connections that the attacker holds
 
 
 class Kind(Enum):
-    """Of a block of steps."""
+    """The kind of a block of steps."""
 
     QUIET = "quiet"
     ELSEWHERE = "the same attack elsewhere"
@@ -66,10 +66,10 @@ class Kind(Enum):
 
 
 class Attacker:
-    """Knocks in every way there is.
+    """Attacks a server in every known way.
 
     Args:
-        host, port: of the server.
+        host, port: address of the server.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -78,7 +78,7 @@ class Attacker:
         self.done: Counter[str] = Counter()
 
     async def volley(self, connections: int) -> None:
-        """So many connections as fast as they can be opened, then a few in every other way."""
+        """Open this many connections as fast as possible, then a few in every other way."""
         limit = asyncio.Semaphore(AT_ONCE)
         few = max(2, connections // 200)
         for ways in (
@@ -98,7 +98,7 @@ class Attacker:
         await self._held("slow handshakes", b"GET /ws HTTP/1.1\r\nHost: x\r\nX-Slow: ")
 
     async def _held(self, what: str, said: bytes) -> None:
-        """Open, say little, and hold it for a second unless it is cut."""
+        """Open a connection, send little, and hold it for a second unless it is closed."""
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(self._host, self._port)
             self.done[what] += 1
@@ -123,7 +123,7 @@ class Attacker:
                 self.done["wrong origins let in"] += 1
 
     async def _gigabyte(self, *, announced: bool) -> None:
-        """A message of a gigabyte: one frame that says so, or fragments that do not."""
+        """Send a gigabyte: one frame that announces it, or fragments that do not."""
         self.done["gigabytes"] += 1
         piece, sent = bytes(2**20), 0
         whole = b"\x82\xff" + GIGABYTE.to_bytes(8, "big") + NO_MASK
@@ -141,7 +141,7 @@ class Attacker:
 
 
 async def listen_elsewhere() -> int:
-    """A listener that closes what comes; returns its port."""
+    """Start a listener that closes every connection; return its port."""
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
@@ -152,7 +152,10 @@ async def listen_elsewhere() -> int:
 
 
 async def attack(address: str) -> None:
-    """Do what standard input says: a line `attack N` or `elsewhere N` each; answer when done."""
+    """Attack as standard input says.
+
+    Each line is `attack N` or `elsewhere N`; print an answer when it is done.
+    """
     os.nice(19)  # strangers have computers of their own: this one takes what the job leaves
     parts = urlsplit(address)
     assert parts.hostname is not None
@@ -171,7 +174,7 @@ async def attack(address: str) -> None:
 
 @contextmanager
 def attacker(address: str) -> Iterator[subprocess.Popen[str]]:
-    """The attacker's process."""
+    """Run the attacker's process."""
     command = [sys.executable, "-m", "benchmarks.knocking", "--attack", address]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -186,14 +189,14 @@ def attacker(address: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def measure(rounds: int, steps: int, connections: int) -> None:
-    """Run the blocks and print what came of them."""
+    """Run the blocks, and print the results."""
     job = JobSpec(model="opt-tiny", steps=3 * rounds * steps + 2, batch=4, seq=128)
     notes: list[str] = []
     blocks: dict[Kind, list[float]] = {kind: [] for kind in Kind}
     longest = dict.fromkeys(Kind, 0.0)
     heard: dict[str, float] = {}
     with (
-        cleave.serve(notify=notes.append, verify=False) as fleet,  # the door is what is measured
+        cleave.serve(notify=notes.append, verify=False) as fleet,  # only the listener is measured
         joined(fleet.url, 2, "--threads", "1"),
         attacker(parse_join_url(fleet.url).address) as strangers,
     ):
@@ -236,7 +239,7 @@ def report(
     steps: int,
     notes: list[str],
 ) -> None:
-    """Print the figures and whether they are within their bounds."""
+    """Print the figures, and whether they are within their bounds."""
     print("the strangers: " + ", ".join(f"{n:.0f} {k}" for k, n in heard.items() if k != "took_s"))
     print(f"the server's log: {sum('refused' in note for note in notes)} lines of refusals, as")
     for note in [note for note in notes if " more (" in note][:3]:
@@ -255,7 +258,7 @@ def report(
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=20, help="in a block")

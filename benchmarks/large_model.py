@@ -1,4 +1,4 @@
-"""OPT-1.3B on a 24 GB machine: the command as a user gives it, its peak memory and its losses.
+"""OPT-1.3B on a 24 GB machine, with the command that a user gives: peak memory and losses.
 
     python -m benchmarks.large_model
 
@@ -19,7 +19,7 @@ import time
 
 
 def run(devices: int, options: argparse.Namespace) -> tuple[list[float], float, float]:
-    """Losses, peak resident memory in GB and seconds of one run."""
+    """Return losses, peak resident memory in GB, and seconds of one run."""
     command = [
         sys.executable, "-m", "cleave_cli", "train", "--model", options.model, "--devices",
         str(devices), "--steps", "2", "--batch", "2", "--seq", "256", "--dtype", "bf16",

@@ -1,4 +1,4 @@
-"""Learning is real: `opt-tiny` on the default corpus, five minutes on this machine.
+"""Whether a model learns: `opt-tiny` on the default corpus, five minutes on this machine.
 
     python -m benchmarks.learning
 

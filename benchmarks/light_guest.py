@@ -1,10 +1,10 @@
-"""A light guest: what a device process costs the machine it runs on.
+"""What a device process costs the machine it runs on.
 
     python -m benchmarks.light_guest
 
 Makes a fresh virtual environment with Cleave's base requirements alone (no torch), joins a server
 from it, and prints the time from the command to being ready, and resident memory before and after
-work, its operands apart.
+computing, without its operands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def base_environment(folder: Path) -> Path:
-    """A virtual environment with the base requirements; returns its `cleave` command."""
+    """Make a virtual environment with the base requirements; return its `cleave` command."""
     venv.create(folder, with_pip=True)
     subprocess.run(
         [folder / "bin" / "pip", "install", "--quiet", "--editable", str(ROOT)], check=True

@@ -3,8 +3,8 @@
     python -m benchmarks.loopback_step
 
 OPT-125M, batch 2, sequence 32, fp32, with 2 and 4 device processes: step time as a ratio, fixed
-cost of a small GEMM, bytes against the floor of every operand and result crossing once, and memory
-of the PS and the devices from step 5 to step 55. The process waits passively in OpenMP, as `cleave
+cost of a small GEMM, bytes over those of sending every operand and result once, and memory of the
+PS and the devices from step 5 to step 55. The process waits passively in OpenMP, as `cleave
 serve` does; plain PyTorch is timed in the same process.
 """
 
@@ -32,14 +32,14 @@ from cleave.training.trainer import Trainer
 
 
 def seconds(trainer: Trainer) -> float:
-    """One step, timed."""
+    """Return the seconds of one step."""
     began_s = time.perf_counter()
     trainer.train_step()
     return time.perf_counter() - began_s
 
 
 def small_gemm_s(fleet: Fleet, repeats: int = 200) -> float:
-    """Median time of an 8x8x8 GEMM with fresh operands."""
+    """Return the median seconds of an 8x8x8 GEMM with fresh operands."""
     values = np.ones((8, 8), np.float32)
     times = []
     for _ in range(repeats):
@@ -51,7 +51,7 @@ def small_gemm_s(fleet: Fleet, repeats: int = 200) -> float:
 
 
 def settled_bytes(trainer: Trainer, pids: Sequence[int]) -> list[float]:
-    """Resident memory of each process, the median over five steps: allocators hold on by turns."""
+    """Return resident bytes of each process: the median over five steps, as allocators vary."""
     samples = []
     for _ in range(5):
         trainer.train_step()

@@ -1,4 +1,4 @@
-"""What one overview costs the server's loop: 1000 devices, each known, with a GEMM under way.
+"""What one overview costs the server's loop: 1000 known devices, with a GEMM under way.
 
 python -m benchmarks.overview --devices 1000
 """
@@ -29,7 +29,7 @@ from profiles.library import load_profiles, profile_names
 
 
 class Fleet:
-    """Devices without sockets."""
+    """A fleet of devices without sockets."""
 
     def __init__(self, devices: int) -> None:
         self.manager = SessionManager()
@@ -58,7 +58,7 @@ class Fleet:
 
 
 def main() -> None:
-    """Print the times."""
+    """Measure and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--looks", type=int, default=100)

@@ -1,4 +1,4 @@
-"""How far plans are from their bound, against the published scheme, behind a card, and how fast.
+"""Plans against their bound, against the published scheme, and behind a card; and planning time.
 
     python -m benchmarks.planner_gap            # everything, some minutes
     python -m benchmarks.planner_gap --quick    # OPT-13B alone
@@ -36,7 +36,7 @@ AGAINST_2D = {256: 1.5, 1024: 1.75, 8192: 2.3}
 
 
 def fleet(devices: int) -> list[DeviceRates]:
-    """`paper-N` as the planner sees it."""
+    """Return `paper-N` as the planner sees it."""
     return [
         DeviceRates(
             number,
@@ -51,7 +51,7 @@ def fleet(devices: int) -> list[DeviceRates]:
 
 
 def covers(plan: Plan) -> bool:
-    """Whether volumes add up and no two tiles of the plan meet."""
+    """Say whether volumes add up and no two tiles of the plan overlap."""
     boxes = np.array([[*t.tile.m, *t.tile.n, *t.tile.k] for t in plan.tiles])
     if sum(t.tile.volume for t in plan.tiles) != plan.gemm.volume:
         return False
@@ -69,7 +69,7 @@ def _mark(kind: str, devices: int) -> float:
 
 
 def _reason(plan: Plan) -> str:
-    """Why a plan is further from its bound than others."""
+    """Return why a plan is further from its bound than others."""
     cut = len(plan.tiles) - plan.devices_used
     if cut:
         return f"memory: shares that fit no device whole were cut into {cut} tiles more"
@@ -82,7 +82,7 @@ def _reason(plan: Plan) -> str:
 
 
 def gaps(models: Sequence[str]) -> None:
-    """Gap to the isolated bound, strip fill apart."""
+    """Print the gap to the isolated bound, with the fill of strips apart."""
     print("gap of the makespan to the isolated bound, every device at its own best depth")
     for devices in FLEETS:
         rates = fleet(devices)
@@ -126,7 +126,7 @@ def gaps(models: Sequence[str]) -> None:
 
 
 def against_published() -> None:
-    """All Linear GEMMs of an OPT-13B step, 2-D against 3-D with fused siblings."""
+    """Compare all Linear GEMMs of an OPT-13B step: 2-D against 3-D with fused siblings."""
     print("OPT-13B step against method 2d (siblings apart as published / fused as ours)")
     spec = find_model("opt-13b")
     for devices, mark in AGAINST_2D.items():
@@ -161,7 +161,7 @@ def against_published() -> None:
 
 
 def behind_a_card() -> None:
-    """Does a larger fleet ever take longer?"""
+    """Print whether a larger fleet ever takes longer behind a card."""
     print("OPT-13B step behind a PS card, devices added to one fleet")
     everyone = fleet(8192)
     gemms = step_gemms(find_model("opt-13b"), BATCH, SEQ, fused_siblings=True)
@@ -177,7 +177,7 @@ def behind_a_card() -> None:
 
 
 def planning_time() -> None:
-    """Seconds to plan."""
+    """Print the seconds of planning."""
     gemms = step_gemms(find_model("opt-13b"), BATCH, SEQ, fused_siblings=True)
     rates = fleet(8192)
     took = []

@@ -1,20 +1,20 @@
-"""What the loss of a device costs the GEMM that is running.
+"""What the loss of a device costs the GEMM under way.
 
     python -m benchmarks.recovery [--part virtual|real] [--losses N] [--devices N] [--seed S]
                                   [--strips own|many] [--rounds N]
 
 1. In virtual time, GEMMs of one OPT-13B layer on paper-256: one device vanishes at a random moment.
-   Cost over the undisturbed GEMM, over devices and moments, apart from detection: at most 5 % of
-   the makespan in the median, 12 % at worst. With `--strips many` blocks cost the server nothing,
-   so that the planner cuts 16 strips a side and leaves devices no slack in which a loss would go
-   unnoticed.
+   The extra time over the undisturbed GEMM, without detection, is at most 5 % of the makespan in
+   the median over devices and moments, 12 % at worst. With `--strips many` blocks cost the server
+   nothing, so that the planner cuts 16 strips a side and leaves devices no slack in which a loss
+   would go unnoticed.
 2. With real processes: six emulated devices, each a process of its own with its own WebSocket, on a
    real server; every result is checked, and the product compared with numpy's. One process gets
    SIGKILL, or SIGSTOP, after which its connection stays open and nothing tells the server.
    Detection is the time from the signal until the first of its blocks is given to another device,
-   or until the GEMM ends where it had none left; it is printed apart. So small a fleet is a sixth
-   slower from then on, whatever the server does: what that alone costs is printed, too, and taken
-   from no figure.
+   or until the GEMM ends if it had none left; it is printed apart. A fleet that small is a sixth
+   slower from then on, whatever the server does. What that alone costs is printed, too, but not
+   subtracted from any figure.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Loss:
 
 
 def matrix(rows: int, columns: int) -> Buffer:
-    """A bf16 matrix of which there is only the size."""
+    """Return a bf16 matrix that has only a size, no memory of its own."""
     return Buffer(np.broadcast_to(np.uint16(0), (rows, columns)), DType.BF16)
 
 
 def makespan_s(gemm: Gemm, planner: TilePlanner, devices: int, loss: Loss | None) -> float:
-    """Virtual seconds of one GEMM on a fresh fleet."""
+    """Return the virtual seconds of one GEMM on a fresh fleet."""
     fleet = emulated(paper_fleet(devices), compute=False)
     fleet.planner = planner
     runtime = fleet.runtime
@@ -104,13 +104,13 @@ def makespan_s(gemm: Gemm, planner: TilePlanner, devices: int, loss: Loss | None
 
 
 def run(fleet: Fleet, gemm: Gemm) -> None:
-    """One GEMM by sizes alone."""
+    """Run one GEMM without values, by its sizes alone."""
     a, b = fleet.operand(matrix(gemm.m, gemm.k)), fleet.operand(matrix(gemm.k, gemm.n))
     fleet.submit(Side(a), Side(b), matrix(gemm.m, gemm.n)).result()
 
 
 def losses_in_virtual_time(count: int, devices: int, seed: int, ps: PsRates | None) -> bool:
-    """Whether the limits are kept."""
+    """Measure losses in virtual time; return whether the limits are met."""
     rng = np.random.default_rng(seed)
     every: list[float] = []
     for name, gemm in GEMMS.items():
@@ -142,7 +142,7 @@ def losses_in_virtual_time(count: int, devices: int, seed: int, ps: PsRates | No
 
 
 class Household:
-    """Device processes of a server; those that are lost are replaced."""
+    """The device processes of a server; those that are lost are replaced."""
 
     def __init__(self, fleet: ServedFleet, folder: Path, source: str) -> None:
         self._fleet = fleet
@@ -153,7 +153,7 @@ class Household:
         wait_for_devices(fleet, PROCESSES)
 
     def replace(self, victim: int) -> None:
-        """A new device for one that was killed or stopped."""
+        """Start a new device for one that was killed or stopped."""
         self._end(self.processes[victim])
         while self._fleet.device_count >= PROCESSES:
             time.sleep(0.01)
@@ -161,7 +161,7 @@ class Household:
         wait_for_devices(self._fleet, PROCESSES)
 
     def close(self) -> None:
-        """End all."""
+        """End all processes."""
         for process in self.processes:
             self._end(process)
 
@@ -176,7 +176,7 @@ class Household:
 
 @contextmanager
 def household() -> Iterator[tuple[ServedFleet, Household]]:
-    """A server and its device processes."""
+    """Run a server and its device processes."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         fleet = stack.enter_context(cleave.serve())
@@ -188,11 +188,11 @@ def household() -> Iterator[tuple[ServedFleet, Household]]:
 
 @dataclass(frozen=True)
 class Course:
-    """How a GEMM went.
+    """The times of a GEMM.
 
     Attributes:
-        took_s: its makespan.
-        detected_s: from the signal to the first task that another device was given.
+        took_s: its makespan in seconds.
+        detected_s: seconds from the signal to the first task that another device got.
     """
 
     took_s: float
@@ -201,7 +201,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Strike:
-    """A signal to a device's process, so long after the GEMM was submitted."""
+    """A signal to a device's process, some seconds after the GEMM was submitted."""
 
     process: int
     number: signal.Signals
@@ -209,7 +209,7 @@ class Strike:
 
 
 def course(fleet: ServedFleet, rng: np.random.Generator, strike: Strike | None) -> Course:
-    """One GEMM, compared with numpy's."""
+    """Run one GEMM, and compare its result with numpy's."""
     a, b = (rng.standard_normal((SIDE, SIDE), dtype=np.float32) for _ in range(2))
     out = Buffer(np.empty((SIDE, SIDE), np.float32), DType.FP32)
     left, right = (Side(fleet.operand(Buffer(values, DType.FP32))) for values in (a, b))
@@ -241,7 +241,7 @@ def course(fleet: ServedFleet, rng: np.random.Generator, strike: Strike | None) 
 
 
 def losses_of_processes(rounds: int, seed: int) -> None:
-    """Print what the losses cost."""
+    """Measure and print what the losses of processes cost."""
     rng = np.random.default_rng(seed)
     with household() as (fleet, home):
         course(fleet, rng, None)
@@ -272,7 +272,7 @@ def losses_of_processes(rounds: int, seed: int) -> None:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["virtual", "real"])
     parser.add_argument("--losses", type=int, default=25)

@@ -1,4 +1,4 @@
-"""Losses through Cleave against plain PyTorch: OPT-125M, 20 steps.
+"""Losses with Cleave against plain PyTorch: OPT-125M, 20 steps.
 
     python -m benchmarks.same_losses
 
@@ -21,7 +21,7 @@ from cleave.training.job import JobSpec
 def losses(
     job: JobSpec, fleet: Fleet | None, after: Callable[[int], None] = lambda step: None
 ) -> list[float]:
-    """The loss of every step."""
+    """Return the loss of every step."""
     trainer = make_trainer(job, fleet)
     found = []
     while trainer.step < job.steps:
@@ -31,7 +31,7 @@ def losses(
 
 
 def difference(ours: list[float], plain: list[float]) -> float:
-    """Largest relative difference at any step."""
+    """Return the largest relative difference at any step."""
     return max(abs(a - b) / abs(b) for a, b in zip(ours, plain, strict=True))
 
 

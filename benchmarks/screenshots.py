@@ -2,8 +2,8 @@
 
     python -m benchmarks.screenshots [--folder docs/screenshots]
 
-Server, devices and training are processes as a user starts them. Pictures are taken in Chromium:
-light and dark, on a desktop and on a phone.
+Server, devices and training are processes that start as a user starts them. Screenshots are taken
+in Chromium: light and dark, on a desktop and on a phone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PHONE_PX = {"x": 0, "y": 0, "width": 390, "height": 1500}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Take them."""
+    """Take the screenshots."""
     parser = argparse.ArgumentParser(description="Take the screenshots in docs/.")
     parser.add_argument("--folder", type=Path, default=Path("docs/screenshots"))
     folder = parser.parse_args(arguments).folder
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _training(stack: ExitStack, place: Path) -> str:
-    """A server, its fleet and a job that has begun; the dashboard's address."""
+    """Start a server, its fleet and a job; return the dashboard's address."""
     data = place / "data"
     serve = ("--port", "0", "--data", str(data), "--ps-gbit", "1", "--grid", "DEU", "--json")
     _, lines = stack.enter_context(started("serve", *serve, cwd=place))
@@ -96,7 +96,7 @@ def _take(browser: Browser, url: str, file: Path, *, scheme: str, phone: bool) -
 
 
 def _write_small(picture: bytes, file: Path) -> None:
-    """A PNG with a palette: a page has few colours, and is a third of the size."""
+    """Write a PNG with a palette: a page has few colours, and the file is a third of the size."""
     image = Image.open(BytesIO(picture)).convert("RGB")
     # The usual method gives the palette to shades of grey, and a warning loses its colour.
     few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

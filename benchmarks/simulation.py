@@ -6,7 +6,7 @@
 - `cleave simulate paper`, every claim and figure (at most 10 minutes on 2 cores); `--quick` for the
   small report that only shows that it works.
 
-Both in processes of their own, as people run them; start-up is counted. Ends with status 1 where a
+Both run in processes of their own, as users run them; start-up is counted. The exit code is 1 if a
 limit is not met.
 """
 
@@ -24,7 +24,7 @@ LARGEST = ("--model", "opt-175b", "--devices", "100000", "--methods", "cleave")
 
 
 def timed(what: str, limit_s: float, *arguments: str) -> bool:
-    """Run a command and print its seconds against a limit; whether that is met."""
+    """Run a command and print its seconds and the limit; return whether it is met."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
     subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)
@@ -41,7 +41,7 @@ def timed(what: str, limit_s: float, *arguments: str) -> bool:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small report")
     parser.add_argument("--out", help="keep the report in this folder")

@@ -1,10 +1,10 @@
-"""What going through Cleave costs: a step with 8 emulated devices against plain PyTorch.
+"""What Cleave adds to a step: 8 emulated devices against plain PyTorch.
 
     python -m benchmarks.step_overhead
 
-OPT-125M, batch 4, sequence 512, fp32 and bf16: the same model is stepped offloaded and plain in
-turn; prints the median ratio of five interleaved pairs. A step is everything: forward, backward,
-clipping, AdamW.
+OPT-125M, batch 4, sequence 512, fp32 and bf16: the same model does offloaded and plain steps in
+turn; prints the median ratio of five interleaved pairs. A step is forward, backward, clipping
+and AdamW.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cleave.training.trainer import Trainer
 
 
 def seconds(trainer: Trainer) -> float:
-    """One step, timed."""
+    """Return the seconds of one step."""
     began_s = time.perf_counter()
     trainer.train_step()
     return time.perf_counter() - began_s

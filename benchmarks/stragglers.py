@@ -3,14 +3,14 @@
     python -m benchmarks.stragglers [--late 5] [--good 3] [--steps 80] [--model opt-nano]
                                     [--at-once] [--from-start]
 
-Two servers in this process, each with `--good` device processes of its own. The second has one
-more, which does everything right and, from its first run on (`--from-start`: while its link is
-measured, too), answers `--late` seconds later, one after the other (`--at-once`: side by side). The
-same job of `--steps` steps runs on both, a step here, a step there, so that whatever else this
-machine does slows both alike. Then the straggler recovers, and it is printed how long it takes
-until it gets work again.
+There are two servers in this process, each with `--good` device processes of its own. The second
+has one more, the straggler. Its results are right, but from its first run on (`--from-start`: while
+its link is measured, too) it answers `--late` seconds later, one answer after the other
+(`--at-once`: side by side). The same job of `--steps` steps runs on both servers, which take turns,
+so that other load on this machine slows both alike. Then the straggler recovers; the time until it
+gets tasks again is printed.
 
-Limit: the mean of the steps after the tenth is at most 1.15 times that without it.
+Limit: the mean of the steps after the tenth is at most 1.15 times that without the straggler.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Lateness:
     """How late a device answers.
 
     Attributes:
-        seconds: each of its answers.
-        at_once: whether they are late side by side, not one after the other.
-        from_start: while its link is measured, too.
+        seconds: delay of each of its answers.
+        at_once: whether delays overlap instead of following one another.
+        from_start: whether it is late while its link is measured, too.
     """
 
     seconds: float
@@ -67,7 +67,7 @@ class Lateness:
 
 
 class LateComputer(ComputeThread):
-    """Does what it is asked and says so later, until it is told that it has recovered."""
+    """Computes at once and reports late, until it is told that it has recovered."""
 
     def __init__(self, lateness: Lateness) -> None:
         super().__init__(NumpyBackend())
@@ -93,7 +93,7 @@ class LateComputer(ComputeThread):
 
 
 async def serve(url: str, name: str, lateness: Lateness) -> None:
-    """Be a device until the server is gone; SIGUSR1 is recovery."""
+    """Run a device until the server is gone; SIGUSR1 makes it recover."""
     target = parse_join_url(url)
     # Stated, for a busy machine measures anything within itself; measured if that is the point.
     rate = 0.0 if lateness.from_start else _BYTES_PER_S
@@ -112,7 +112,7 @@ async def serve(url: str, name: str, lateness: Lateness) -> None:
 
 @contextmanager
 def device(fleet: ServedFleet, name: str, lateness: Lateness) -> Iterator[subprocess.Popen[bytes]]:
-    """A device process that has joined."""
+    """Run a device process, and yield it when it has joined."""
     command = [sys.executable, "-m", "benchmarks.stragglers", "--device", fleet.url]
     command += ["--name", name, "--late", str(lateness.seconds)]
     command += ["--at-once"] if lateness.at_once else []
@@ -132,7 +132,7 @@ def device(fleet: ServedFleet, name: str, lateness: Lateness) -> Iterator[subpro
 
 
 def steps_s(fleets: Sequence[ServedFleet], job: JobSpec) -> list[list[float]]:
-    """By fleet, seconds of each step of a job that they do in turns."""
+    """Return by fleet the seconds of each step of a job; the fleets take turns."""
     trainers = [make_trainer(job, Fleet(fleet.runtime, fleet.planner)) for fleet in fleets]
     found: list[list[float]] = [[] for _ in fleets]
     for _ in range(job.steps):
@@ -142,7 +142,7 @@ def steps_s(fleets: Sequence[ServedFleet], job: JobSpec) -> list[list[float]]:
 
 
 def until_it_works(fleet: ServedFleet, job: JobSpec, name: str) -> float | None:
-    """Seconds of training until a device's answers are used again; None where that takes long."""
+    """Train until a device's results are used again; return seconds, or None after a time limit."""
 
     def blocks() -> int:
         found = (d for d in fleet.describe_devices() if d["name"] == name)
@@ -158,7 +158,7 @@ def until_it_works(fleet: ServedFleet, job: JobSpec, name: str) -> float | None:
 
 
 def described(steps: Sequence[float]) -> str:
-    """The steps that count."""
+    """Describe the steps that count."""
     counted = steps[SETTLING:]
     return (
         f"mean {statistics.mean(counted):.3f} s, median {statistics.median(counted):.3f} s, "
@@ -168,7 +168,7 @@ def described(steps: Sequence[float]) -> str:
 
 
 def measure(options: argparse.Namespace) -> bool:
-    """Whether the limit is kept."""
+    """Run the benchmark; return whether the limit is met."""
     job = JobSpec(
         model=options.model, data=str(Path(__file__)), steps=options.steps, batch=options.batch,
         seq=options.seq, checkpoint_every=0,
@@ -216,7 +216,7 @@ def _several(fleet: ServedFleet, count: int, lateness: Lateness) -> Iterator[Non
 
 
 def main() -> None:
-    """Measure, or be a device."""
+    """Measure, or run a device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--late", type=float, default=5.0)
     parser.add_argument("--at-once", action="store_true")

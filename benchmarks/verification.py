@@ -1,4 +1,4 @@
-"""Checking results: what it costs, whom it blames, what it misses.
+"""Checks of results: what they cost, whom they blame, what they miss.
 
     python -m benchmarks.verification [--quick] [--batch 4] [--seq 128]
 
@@ -10,22 +10,23 @@
    once (at most 3), counted by the code itself, blocks of 512 x 512 at several depths, and plans of
    fleets that cut tiles differently.
 3. Honest blocks, 250,000 in each of fp32, bf16, bf16 returned as fp32 partial sums, and fp16:
-   numbers as they occur in training, outlier columns among them, and nasty ones; summed by numpy,
-   by torch, and one product after the other. None is to be called wrong, no device to be
+   numbers as they occur in training, outlier columns among them, and difficult ones; summed by
+   numpy, by torch, and one product after the other. None may be called wrong, no device may be
    quarantined. Blocks are 16 x 16, so that there are many in little time; the products of real
    training are judged by `benchmarks.false_alarms`.
 4. Liars: a fifth of an emulated fleet lies in one of nine ways, through the real session
    manager and scheduler, every placed block compared with the exact product. GEMMs of 320 x 320,
-   depth 128,
-   are cut evenly: the planner would search a new plan for every liar that comes. One that is
-   quarantined comes back under a new name before the next GEMM. Wrong by more than the stated
-   tolerance: an element is off by more than `cleave.verify.LONE` deviations of its row. None of
-   those is to reach the model; the table counts what is below, too.
+   depth 128, are cut evenly: the planner would search a new plan for every liar that comes. A liar
+   that is quarantined comes back under a new name before the next GEMM. A block is wrong by more
+   than the stated tolerance if an element is off by more than `cleave.verify.LONE` deviations of
+   its row. No such block may reach the model; the table also counts wrong blocks within the
+   tolerance.
 5. Lone errors in an ordinary column, by dtype, width of the block, and size of one outlier column:
    the size that passes half of the time, in units of the root mean square of ordinary elements (at
-   most 0.6 in bf16 and 1e-3 in fp32 at 512 columns). Passed is what reaches the model.
+   most 0.6 in bf16 and 1e-3 in fp32 at 512 columns). An error passes if it reaches the
+   model.
 6. Steering: errors of half the tolerance and less along a fixed direction in all weight gradients
-   of a bf16 layer, twelve blocks a step. Steps until the device is found out, in 20 seeds (at most
+   of a bf16 layer, twelve blocks a step. Steps until the device is detected, in 20 seeds (at most
    50), and how many elements are not the right rounding.
 """
 
@@ -82,19 +83,19 @@ SIDE = 16
 
 
 def said(what: str, value: float, limit: float, shown: str) -> None:
-    """A figure with its limit."""
+    """Print a figure, its limit, and whether it is met."""
     met = "met" if value <= limit else "NOT met"
     print(f"{what}: {shown} (at most {limit:g}): {met}", flush=True)
 
 
 def name(dtype: DType, out: DType) -> str:
-    """`bf16`, or `bf16>fp32` for partial sums."""
+    """Return `bf16`, or `bf16>fp32` for partial sums."""
     return dtype.value if dtype is out else f"{dtype.value}>{out.value}"
 
 
 @cache
 def projector() -> Pass:
-    """As in a run of some length: by compiled loops, if numba is there."""
+    """Return the check's pass as in a longer run: compiled loops if numba is installed."""
     return compiled_pass() if find_spec("numba") else numpy_pass
 
 
@@ -102,7 +103,7 @@ def projector() -> Pass:
 
 
 def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
-    """Part one."""
+    """Run part one."""
     job = JobSpec(model="opt-125m", batch=batch, seq=seq, steps=10_000, checkpoint_every=0)
     shares: list[float] = []
     per_step: dict[bool, list[float]] = {True: [], False: []}
@@ -135,7 +136,7 @@ def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
 
 
 def counted(gemm: Gemm, blocks: list[Block], dtype: DType) -> tuple[float, float]:
-    """Share of operations, and passes over A, B and C."""
+    """Return the share of operations, and the passes over A, B and C."""
     rng = np.random.default_rng(0)
     a, b = (
         Buffer(arrays.narrow(rng.standard_normal(shape, np.float32), dtype), dtype)
@@ -152,7 +153,7 @@ def counted(gemm: Gemm, blocks: list[Block], dtype: DType) -> tuple[float, float
 
 
 def counts(quick: bool) -> None:
-    """Part two."""
+    """Run part two."""
     for dtype in (DType.FP32, DType.BF16):
         flops, passes = 0.0, 0.0
         for depth in (512, 2048) if quick else (512, 1024, 4096, 16384):
@@ -182,26 +183,26 @@ def counts(quick: bool) -> None:
 
 
 def activations(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """A few columns are far larger than the rest, as in transformers."""
+    """Return numbers of which a few columns are far larger than the rest, as in transformers."""
     values = rng.standard_normal(shape)
     values[:, rng.integers(0, shape[1], 1 + shape[1] // 100)] *= 60
     return values
 
 
 def gradients(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Tiny, of scales that differ from row to row, some rows zero."""
+    """Return tiny numbers whose scale differs from row to row; some rows are zero."""
     values = rng.standard_normal(shape) * np.exp(2 * rng.standard_normal((shape[0], 1))) * 1e-4
     values[rng.random(shape[0]) < 0.2] = 0
     return values
 
 
 def positive(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Of one sign: sums grow with the depth."""
+    """Return positive numbers, so that sums grow with the depth."""
     return np.abs(rng.standard_normal(shape)) + 1
 
 
 def cancelling(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Large numbers whose sums along rows and columns nearly vanish."""
+    """Return large numbers whose sums along rows and columns nearly vanish."""
     values = rng.standard_normal(shape)
     values[:, 1::2] = -values[:, : 2 * (shape[1] // 2) : 2]
     values[1::2] = -values[: 2 * (shape[0] // 2) : 2]
@@ -209,12 +210,12 @@ def cancelling(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
 
 
 def heavy(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Log-normal magnitudes."""
+    """Return numbers with log-normal magnitudes."""
     return rng.standard_normal(shape) * np.exp(rng.standard_normal(shape))
 
 
 def sparse(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """As after a ReLU."""
+    """Return numbers as after a ReLU."""
     return np.maximum(rng.standard_normal(shape) - 1, 0)
 
 
@@ -222,7 +223,7 @@ KINDS = (activations, gradients, positive, cancelling, heavy, sparse)
 
 
 def one_after_another(a: Buffer, b: Buffer, out: Buffer) -> None:
-    """A device without any blocking: one product after the other, in fp32."""
+    """Multiply as a device without blocking: one product after the other, in fp32."""
     left, right = a.float32(), b.float32()
     total = np.zeros(out.shape, np.float32)
     for k in range(left.shape[1]):
@@ -231,7 +232,7 @@ def one_after_another(a: Buffer, b: Buffer, out: Buffer) -> None:
 
 
 def honest(blocks_wanted: int) -> None:
-    """Part three."""
+    """Run part three."""
     devices: list[Callable[[Buffer, Buffer, Buffer], None]] = [
         NumpyBackend().matmul,
         TorchBackend().matmul,
@@ -295,7 +296,7 @@ Lie = Callable[["Liar", Array, Compute], None]
 
 
 class Liar:
-    """What a lying device remembers."""
+    """The state of a lying device."""
 
     def __init__(self, lie: Lie, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -304,7 +305,7 @@ class Liar:
         self._lie = lie
 
     def change(self, block: Array, order: Compute) -> None:
-        """Make a right block wrong, or let it be."""
+        """Make a right block wrong, or leave it as it is."""
         self.answers += 1
         self._lie(self, block, order)
 
@@ -314,7 +315,7 @@ def zeros(_: Liar, block: Array, order: Compute) -> None:
 
 
 def stale(liar: Liar, block: Array, order: Compute) -> None:
-    """The block before, where it has the shape; its own first one is right."""
+    """Return the block before, if its shape fits; a device's first block stays right."""
     before, liar.before = liar.before, block.copy()
     if before is not None and before.shape == block.shape:
         block[...] = before
@@ -329,34 +330,34 @@ def scaled(_: Liar, block: Array, order: Compute) -> None:
 
 
 def exponent_bit(liar: Liar, block: Array, order: Compute) -> None:
-    """One of the eight bits, of any element; of a small one the rounding of others may hide it."""
+    """Flip one of the eight exponent bits of any element; rounding may hide a small element's."""
     bits = block.view(np.uint32)
     place = liar.rng.integers(block.shape[0]), liar.rng.integers(block.shape[1])
     bits[place] ^= np.uint32(1) << np.uint32(23 + liar.rng.integers(8))
 
 
 def spread_noise(liar: Liar, block: Array, order: Compute) -> None:
-    """Ten times the rounding error that an honest device may make, everywhere."""
+    """Add ten times the rounding error that an honest device may make, everywhere."""
     noise = liar.rng.standard_normal(block.shape).astype(np.float32)
     sigma = deviations(*operands(order), block, order.out)[:, None]
     block += noise * (10 * sigma / np.sqrt(block.shape[1])).astype(np.float32)
 
 
 def half_depth(_: Liar, block: Array, order: Compute) -> None:
-    """The sum over the first half only."""
+    """Sum over the first half of the depth only."""
     a, b = operands(order)
     middle = a.shape[1] // 2
     block[...] = a[:, :middle] @ b[:middle]
 
 
 def right_until_trusted(liar: Liar, block: Array, order: Compute) -> None:
-    """Right a hundred times."""
+    """Leave a hundred blocks right, then change one element."""
     if liar.answers > 100:
         one_element(liar, block, order)
 
 
 def cancelling_pairs(liar: Liar, block: Array, order: Compute) -> None:
-    """In two rows and two columns; sums along either stay what they are."""
+    """Change two rows and two columns so that sums along either stay as they are."""
     rows = liar.rng.choice(block.shape[0], 2, replace=False)
     columns = liar.rng.choice(block.shape[1], 2, replace=False)
     error = 5 * block.std()
@@ -377,7 +378,7 @@ LIES: tuple[Lie, ...] = (
 
 
 def operands(order: Compute) -> tuple[Array, Array]:
-    """A and B of a block, in fp32."""
+    """Return A and B of a block, in fp32."""
     sides = [(a.payload.float32(), b.payload.float32()) for a, b in order.pairs]
     left = np.concatenate([a.T if order.transpose_a else a for a, _ in sides], axis=1)
     right = np.concatenate([b.T if order.transpose_b else b for _, b in sides], axis=0)
@@ -385,19 +386,19 @@ def operands(order: Compute) -> tuple[Array, Array]:
 
 
 def deviations(a: Array, b: Array, exact: Array, dtype: DType) -> Array:
-    """What rounding does to the rows of a block, all columns weighing the same; shape (rows,)."""
+    """Return rounding's standard deviation of each row of a block, for equal columns; (rows,)."""
     a_square, length = np.square(a).sum(1), np.square(exact).sum(1)
     b_square = np.asarray(np.square(b).sum())
     return np.asarray(np.sqrt(variance(a_square, b_square, length, b.shape[1], a.shape[1], dtype)))
 
 
 class LyingShell(VirtualRuntime):
-    """An emulated fleet with liars in it, which come back when they are thrown out.
+    """A runtime with an emulated fleet and liars in it, which come back after quarantine.
 
     Attributes:
-        placed: blocks that reached the output.
-        lied: answers that were changed.
-        above, below: wrong blocks that were placed, by the stated tolerance.
+        placed: number of blocks that reached the output.
+        lied: number of answers that were changed.
+        above, below: number of wrong blocks that were placed, above and below the stated tolerance.
     """
 
     def __init__(self, members: list[FleetDevice], lie: Lie, seed: int) -> None:
@@ -446,7 +447,7 @@ class LyingShell(VirtualRuntime):
                 self.gone.append(device.profile)
 
     def come_again(self) -> None:
-        """Liars that were thrown out join under new names."""
+        """Let liars whose sessions ended join again under new names."""
         while self.gone:
             self.join(self.gone.pop())
         while any(self._joining(device) for device in self.devices.values()):
@@ -454,7 +455,7 @@ class LyingShell(VirtualRuntime):
 
 
 class Evenly:
-    """Every device gets as many rows, all columns, in 16 blocks."""
+    """A planner that gives every device equally many rows and all columns, in 16 blocks."""
 
     def plan(
         self,
@@ -473,7 +474,7 @@ class Evenly:
 
 
 def liars(blocks_wanted: int) -> None:
-    """Part four."""
+    """Run part four."""
     table = []
     for dtype, out in ((DType.FP32, DType.FP32), (DType.BF16, DType.BF16)):
         placed = above = blamed = 0
@@ -517,7 +518,7 @@ DEPTH = 512
 def passes_half(
     dtype: DType, out: DType, columns: int, outlier: float, trials: int, rng: np.random.Generator
 ) -> float:
-    """The lone error that passes half of the time, over the rms of ordinary elements."""
+    """Return the lone error that passes half of the time, over the rms of ordinary elements."""
     left = rng.standard_normal((64, DEPTH), np.float32)
     right = rng.standard_normal((DEPTH, columns), np.float32)
     right[:, columns // 2] *= outlier
@@ -528,7 +529,7 @@ def passes_half(
     block = Block(Span(0, 64), Span(0, columns), (Span(0, DEPTH),))
 
     def passed(share: float) -> bool:
-        """Whether one such error passes."""
+        """Say whether one such error passes."""
         wrong = honest.copy()
         column = int(rng.integers(columns - 1))
         column += column >= columns // 2
@@ -548,7 +549,7 @@ def passes_half(
 
 
 def smallest(trials: int, widths: Sequence[int]) -> None:
-    """Part five."""
+    """Run part five."""
     print(f"lone error that passes half of the time, of ordinary rms; 64 rows, depth {DEPTH}")
     limits = {(DType.FP32, DType.FP32): 1e-3, (DType.BF16, DType.BF16): 0.6}
     for dtype, out in MODES:
@@ -566,10 +567,10 @@ def smallest(trials: int, widths: Sequence[int]) -> None:
 
 
 def steered(share: float, seed: int, blocks: int) -> tuple[int, Rounding]:
-    """Let a device steer by a share of the tolerance until it is found out, or for so many blocks.
+    """Let a device steer by a share of the tolerance, for `blocks` blocks or until it is detected.
 
     Returns:
-        In which block it was found out, or one more than there were; and what was counted.
+        The number of the block in which it was detected, or `blocks` + 1; and what was counted.
     """
     rng, rounding = np.random.default_rng(seed), Rounding()
     block = Block(Span(0, 192), Span(0, DEPTH), (Span(0, DEPTH),))
@@ -593,7 +594,7 @@ def steered(share: float, seed: int, blocks: int) -> tuple[int, Rounding]:
 
 
 def steering(seeds: int) -> None:
-    """Part six."""
+    """Run part six."""
     for share in (0.5, 0.1, 0.05, 0.02):
         runs = [steered(share, seed, 12 * 50) for seed in range(seeds)]
         last = max(number for number, _ in runs)
@@ -604,7 +605,7 @@ def steering(seeds: int) -> None:
 
 
 def parts(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    """What to run."""
+    """Yield the parts to run."""
     quick = options.quick
     wanted = 3000 if quick else 100_000
     widths = (64, 512) if quick else (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -617,7 +618,7 @@ def parts(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer blocks and steps")
     parser.add_argument("--batch", type=int, default=4)

@@ -1,9 +1,9 @@
-"""The browser's kernels in Chromium: WASM SIMD against plain JavaScript, and everyone's errors.
+"""The browser's kernels in Chromium: WASM SIMD against plain JavaScript, and errors of all kernels.
 
     python -m benchmarks.web_kernels
 
-Needs Chromium, Node.js and `npm ci` in web_client. Speed: products of 512-sided fp32 squares on one
-thread, plain JavaScript and WASM in turn, several rounds, medians. Errors: the largest of any
+Needs Chromium, Node.js and `npm ci` in web_client. Speed: products of 512 x 512 fp32 matrices on
+one thread, plain JavaScript and WASM in turn, medians of several rounds. Errors: the largest of any
 element against double precision, relative to the sum of the magnitudes of its products (fp32), and
 as a share of what rounding allows (all dtypes, transposed operands, odd sizes; above 1 is wrong).
 WebGPU without a GPU is emulated by the processor: its speed then says nothing.
@@ -27,7 +27,7 @@ EPSILON = 2.0**-24  # the relative error of one rounding to fp32
 
 
 def flops_per_s(page: Page, kernel: str, threads: int, time_s: float) -> float:
-    """A kernel's speed on squares of 512."""
+    """Return a kernel's FLOP/s on 512 x 512 matrices."""
     call = "([kernel, threads, side, time_s]) => lab.flops_per_s(kernel, threads, side, time_s)"
     return float(page.evaluate(call, [kernel, threads, SIDE, time_s]))
 
@@ -55,7 +55,7 @@ def report_speed(page: Page, rounds: int) -> None:
 
 
 def report_errors(page: Page) -> None:
-    """Print every kernel's errors."""
+    """Print the errors of every kernel."""
     print(f"errors, in roundings of fp32 (2^-24 = {EPSILON:.2e}), two threads:")
     for kernel in KERNELS:
         try:
@@ -68,7 +68,7 @@ def report_errors(page: Page) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds

@@ -2,10 +2,11 @@
 
     python -m benchmarks.websocket_throughput
 
-The PS runs OPT-125M's weight GEMMs on device processes with a null executor, which answers with
+The PS runs OPT-125M's weight GEMMs on device processes with a null backend, which answers with
 ready-made bytes, so that nothing but moving bytes is measured. The bare connection moves messages
 of the same sizes, in the same order and direction, with nothing but `websockets` on both sides: the
-PS's traffic is recorded first, then replayed. Interleaved in one run, median of seven.
+PS's traffic is recorded first, then replayed. Both take turns in one run; the
+figure is the median of seven.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LAYERS = 12
 
 
 class NullComputer:
-    """Answers at once, with zeros that cost nothing to make."""
+    """A computer that answers at once, with zeros that cost nothing to make."""
 
     def __init__(self) -> None:
         self._ready: dict[tuple[int, int], memoryview] = {}
@@ -60,7 +61,7 @@ class NullComputer:
 
 
 def null_device(url: str) -> None:
-    """A device process whose results cost nothing to make."""
+    """Run a device whose results cost nothing to make."""
     hold_strips_well()  # as `cleave join` does
 
     async def run() -> None:
@@ -76,7 +77,7 @@ def null_device(url: str) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """The matrices of one linear layer: x and y's gradient, weight, and where products go."""
+    """The matrices of one linear layer: x, y's gradient, the weight, and memory for products."""
 
     x: Buffer
     dy: Buffer
@@ -87,13 +88,16 @@ class Layer:
 
     @classmethod
     def make(cls, m: int, n: int, k: int) -> Layer:
-        """Zeros, touched once so that no page is missing when bytes are moved."""
+        """Return a layer of zeros, all touched so that no page is missing when bytes are moved."""
         shapes = ((m, k), (m, n), (n, k), (m, n), (m, k), (n, k))
         return cls(*(Buffer(np.full(shape, 0, np.float32), DType.FP32) for shape in shapes))
 
 
 def one_pass(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> float:
-    """Seconds for the forward and backward GEMMs of all layers, so many layers at a time."""
+    """Run the forward and backward GEMMs of all layers, and return the seconds.
+
+    It does `in_flight` layers at a time.
+    """
     began_s = time.perf_counter()
     waiting: deque[GemmFuture] = deque()
     for layer in layers:
@@ -114,7 +118,7 @@ Script = list[list[tuple[str, int]]]  # by device: ("down" or "up", bytes), in o
 
 
 def bare_client(port: int, script: list[tuple[str, int]], rounds: int) -> None:
-    """Receives and sends what the script says, `rounds` times."""
+    """Receive and send what the script says, `rounds` times."""
 
     async def run() -> None:
         buffer = memoryview(bytearray(max(size for _, size in script)))
@@ -131,7 +135,7 @@ def bare_client(port: int, script: list[tuple[str, int]], rounds: int) -> None:
 
 
 class BareServer:
-    """Bare connections in a loop of their own, as the PS has one."""
+    """Bare connections in a loop of their own, like that of the PS."""
 
     def __init__(self, script: Script, rounds: int) -> None:
         self.script = script
@@ -167,7 +171,7 @@ class BareServer:
         return port
 
     def one_pass(self) -> float:
-        """Seconds for the whole script, all connections at once, sending ahead of receiving."""
+        """Return the seconds of the script on all connections at once, sending while receiving."""
 
         async def one(socket: ServerConnection, part: list[tuple[str, int]]) -> None:
             async def send() -> None:
@@ -193,7 +197,7 @@ class BareServer:
 
 
 def record_traffic(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> Script:
-    """What one pass sends and receives, by device."""
+    """Return what one pass sends and receives, by device."""
     runtime: Any = fleet.runtime
     script: dict[int, list[tuple[str, int]]] = {}
     for number, peer in runtime._peers.items():

@@ -23,7 +23,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types that travel. Values are the names used in messages.
+    """Element types that the protocol can send. Values are the names used in messages.
 
     Attributes:
         itemsize: bytes per element.
@@ -72,17 +72,17 @@ class Buffer:
         return Buffer(self.array.T, self.dtype)
 
     def region(self, rows: Span, columns: Span) -> Buffer:
-        """A view of some rows and columns."""
+        """Return a view of some rows and columns."""
         return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
-        """The elements row by row, as bytes; a view where the rows are contiguous already."""
+        """Return the elements row by row, as bytes: a view where the rows are contiguous."""
         if self.array.size == 0:
             return memoryview(b"")
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
 
     def float32(self) -> Array:
-        """The values in fp32; exact for every dtype, a view when they are fp32 already."""
+        """Return the values in fp32: exact for every dtype, and a view if they are fp32 already."""
         if self.dtype is DType.FP32:
             return self.array
         if self.dtype is DType.FP16:
@@ -91,12 +91,12 @@ class Buffer:
 
 
 def empty(rows: int, columns: int, dtype: DType) -> Buffer:
-    """A new C-contiguous buffer, not initialised."""
+    """Return a new C-contiguous buffer, not initialised."""
     return Buffer(np.empty((rows, columns), dtype.storage), dtype)
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """View received bytes as a matrix, in place.
+    """View received bytes as a matrix, without copying them.
 
     Raises:
         ValueError: when the length does not fit the shape.
@@ -129,7 +129,7 @@ def from_torch(tensor: torch.Tensor) -> Buffer:
     """View a 2-D CPU tensor as a buffer, sharing memory.
 
     Raises:
-        ValueError: for a dtype that does not travel.
+        ValueError: for a dtype that the protocol does not have.
     """
     import torch
 

@@ -22,15 +22,15 @@ class VersionError(ProtocolError):
 
 
 class PlanError(CleaveError):
-    """No plan exists for this work on this fleet."""
+    """No plan exists for this job on this fleet."""
 
 
 class FleetError(CleaveError):
-    """The fleet cannot finish the work it was given."""
+    """The fleet cannot finish a job that it was given."""
 
 
 def not_installed(what: str, library: str, extra: str) -> UsageError:
-    """For something that needs a library which only an extra brings."""
+    """Return the error for something that needs a library which only an extra installs."""
     return UsageError(
         f"{what} needs {library}, which is not installed here; "
         f"install it with: pip install 'cleave[{extra}]'"

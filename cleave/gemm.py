@@ -41,20 +41,20 @@ class Gemm:
 
     @property
     def volume(self) -> int:
-        """Multiply-add pairs."""
+        """Return the number of multiply-add pairs."""
         return self.m * self.n * self.k
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, two per multiply-add."""
+        """Return the number of floating-point operations, two per multiply-add."""
         return 2 * self.volume
 
 
 def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
-    """The GEMM of two shapes.
+    """Return the GEMM that multiplies matrices of two shapes, (m, k) and (k, n).
 
     Raises:
-        ValueError: when they do not fit.
+        ValueError: when the inner sides differ.
     """
     if a[1] != b[0]:
         raise ValueError(f"a {a[0]}x{a[1]} matrix cannot be multiplied by a {b[0]}x{b[1]} one")
@@ -63,7 +63,10 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A box of a GEMM's index space. Of full depth it yields finished blocks, else partial sums."""
+    """A box of a GEMM's index space.
+
+    Its blocks are finished elements of C if it has the full depth of the GEMM, else partial sums.
+    """
 
     m: Span
     n: Span
@@ -74,7 +77,7 @@ class Tile:
         return self.m.size * self.n.size * self.k.size
 
     def is_partial(self, gemm: Gemm) -> bool:
-        """Whether blocks of this tile are partial sums, to be added to those of other tiles."""
+        """Say whether blocks of this tile are partial sums, to be added to those of other tiles."""
         return self.k.size < gemm.k
 
     def overlaps(self, other: "Tile") -> bool:
@@ -93,7 +96,7 @@ class TileCut:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows ``m`` and columns ``n`` of C, summed over the depth that ``pieces`` cover in order."""
+    """Rows ``m`` and columns ``n`` of C, summed over the depth spans in ``pieces``, in order."""
 
     m: Span
     n: Span
@@ -115,8 +118,8 @@ class Block:
 def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
     """Cut `span` into at most `pieces` non-empty spans of nearly equal size.
 
-    Inner boundaries lie on multiples of `align` from the start where the span is long enough;
-    an empty span is returned as it is, once.
+    Where the span is long enough, inner boundaries lie at multiples of `align` from its start. An
+    empty span is returned as it is, once.
     """
     if span.size == 0 or pieces <= 1:
         return (span,)
@@ -134,10 +137,10 @@ def cut_tile(tile: Tile, rows: int, columns: int, *, align: int = 1) -> TileCut:
 
 
 def wavefront(cut: TileCut) -> Iterator[Block]:
-    """The blocks of a tile in the order in which strips, sent A0 B0 A1 B1 ..., make them ready.
+    """Yield a tile's blocks in the order in which strips, sent A0 B0 A1 B1 ..., make them ready.
 
-    When an A-strip arrives it meets every B-strip that is already there, and the other way round;
-    so after a share f of the download a share f^2 of the blocks is ready.
+    When an A-strip arrives, it can be multiplied by every B-strip that is already there, and the
+    other way round. So after a share f of the download a share f^2 of the blocks is ready.
     """
     have_a = have_b = 0
     while have_a < len(cut.m_cuts) or have_b < len(cut.n_cuts):
@@ -152,7 +155,7 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
 
 
 def boxes_of(blocks: Iterable[Block]) -> list[Tile]:
-    """Few boxes that cover what blocks cover: neighbours are joined in rows and in columns."""
+    """Return few boxes that cover the same elements as the blocks, by joining neighbours."""
     rows_first = sorted((b.k, b.m, b.n) for b in blocks)
     joined = [
         _joined(_joined(rows_first, 2), 1),
@@ -165,7 +168,7 @@ _Box = tuple[Span, Span, Span]
 
 
 def _joined(boxes: Iterable[_Box], side: int) -> list[_Box]:
-    """Boxes that lie side by side along one side, the other sides being equal, made one."""
+    """Join boxes that are neighbours along one side and equal in the other two."""
     others = [i for i in range(3) if i != side]
     joined: list[_Box] = []
     for box in sorted(boxes, key=lambda b: (*(b[i] for i in others), b[side])):

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The `cleave` command line."""

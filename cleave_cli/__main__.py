@@ -1,4 +1,4 @@
-"""`python -m cleave_cli` is `cleave`."""
+"""Run `cleave` as `python -m cleave_cli`."""
 
 from cleave_cli.main import main
 

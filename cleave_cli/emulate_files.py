@@ -11,7 +11,7 @@ from cleave.errors import CleaveError, UsageError
 
 
 class Watch:
-    """The observers that options ask for, and what they write in the end."""
+    """The observers that the options ask for, and the files that they fill."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
         from emulator.trace import TraceLog, TraceWriter
@@ -32,7 +32,7 @@ class Watch:
             self.observers.append(TraceLog(self._log))
 
     def _log(self, line: str) -> None:
-        """Write a line; what goes wrong is told in the end, the emulation is none the worse."""
+        """Write a line; an error is only reported at the end and does not disturb the emulation."""
         try:
             if self._file is not None and self._fault is None:
                 self._file.write(line)
@@ -40,10 +40,10 @@ class Watch:
             self._fault = error
 
     def finish(self) -> None:
-        """Write what was seen.
+        """Write the trace, and close the log.
 
         Raises:
-            CleaveError: when that is not possible.
+            CleaveError: when a file cannot be written.
         """
         if self._file is not None:
             try:

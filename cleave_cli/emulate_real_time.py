@@ -1,4 +1,4 @@
-"""`cleave emulate` in real time: sessions on a server, a line that shows them, and a summary."""
+"""`cleave emulate` in real time: sessions on a server, a status line, and a summary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def real_time(
     *,
     as_json: bool,
 ) -> None:
-    """Run a fleet on a server, its own unless one is given; see `cleave emulate`."""
+    """Run a fleet on the given server, or on a new one; see `cleave emulate`."""
     import os
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
@@ -69,7 +69,7 @@ def real_time(
 async def watched(
     fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
 ) -> None:
-    """Run a fleet and show it; until Ctrl-C, its duration, or its own server is gone."""
+    """Run and show a fleet until Ctrl-C, the end of its duration, or that of its own server."""
     import asyncio
     import signal
     import time

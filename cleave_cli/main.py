@@ -73,7 +73,7 @@ app.add_typer(simulate.app)
 
 
 def main() -> None:
-    """Run the command line; errors are one sentence on stderr, exit code 1 or 2."""
+    """Run the command line; print an error as one sentence on stderr, with exit code 1 or 2."""
     # `--debug` is accepted anywhere on the line, where people tend to add it.
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1

@@ -1,4 +1,4 @@
-"""The operator's side: what `cleave train --server` and `cleave jobs` say to a server."""
+"""The operator's side of a session: what `cleave train --server` and `cleave jobs` send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.transport.url_file import read_url
 
 
 class OperatorClient:
-    """An operator's session. Make it with `connect`."""
+    """An operator's session; `connect` makes one."""
 
     def __init__(self, connection: WebSocketConnection) -> None:
         self._connection = connection
@@ -28,7 +28,7 @@ class OperatorClient:
         """Open an operator session with the URL that the server printed, or @FILE that holds it.
 
         Raises:
-            CleaveError: when there is no server or it refuses.
+            CleaveError: when there is no server, or when it refuses.
         """
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
@@ -43,10 +43,10 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Ask for something and return the answer.
+        """Send a request and return the answer.
 
         Raises:
-            CleaveError: what the server said, if it refused.
+            CleaveError: when the server refused, with its reason.
         """
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
@@ -60,7 +60,7 @@ class OperatorClient:
         return reply.data
 
     async def records(self) -> AsyncIterator[dict[str, Any]]:
-        """The records of the job that was submitted or attached to, to the last."""
+        """Yield the records of the job that was submitted or attached to, until its last."""
         while True:
             message = await self._receive()
             if isinstance(message, messages.JobRecord):
@@ -69,7 +69,7 @@ class OperatorClient:
                     return
 
     async def close(self) -> None:
-        """Leave; jobs go on."""
+        """Close the session; jobs go on."""
         await self._connection.close()
 
     async def _send(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""How commands reach the server as its operator: by its URL, or by the folder that it keeps."""
+"""How commands reach the server as its operator: by its URL, or by its data folder."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 
 def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
-    """Ask a server for something; where none runs, its folder is asked.
+    """Send a request to a server, or carry it out on its folder if no server runs.
 
     Args:
-        action, arguments: of the request.
+        action, arguments: the request's name and arguments.
         server: the operator's URL; empty for the server that uses the folder `data`.
         data: that folder; None for the default one.
 
     Raises:
-        CleaveError: when it cannot be done.
+        CleaveError: when the request cannot be carried out.
     """
     url = _find(server, data)
     if url:
@@ -47,10 +47,10 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
 
 
 def running_server(server: str, data: Path | None) -> str:
-    """The operator's URL of a server that runs; the arguments are those of `ask`.
+    """Return the operator's URL of a running server; the arguments are those of `ask`.
 
     Raises:
-        CleaveError: when none does.
+        CleaveError: when no server runs.
     """
     url = _find(server, data)
     if not url:
@@ -59,7 +59,7 @@ def running_server(server: str, data: Path | None) -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """The operator's URL that is meant; empty where no server uses the folder."""
+    """Return the operator's URL; empty if no server uses the folder."""
     from cleave.server.store import data_folder
 
     if server:
@@ -91,7 +91,7 @@ async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[
 
 
 def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Do it without a server."""
+    """Carry out a request on the server's folder, without a server."""
     from cleave.server.api.device_admin import DeviceAdmin
     from cleave.server.auth.access import Access
     from cleave.server.store.job_history import as_without_server
@@ -110,5 +110,5 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
 
 
 def when(unix_s: float | None) -> str:
-    """A time, as people read it."""
+    """Return a time as text, for people."""
     return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))

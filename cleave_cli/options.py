@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""Helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cleave.errors import UsageError
 
 
 def need_train_extra(command: str, *more: str) -> None:
-    """Say how to get what training needs, and `more` modules, where it is not installed.
+    """Refuse if what training needs, or a module of `more`, is missing; say how to install it.
 
     Raises:
-        UsageError: when torch or transformers is missing.
+        UsageError: when torch, transformers or another module is missing.
     """
     missing = [
         name
@@ -28,13 +28,13 @@ def need_train_extra(command: str, *more: str) -> None:
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
-    """Whether an option is on the command line, be it with its default value."""
+    """Say whether an option is on the command line, even with its default value."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes, as people read it."""
+    """Return a number of bytes as text, for people."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             break

@@ -1,4 +1,4 @@
-"""A device process of its own, joined to a server of its own, to be measured."""
+"""A device process joined to a server of this process, for measurements."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_BYTES = 4 * 10**9  # more than any tile that is timed needs
 
 @contextmanager
 def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
-    """Times tiles on a `cleave join` process, ended when the block is left.
+    """Yield a timer of tiles on a `cleave join` process, which ends with the block.
 
     Args:
-        executor: what it multiplies with.
-        threads: how many, on as many cores; 0 for all.
+        executor: name of the backend that it multiplies with.
+        threads: number of threads, on as many cores; 0 for all cores.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""A parameter server in a process of its own, for as long as a command needs one."""
+"""A parameter server in its own process, for as long as a command needs one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A server that runs.
+    """A running server and its process.
 
     Attributes:
-        url: what devices join.
-        operator_url: what `cleave train --server` takes.
+        url: the URL with which devices join.
+        operator_url: the URL for `cleave train --server`.
         process: its process.
     """
 
@@ -33,19 +33,19 @@ class OwnServer:
 
     @property
     def train_command(self) -> str:
-        """How to train on it."""
+        """Return the command that trains on it."""
         return f"cleave train --model opt-tiny --server '{self.operator_url}'"
 
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:
-    """`cleave serve` on a free port of this machine, ended when the block is left.
+    """Run `cleave serve` on a free port of this machine until the block is left.
 
     Args:
-        options: more of its options.
+        options: further options for it.
 
     Raises:
-        CleaveError: when it does not start.
+        CleaveError: when the server does not start.
     """
     command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
     command += ["--data", "none"]  # its devices are strangers, and all have one credential

@@ -1,4 +1,4 @@
-"""Who can reach a server at the address that it tells people."""
+"""Which machines can reach a server at its address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cleave.transport.addresses import is_loopback
 
 
 def only_here(url: str) -> str:
-    """A sentence for an address that works on this machine alone; empty for any other."""
+    """Return a sentence if only this machine reaches the address; else an empty text."""
     host = urlsplit(url).hostname or ""
     if not is_loopback(host):
         return ""

@@ -1,4 +1,4 @@
-"""What emulated devices do, for whoever wants to look: traces, logs, tests."""
+"""What emulated devices do, as records for traces, logs and tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cleave.protocol.messages import Message
 
 
 class Direction(Enum):
-    """Which way a message went."""
+    """The direction of a message."""
 
     DOWN = "down"
     UP = "up"
@@ -21,10 +21,10 @@ class Transfer:
     """One message on an emulated link.
 
     Attributes:
-        at_s: when it was given to the link.
-        device: whose link.
-        begin_s, end_s: when its first byte left and its last.
-        arrives_s: when it is there.
+        at_s: when the message was given to the link.
+        device: the device whose link it is.
+        begin_s, end_s: when its first byte left, and its last.
+        arrives_s: when it arrives.
     """
 
     at_s: float
@@ -52,7 +52,7 @@ class Multiplication:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A device came or went."""
+    """A device's arrival or departure."""
 
     at_s: float
     device: int

@@ -1,4 +1,4 @@
-"""How long an emulated device multiplies: its profile's model, its temperature, its owner."""
+"""How long an emulated device multiplies, by its model, its temperature and its owner's load."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """The processor of one device: multiplications follow one another.
+    """The processor of one device, which does one multiplication at a time.
 
     Args:
-        device: its rates, its models, its owner's load.
-        now_s: when it starts, cool and idle.
+        device: the device's rates, models and owner's load.
+        now_s: the time at which it starts, cool and idle.
     """
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
@@ -26,7 +26,7 @@ class EmulatedProcessor:
         self.free_s = now_s
 
     def run(self, order: Compute, now_s: float) -> tuple[float, float]:
-        """When a multiplication that is asked for now begins, and when it ends; seconds."""
+        """Queue a multiplication now, and return when it begins and ends, in seconds."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         work_s = self.full_speed_s(order, woken=now_s > self.free_s) / self._share
         if self._thermal is not None:
@@ -35,7 +35,9 @@ class EmulatedProcessor:
         return begin_s, self.free_s
 
     def full_speed_s(self, order: Compute, woken: bool = False) -> float:
-        """What an order takes on a cool device that does nothing else; its operands are used.
+        """Return the seconds of a multiplication on a cool device that does nothing else.
+
+        Marks its operands as used.
 
         Args:
             order: the multiplication.

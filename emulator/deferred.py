@@ -1,11 +1,10 @@
-"""Multiplying in process without paying for small blocks.
+"""Products computed in this process, without the cost of multiplying small blocks.
 
-In virtual time a device's blocks need no arithmetic of their own: an emulated device answers with
-a `DeferredProduct`, which knows its size and computes itself when it is packed for a wire. When a
-GEMM is complete, the products of each tile are done in one multiplication, from the very arrays
-that the devices were sent, straight into their place in C. Small block products would cost 2 to 6
-times the GEMM. The numbers are those of a device that multiplies its tile in
-one call.
+In virtual time an emulated device answers with a `DeferredProduct`, which knows its size and is
+computed only if it is packed for a wire. When a GEMM is complete, the products of each tile are
+computed in one multiplication, from the arrays that the devices were sent, directly into their
+place in C. Small block products would take 2 to 6 times as long as the GEMM. The numbers are those
+of a device that multiplies its tile in one call.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import numpy as np
 
 from cleave.arrays import Array, Buffer
 from cleave.errors import UsageError
+from cleave.fleet.output import Output
 from cleave.gemm import Span
 from cleave.machine.backends import MatmulBackend, as_buffer, execute
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.gemm_job import GemmTask
-from cleave.scheduler.reduction import Output
 
 
 @dataclass(slots=True)
@@ -34,15 +33,15 @@ class DeferredProduct:
 
     @property
     def nbytes(self) -> int:
-        """Size of the result."""
+        """Return the size of the result."""
         return self.order.rows * self.order.columns * self.order.out.itemsize
 
     def compute(self) -> Buffer:
-        """The block on its own, as a device with this executor computes it."""
+        """Compute the block on its own, as a device with this backend does."""
         return execute(self.backend, self.order)
 
     def pack(self) -> memoryview:
-        """The bytes that travel."""
+        """Return the bytes that are sent."""
         return self.compute().pack()
 
 
@@ -53,7 +52,7 @@ class SizedProduct:
     nbytes: int
 
     def pack(self) -> memoryview:
-        """There is nothing to pack."""
+        """Raise UsageError, because there are no bytes to pack."""
         raise UsageError("a fleet that emulates sizes only has no results to send")
 
 
@@ -64,10 +63,10 @@ class SizedOutput:
         return None
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Nothing to place."""
+        """Do nothing: there is no block to place."""
 
     def finish(self) -> None:
-        """Nothing to finish."""
+        """Do nothing: there is no result to finish."""
 
 
 class DeferredOutput:
@@ -78,11 +77,11 @@ class DeferredOutput:
         self._arrived: dict[int, list[tuple[GemmTask, Any]]] = {}
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Take one result."""
+        """Keep one result until the GEMM is complete."""
         self._arrived.setdefault(task.tile, []).append((task, payload))
 
     def finish(self) -> None:
-        """Everything is in: multiply, tile by tile, partial sums in the order of k."""
+        """Multiply the GEMM tile by tile, adding partial sums in the order of k."""
         for tile in sorted(self._arrived.values(), key=lambda t: (t[0][0].block.k, t[0][0].tile)):
             if not self._multiply_whole(tile):
                 for task, payload in tile:
@@ -159,7 +158,7 @@ def _address(view: Array) -> int:
 
 
 def default_backend() -> MatmulBackend:
-    """torch where it is installed: then the operands are its tensors anyway."""
+    """Return the torch backend if torch is installed, because operands are its tensors then."""
     from cleave.machine.backends import NumpyBackend, TorchBackend
 
     try:

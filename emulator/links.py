@@ -1,10 +1,11 @@
-"""An emulated link: one direction of one device, and what it shares with others.
+"""Emulated links: one for each direction of a device, and the lines they share.
 
 The messages of a direction follow one another at the link's rate and arrive a latency later. The
 rate drifts as exp(sigma x - sigma^2/2), where x is fractional Gaussian noise: measured rates are
 correlated over all time scales. Jitter is added to the latency and never reorders messages, as on
-one TCP connection. Packet loss is a lower rate: that of a TCP connection that loses a share p of
-its packets, at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and p of the rest is sent twice.
+one TCP connection. Packet loss lowers the rate: a TCP connection that loses a share p of its
+packets reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and a share p of its packets is
+sent twice.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _NOISE_BLOCK: Final = 1024
 class FractionalNoise:
     """Fractional Gaussian noise of unit variance, value after value; indexes must not decrease.
 
-    Generated exactly, in blocks of 1024, by circulant embedding (Davies and Harte 1987). Blocks are
-    independent, and only the last one is kept: an emulation may last for months.
+    Values are exact, in blocks of 1024, by circulant embedding (Davies and Harte 1987). Blocks are
+    independent, and only the last one is kept, because an emulation may last for months.
 
     Args:
         hurst: 0.5 for white noise, up to 1.
-        rng: draws everything.
+        rng: draws all values.
     """
 
     def __init__(self, hurst: float, rng: np.random.Generator) -> None:
@@ -57,13 +58,13 @@ class FractionalNoise:
 
 @dataclass(slots=True)
 class Shared:
-    """One direction of a bottleneck: messages pass it one after the other."""
+    """One direction of a bottleneck, which messages pass one after another."""
 
     bytes_per_s: float
     free_s: float = 0.0
 
     def passes(self, now_s: float, nbytes: int) -> float:
-        """When a message that comes now is through."""
+        """Let a message that comes now pass; return when it is through, in seconds."""
         self.free_s = max(now_s, self.free_s) + nbytes / self.bytes_per_s
         return self.free_s
 
@@ -72,7 +73,7 @@ class SharedLines:
     """The bottlenecks of a fleet, both directions of each.
 
     Args:
-        card: of the PS itself, which every device shares; None for one without limit.
+        card: the PS's network card, which every device shares; None if it has no limit.
     """
 
     def __init__(self, card: SharedBottleneck | None = None) -> None:
@@ -80,7 +81,7 @@ class SharedLines:
         self._card = card
 
     def of(self, device: FleetDevice) -> tuple[list[Shared], list[Shared]]:
-        """What a device shares, down and up."""
+        """Return what a device shares with others, for its downlink and its uplink."""
         down, up = [], []
         for bottleneck in (device.bottleneck, self._card):
             if bottleneck is not None:
@@ -97,15 +98,15 @@ class SharedLines:
 
 @dataclass(slots=True)
 class Link:
-    """One direction of one device.
+    """One direction of a device's link.
 
     Attributes:
-        bytes_per_s: on average, loss taken off.
+        bytes_per_s: mean rate, after loss.
         latency_s: one way.
-        free_s: when it has sent what it was given so far.
-        shared: bottlenecks on the way. With any, give it one message at a time, each when the one
-            before has left (`queue`), or messages would hold their places in the bottleneck's line
-            long before they get there.
+        free_s: when everything given to it so far has been sent.
+        shared: bottlenecks on the way. If there are any, the link is given one message at a time,
+            each when the one before has left (`queue`). Otherwise messages would reserve time in
+            the bottleneck long before they reach it.
     """
 
     bytes_per_s: float
@@ -124,7 +125,7 @@ class Link:
         """Send a message after those before it.
 
         Returns:
-            When its first byte leaves, when its last one does, and when it is there; seconds.
+            When its first byte leaves, when its last byte leaves, and when it arrives, in seconds.
         """
         begin_s = self.free_s if self.free_s > now_s else now_s
         if self.noise is None:
@@ -156,7 +157,7 @@ class Link:
 def links_of(
     device: FleetDevice, rng: random.Random, lines: SharedLines, now_s: float = 0.0
 ) -> tuple[Link, Link]:
-    """The downlink and the uplink of a device, from now on."""
+    """Return the downlink and the uplink of a device, in use from `now_s`."""
     down_lines, up_lines = lines.of(device)
     made = []
     for rate, shared in (

@@ -1,12 +1,12 @@
 """Real-time emulation: devices over real connections that pace themselves by their profiles.
 
-A device here is the very session that `cleave join` runs, with two things put around it: a
-connection that holds every message back until the modelled link would have delivered it, and a
-computer that answers when the modelled device would have. Both use the models of virtual time, on
-the clock of this machine, faster or slower by a factor.
+A device here is the same session that `cleave join` runs, with two wrappers: a connection that
+holds every message back until the modelled link would have delivered it, and a computer that
+answers when the modelled device would have. Both use the models of virtual time, on this machine's
+clock times a factor.
 
-What this machine cannot do in time is late, and counted: an answer whose product was computed
-after the moment at which the emulated device would have had it.
+An answer is late, and counted as such, if this machine finished the product after the emulated
+device would have.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ AHEAD_S: Final = 0.5
 
 
 class Clock:
-    """Emulated seconds: those of the event loop, times a speed, from zero on.
+    """A clock of emulated seconds: those of the event loop times a speed, from zero.
 
     Args:
-        speed: emulated seconds in one real one.
+        speed: emulated seconds per real second.
     """
 
     def __init__(self, speed: float = 1.0) -> None:
@@ -51,15 +51,15 @@ class Clock:
         self._speed = speed
 
     def now_s(self) -> float:
-        """The emulated time."""
+        """Return the emulated time."""
         return (self._loop.time() - self._begin_s) * self._speed
 
     def call_at(self, when_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call something at an emulated time."""
+        """Call a function at an emulated time."""
         return self._loop.call_at(self._begin_s + when_s / self._speed, what)
 
     async def sleep_until(self, when_s: float) -> None:
-        """Return at an emulated time."""
+        """Sleep until an emulated time."""
         wait_s = (when_s - self.now_s()) / self._speed
         if wait_s > 0:
             await asyncio.sleep(wait_s)
@@ -67,12 +67,12 @@ class Clock:
 
 @dataclass(slots=True)
 class Lateness:
-    """How well this machine kept up.
+    """How late the answers of this machine were.
 
     Attributes:
-        answers: how many were given to work; the server's tests of who joins are none.
-        late: how many of them more than `LATE_S` after their time.
-        worst_s: the latest, emulated seconds.
+        answers: how many tasks were answered; the server's probes are not counted.
+        late: how many of these answers were more than `LATE_S` late.
+        worst_s: the greatest lateness, in emulated seconds.
     """
 
     answers: int = 0
@@ -80,7 +80,7 @@ class Lateness:
     worst_s: float = 0.0
 
     def count(self, late_s: float) -> None:
-        """One more answer, so much after its time."""
+        """Count one more answer, which was this many seconds late."""
         self.answers += 1
         self.worst_s = max(self.worst_s, late_s)
         self.late += late_s > LATE_S
@@ -89,15 +89,15 @@ class Lateness:
 class PacedConnection:
     """A connection as slow as a modelled link.
 
-    Messages are taken from the real connection a little ahead of the model, and given to it when
-    they would arrive; so latency delays them and does not add up.
+    Messages are received from the real connection a little ahead of the model, and sent on it when
+    they would arrive. So latency delays each message once.
 
     Args:
-        connection: the real one.
-        down, up: the models.
-        clock: emulated time.
-        observe: is told of every message.
-        device: for observers: which device this is.
+        connection: the real connection.
+        down, up: the modelled links.
+        clock: the emulated time.
+        observe: called with every message.
+        device: the device's number, for observers.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PacedConnection:
         ]
 
     async def receive(self) -> bytes:
-        """See `Connection.receive`: the next message, when it would be there."""
+        """See `Connection.receive`. Returns the next message when it would arrive."""
         arrives_s, data = await self._inbox.get()
         await self._clock.sleep_until(arrives_s)
         if isinstance(data, Exception):
@@ -132,7 +132,7 @@ class PacedConnection:
         return data
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """See `Connection.send`: returns when the message has left, before it arrives."""
+        """See `Connection.send`. Returns when the message has left, before it arrives."""
         if self._failure is not None:
             raise self._failure
         nbytes = sum(len(part) for part in parts)
@@ -144,11 +144,11 @@ class PacedConnection:
         return nbytes
 
     async def answers(self, within_s: float) -> bool:
-        """See `Connection.answers`: the real one, without the link's delays."""
+        """See `Connection.answers`. Asks the real connection, without the link's delays."""
         return await self._connection.answers(within_s)
 
     async def close(self) -> None:
-        """See `Connection.close`. What has left still arrives."""
+        """See `Connection.close`. Messages that have left still arrive."""
         self._tasks[0].cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
@@ -202,13 +202,13 @@ class PacedComputer:
     """A computer that answers when the modelled device would.
 
     Args:
-        processor: the model.
-        backend: what really multiplies; None for zeros, where results do not matter.
-        pool: threads that all devices of this process share.
-        clock: emulated time.
-        lateness: counts.
-        observe: is told of every multiplication.
-        device: for observers.
+        processor: the modelled processor.
+        backend: does the multiplications; None returns zeros, if results do not matter.
+        pool: the threads that all devices of this process share.
+        clock: the emulated time.
+        lateness: counts late answers.
+        observe: called with every multiplication.
+        device: the device's number, for observers.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A fleet of real-time emulated devices against a running parameter server.
 
-Every device is a session of its own over a WebSocket of its own; the server cannot tell it from a
-phone. All of them share this process: its event loop, its threads, its executor.
+Every device has a session and a WebSocket of its own; the server cannot tell it from a phone. All
+devices share this process: its event loop, its threads and its backend.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LONGEST_PAUSE_S: Final = 60.0
 
 @dataclass(slots=True)
 class RealTimeCounters:
-    """What the devices did so far.
+    """What the devices have done so far.
 
     Attributes:
         connected: sessions that have been welcomed and not ended.
-        joined, left: how often.
-        blocks, flops: answered.
+        joined, left: how often devices joined and left.
+        blocks, flops: of the tasks that were answered.
         received_bytes, sent_bytes: of all sessions.
-        lateness: of their answers.
+        lateness: how late their answers were.
     """
 
     connected: int = 0
@@ -57,7 +57,7 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Make sure that this process may open a connection for every device.
+    """Ensure that this process may open a connection for every device.
 
     Raises:
         UsageError: when it may not; says how to raise the limit.
@@ -83,16 +83,16 @@ class RealTimeFleet:
 
     Args:
         devices: the fleet.
-        target: where to join.
-        backend: what multiplies for all of them; None for zeros, where results do not matter.
+        target: the server to join.
+        backend: multiplies for all devices; None returns zeros, if results do not matter.
         speed: emulated seconds in one real one.
-        seed: of jitter, drift and presence.
-        start_hour: the hour of the day at time zero, for devices that keep hours.
-        threads: that multiply.
+        seed: seeds jitter, drift and presence.
+        start_hour: the hour of the day at time zero, for devices with hours of their own.
+        threads: how many threads multiply.
 
     Attributes:
-        observers: are told what every device does, times in emulated seconds.
-        notes: why devices could not join or were lost; a count by reason.
+        observers: called with every activity of every device, times in emulated seconds.
+        notes: how often devices could not join or were lost, by reason.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RealTimeFleet:
         self._lateness = Lateness()
 
     def counters(self) -> RealTimeCounters:
-        """A snapshot."""
+        """Return the counters as they are now."""
         now, ended = list(self._sessions.values()), self._ended
         states = [session.status for session in now]
         return RealTimeCounters(
@@ -137,7 +137,7 @@ class RealTimeFleet:
         )
 
     async def run(self) -> None:
-        """Serve until every device has gone for good; cancel it to end sooner.
+        """Run the devices until all have left for good; cancel it to end sooner.
 
         Raises:
             CleaveError: when no device can join; says why.
@@ -158,7 +158,7 @@ class RealTimeFleet:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """All stays of one device; it comes back when it is lost, until the server says bye."""
+        """Run all stays of one device; a lost device comes back, until the server says bye."""
         rng = random.Random(f"{self._seed} retry {number} {device.name}")
         for stay in self._stays(number, device):
             await self._clock.sleep_until(stay.from_s)
@@ -194,7 +194,7 @@ class RealTimeFleet:
     async def _stay(
         self, number: int, device: FleetDevice, until_s: float
     ) -> tuple[DeviceSession, str]:
-        """One session, and why it ended."""
+        """Run one session; return it and why it ended."""
         async with self._joining:
             real = await open_connection(self._target)
             rng = random.Random(f"{self._seed} link {number} {device.name}")
@@ -253,7 +253,7 @@ class RealTimeFleet:
                 return serving.result()
             if device.availability is not None and device.availability.drains:
                 session.drain()
-                await asyncio.wait([serving], timeout=DRAIN_S / self._speed)  # as long as a guest
+                await asyncio.wait([serving], timeout=DRAIN_S / self._speed)  # as in `Agent`
             return "its stay is over"
         finally:
             if not serving.done():

@@ -1,4 +1,4 @@
-"""Measures a run while it goes: its emulated devices, and what this machine draws."""
+"""Meters a run: what its emulated devices do, and what this machine draws."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class _Sums:
 
 
 class FleetMeter:
-    """Adds up what emulated devices do. It is an observer of their runtime.
+    """Adds up what emulated devices do, as an observer of their runtime.
 
     Args:
-        profiles: which profile a device has, by its name.
+        profiles: profile names, by device name.
         here: the names of the connected devices, by id.
-        now_s: on the runtime's clock.
-        active_power_w: what devices draw by multiplying as their fleet states it, by their name.
+        now_s: the current time on the runtime's clock.
+        active_power_w: the power of multiplying that the fleet states, in watts, by device name.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FleetMeter:
             self._come(device, name, now_s)
 
     def __call__(self, activity: Activity) -> None:
-        """See `emulator.activity`."""
+        """Add one activity; see `emulator.activity`."""
         match activity:
             case Presence(at_s, device, name, here):
                 if here:
@@ -80,7 +80,7 @@ class FleetMeter:
         self._sums[alike].names.add(name)
 
     def usages(self, now_s: float) -> tuple[DeviceUsage, ...]:
-        """What they did so far."""
+        """Return what the devices have done so far."""
         present: defaultdict[_Alike, float] = defaultdict(float)
         for device, since_s in self._since_s.items():
             present[self._alike[device]] += now_s - since_s
@@ -99,17 +99,17 @@ class FleetMeter:
         )
 
     def duration_s(self, now_s: float) -> float:
-        """Since it began."""
+        """Return the seconds since the meter was made."""
         return now_s - self._began_s
 
 
 class RunMeter:
-    """From its making to `finish`.
+    """Meters a run from its making to `finish`.
 
     Args:
-        power: of this machine.
-        runtime: of the emulated fleet, which is observed; None without one.
-        members: its devices.
+        power: measures this machine.
+        runtime: of the emulated fleet, which it observes; None without one.
+        members: the devices of the fleet.
         clock: in seconds.
     """
 
@@ -132,11 +132,11 @@ class RunMeter:
         power.sample()
 
     def sample(self) -> None:
-        """Look at the machine's counters; often enough that none is full twice in between."""
+        """Read the machine's counters; call it before any of them can overflow twice."""
         self._power.sample()
 
     def finish(self) -> RunEnergy:
-        """What is known so far."""
+        """Return what was measured so far."""
         self._power.sample()
         wall_s = self._clock() - self._began_s
         machine_j, source = self._power.joules, self._power.source

@@ -1,7 +1,7 @@
-"""One training step by sizes alone: the GEMMs of a model that need not fit this machine.
+"""Training steps emulated by sizes alone, for models that need not fit this machine.
 
-The same GEMMs in the same order as training submits them: forward one Linear after the other,
-backward input and weight gradient of a Linear together. Matrices are views of a single zero, so a
+GEMMs are submitted in the order of training: forward one Linear after the other, backward the input
+gradient and the weight gradient of a Linear together. Matrices are views of a single zero, so a
 model of any size needs no memory, and results are not computed.
 """
 
@@ -20,20 +20,20 @@ from cleave.fleet.runtime import FleetCounters
 from cleave.planner.collector import collector_paused
 from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec
-from cleave.workload.step import LinearShape, siblings_in_order
+from cleave.workload.step import ONCE, LinearShape, siblings_in_order
 from emulator.timeline import Timelines
 from emulator.virtual import VirtualRuntime
 
 
 @dataclass(frozen=True, slots=True)
 class SizedStep:
-    """What a step took.
+    """What an emulated step took.
 
     Attributes:
         fleet_s: virtual seconds.
         wall_s: seconds on this machine.
-        events: emulated one by one.
-        reused_events: of recorded timelines; see `emulator.timeline`.
+        events: how many events were emulated one by one.
+        reused_events: how many events came from recorded timelines; see `emulator.timeline`.
         counters: bytes, GEMMs, tiles, blocks of the step.
     """
 
@@ -48,13 +48,13 @@ class SizedStepper:
     """Runs steps of a model, or parts of them, on a virtual fleet that computes no results.
 
     Args:
-        fleet: of `emulated(..., compute=False)`.
+        fleet: made by `emulated(..., compute=False)`.
         spec: the model.
         tokens: batch times sequence length.
         dtype: of weights and activations.
-        reuse: take recorded timelines for what was emulated before. In fleets of up to
-            `RESIDENCY_DEVICES` devices operands live as long as in training, for what devices
-            hold is used again; there is nothing to reuse then.
+        reuse: use recorded timelines of groups that were emulated before. Fleets of up to
+            `RESIDENCY_DEVICES` devices never do, because operands live as long as in training
+            there and arrays that devices hold are used again.
     """
 
     def __init__(
@@ -68,31 +68,32 @@ class SizedStepper:
         self._tokens = tokens
         self._dtype = dtype
         self._resident = fleet.device_count <= RESIDENCY_DEVICES
+        self._spec = spec
         self._groups = siblings_in_order(spec)
         self._timelines = None if self._resident else Timelines(runtime, reuse=reuse)
         self._kept: dict[tuple[int, str], Operand] = {}
 
     @property
     def groups(self) -> int:
-        """How many groups of Linears a pass has."""
+        """Return how many groups of Linears a pass has."""
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
-        """One whole step.
+        """Run one whole step.
 
         Args:
-            progress: called with how many groups are done, of how many.
+            progress: called with the number of groups done and their total.
         """
         count = self.groups
         order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
         return self._measured(order, progress)
 
     def layer(self, index: int) -> SizedStep:
-        """Forward and backward of one decoder layer."""
-        names = {s.name for s in self._groups[0]}
-        starts = [i for i, g in enumerate(self._groups) if {s.name for s in g} == names]
-        begin = starts[index]
-        end = starts[index + 1] if index + 1 < len(starts) else begin + starts[1] - starts[0]
+        """Run the forward and backward pass of one decoder layer."""
+        in_layers = [i for i, group in enumerate(self._groups) if group[0].name not in ONCE]
+        per_layer = len(in_layers) // self._spec.layers
+        begin = in_layers[0] + index * per_layer
+        end = begin + per_layer
         order = [(i, True) for i in range(begin, end)]
         return self._measured([*order, *((i, False) for i, _ in reversed(order))], None)
 
@@ -150,7 +151,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """One that lives until its group, or its backward pass, is over."""
+        """Return an operand that lives until its group, or its backward pass, is over."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

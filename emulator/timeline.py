@@ -1,10 +1,10 @@
-"""Recorded timelines: what was emulated once need not be emulated again.
+"""Recorded timelines: a group of GEMMs that was emulated before is not emulated again.
 
-A group of GEMMs that starts on a fleet at rest takes the same course every time: same messages,
-same bytes, same seconds. The first time it is emulated event by event and its course recorded;
-after that only its sums are added. That is exact where nothing random happens in between, and where
-message sizes are the same: names grow, and msgpack writes larger numbers with more bytes, so a
-timeline is reused only where its names need as many bytes as those of the first.
+A group of GEMMs that starts on a fleet at rest always takes the same course: the same messages,
+bytes and seconds. The first time it is emulated event by event and its course is recorded; after
+that only its sums are added. This is exact if nothing random happens in between, and if message
+sizes are the same. Names grow, and msgpack writes larger numbers with more bytes, so a timeline is
+reused only if its names need as many bytes as those of the first time.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Timelines:
     """Runs groups of GEMMs on a virtual fleet, event by event or from a recorded timeline.
 
     Args:
-        runtime: of the fleet.
-        reuse: False emulates everything, event by event.
+        runtime: the fleet's runtime.
+        reuse: False emulates every group event by event.
 
     Attributes:
         reused: how many groups were not emulated.
@@ -89,8 +89,8 @@ class Timelines:
         """Run a group of GEMMs: submit them, await them, release their operands.
 
         Args:
-            key: what makes it the same as another: shapes, dtypes, which operands are shared.
-            group: does it.
+            key: groups with equal keys are the same: shapes, dtypes, shared operands.
+            group: submits, awaits and releases.
         """
         runtime = self._runtime
         at_rest = runtime.settle() and self._repeatable()

@@ -1,4 +1,4 @@
-"""What a fleet did, as a file for the Chrome or Perfetto trace viewer, or as an event log.
+"""Traces of what a fleet did: for the Chrome or Perfetto trace viewer, or as an event log.
 
 In the viewer (ui.perfetto.dev, or chrome://tracing) every device is a group of three rows: receive,
 compute, send. Strips coming in, products starting as soon as both of theirs are there, blocks going
@@ -24,7 +24,7 @@ class TraceWriter:
     """Collects activities and writes a trace (JSON, Trace Event Format).
 
     Args:
-        limit: most events kept; later ones are counted, not kept.
+        limit: how many events are kept; later ones are only counted.
     """
 
     def __init__(self, limit: int = 2_000_000) -> None:
@@ -34,7 +34,7 @@ class TraceWriter:
         self._names: dict[int, str] = {}
 
     def __call__(self, activity: Activity) -> None:
-        """Take one activity; an observer of `VirtualRuntime`."""
+        """Record one activity; this makes it an observer of `VirtualRuntime`."""
         match activity:
             case Transfer():
                 down = activity.direction is Direction.DOWN
@@ -82,10 +82,10 @@ class TraceWriter:
         )
 
     def write(self, path: Path) -> None:
-        """Write the file.
+        """Write the trace file.
 
         Raises:
-            UsageError: when it cannot be written.
+            UsageError: when the file cannot be written.
         """
         heads: list[dict[str, Any]] = []
         for device in sorted({event["pid"] for event in self._events}):
@@ -118,17 +118,17 @@ def _label(message: Message) -> str:
 
 
 class TraceLog:
-    """One JSON line for each activity, exact: two runs of one seed are the same byte for byte.
+    """Writes one JSON line for each activity, exact: runs of one seed give the same bytes.
 
     Args:
-        write: takes each line.
+        write: called with each line.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
 
     def __call__(self, activity: Activity) -> None:
-        """Take one activity; an observer of `VirtualRuntime`."""
+        """Log one activity; this makes it an observer of `VirtualRuntime`."""
         match activity:
             case Transfer():
                 line = [

@@ -1,9 +1,9 @@
 """The virtual-time runtime: one event heap drives the real scheduler and real device cores.
 
-Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; everything else
-is what runs over a network. The clock moves only while somebody waits for a result, so GEMMs
-submitted before the first wait start at the same virtual instant. The PS's own work is charged from
-its rates, or left out.
+Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; all other code
+is the code that runs over a network. The clock moves only while the caller waits for a result, so
+GEMMs submitted before the first wait start at the same virtual time. The PS's own processing takes
+time at its rates, or none.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.output import Output
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import FleetCounters, Placing, Runtime
 from cleave.machine.backends import MatmulBackend
@@ -37,7 +38,6 @@ from cleave.protocol.codec import wire_size
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.handshake import ASSUMED_FLOPS_PER_S
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
@@ -80,24 +80,24 @@ class _VirtualDevice:
 
 
 class VirtualRuntime(Runtime):
-    """Moves virtual time and modelled bytes. Use `emulated` to make a fleet of it.
+    """The runtime with virtual time and modelled links; `emulated` makes a fleet of it.
 
     Args:
         profiles: the devices.
-        backend: multiplies for all of them.
-        arithmetic: how.
+        backend: multiplies for all devices; None where nothing is computed.
+        arithmetic: how products are computed.
         ps: what the PS's card and loop can do; None for a PS that takes no time.
-        seed: of everything that is drawn; the same seed gives the same events.
-        start_hour: the hour of the day at time zero, for devices that keep hours.
-        verify: which results are checked; `auto` checks none, for they never leave the process.
-        observe: plan with devices as they turn out to be, where the session manager is told the
-            time; without, they are planned with as they state, so that the same is planned every
-            time.
+        seed: seeds everything random; the same seed gives the same events.
+        start_hour: the hour of the day at time zero, for devices with hours of their own.
+        verify: which results are checked; `auto` checks none, because results never leave the
+            process.
+        observe: plan with the rates that devices show; otherwise with the rates that they state,
+            so that the same plans are made every time.
 
     Attributes:
-        now_s: the virtual clock.
-        events: how many were taken from the heap.
-        observers: are told what every device does.
+        now_s: the time of the virtual clock, seconds.
+        events: how many events were taken from the heap.
+        observers: called with every activity of every device.
     """
 
     clock = "virtual"
@@ -158,7 +158,7 @@ class VirtualRuntime(Runtime):
     # --- the population ---
 
     def _populate(self, number: int, profile: FleetDevice) -> None:
-        """A device joins, now or when it first comes."""
+        """Let a device join, now or when it first comes."""
         when = profile.availability
         if when is None or when.always:
             self.join(profile)
@@ -168,7 +168,7 @@ class VirtualRuntime(Runtime):
         self._expect(profile, next(presences), presences)
 
     def _joining(self, device: _VirtualDevice) -> bool:
-        """Whether it waits to be welcomed, or refused; some leave before that."""
+        """Return whether it waits to be welcomed or refused; some devices leave before that."""
         session = self.manager.sessions.get(device.id)
         waits = session is None or session.state in (DeviceState.JOINING, DeviceState.PROBING)
         return waits and device.alive and not device.core.draining
@@ -207,7 +207,7 @@ class VirtualRuntime(Runtime):
             self._expect(profile, following, later)
 
     def join(self, profile: FleetDevice) -> int:
-        """A device connects and says hello; returns its id."""
+        """Let a device connect and say hello; return its id."""
         number = next(self._ids)
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
         down, up = links_of(profile, rng, self._lines, self.now_s)
@@ -221,7 +221,7 @@ class VirtualRuntime(Runtime):
         return number
 
     def lose(self, device: int, *, in_s: float = 0.0) -> None:
-        """A device vanishes, `in_s` virtual seconds from now."""
+        """Let a device vanish, `in_s` virtual seconds from now."""
         self._at(self.now_s + in_s, self._vanish, device)
 
     def _vanish(self, device_id: int) -> None:
@@ -259,7 +259,7 @@ class VirtualRuntime(Runtime):
         return _OUTPUTS[self.arithmetic](out)
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """See `Runtime.wait`: runs the event heap until the future is done."""
+        """See `Runtime.wait`. Runs the event heap until the future is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         with collector_paused():
@@ -284,18 +284,18 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     def advance_for_local_work(self, flops: float) -> None:
-        """See `Runtime.advance_for_local_work`: or devices that are due would never come."""
+        """See `Runtime.advance_for_local_work`. Without it, due devices would never come."""
         until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)
 
     def release(self, operand: int) -> None:
-        """See `Runtime.release`. Only noted here: the garbage collector may call at any moment."""
+        """See `Runtime.release`. Only queues the operand: the garbage collector may call this."""
         self._released.append(operand)
 
     def add(self, counters: FleetCounters) -> None:
-        """Count what was done without being emulated (`emulator.timeline`)."""
+        """Add counters of what was done without being emulated (`emulator.timeline`)."""
         # The last three are the scheduler's; no time was spent on waiting.
         kept = replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
         self._counters = self._counters + kept
@@ -318,10 +318,10 @@ class VirtualRuntime(Runtime):
         what(*arguments)
 
     def settle(self) -> bool:
-        """Let everything that is under way arrive, after GEMMs were awaited and operands released.
+        """Let everything under way arrive, after GEMMs were awaited and operands released.
 
         Returns:
-            Whether the fleet is then as it was when it was new: nothing held, nothing under way.
+            Whether the fleet is as when it was new: no arrays held and no tasks under way.
         """
         self._forget_released()
         self.execute(self.manager.pause(self.now_s))
@@ -337,7 +337,7 @@ class VirtualRuntime(Runtime):
 
     @property
     def next_event_s(self) -> float:
-        """When something happens next, of itself; infinite when nothing does."""
+        """Return when the next event happens; infinite if none is due."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def _forget_released(self) -> None:
@@ -418,7 +418,7 @@ class VirtualRuntime(Runtime):
             )
 
     def _depart_next(self, link: Link) -> None:
-        """On a shared line a message departs when the one before it has left."""
+        """Let the next message on a shared line depart; the one before it has left."""
         if link.queue:
             link.queue[0]()
             self._at(link.free_s, self._departed, link)
@@ -486,7 +486,7 @@ _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutpu
 
 
 def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """What an emulated device says of itself: it knows its link, so it is not probed."""
+    """Return an emulated device's hello; it states its link's rates, so it is not probed."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
@@ -518,19 +518,19 @@ def emulated(
     start_hour: float = 0.0,
     verify: Verification | str | bool = True,
 ) -> Fleet:
-    """A fleet of emulated devices in this process, in virtual time.
+    """Return a fleet of emulated devices in this process, in virtual time.
 
     Args:
         devices: how many of the built-in `paper-N` fleet, or the devices to emulate.
-        backend: what multiplies; torch where it is installed, else numpy.
+        backend: what multiplies; torch if it is installed, else numpy.
         whole_tiles: multiply tile by tile when a GEMM is complete; False multiplies every block on
             its own, as a live device does.
         compute: False for sizes only: results are not computed at all.
-        ps: the server's card and what its loop takes for a block; None leaves its work out.
-        seed: of jitter, drift and presence.
-        start_hour: the hour of the day at time zero, for devices that keep hours.
+        ps: the server's network card and the loop time of a block; None leaves its processing out.
+        seed: seeds jitter, drift and presence.
+        start_hour: the hour of the day at time zero, for devices with hours of their own.
         verify: which results are checked, as `cleave serve --verify` takes it; `auto` checks none,
-            for they never leave the process, and `all` needs `whole_tiles=False`.
+            because they never leave the process, and `all` needs `whole_tiles=False`.
 
     Example:
         >>> fleet = emulated(8)

@@ -1,1 +1,1 @@
-"""What is known of devices: the profile schema, the library of profiles, the built-in fleets."""
+"""Device profiles: their schema, the library of profiles, and the built-in fleets."""

@@ -1,4 +1,4 @@
-"""When a device is there: sessions and gaps, hours of the day, charging.
+"""When a device is available: sessions and gaps, hours of the day, charging.
 
 Sessions and gaps alternate, each drawn from its own distribution (a renewal process); on top of
 that a device may be there only during some hours of its day. Published session lengths are far
@@ -29,7 +29,7 @@ class AvailabilityFamily(Enum):
 
 
 class PresencePeriod(NamedTuple):
-    """From when to when a device is there, seconds."""
+    """A period in which a device is available: start and end, seconds."""
 
     from_s: float
     to_s: float
@@ -40,7 +40,7 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     Attributes:
         mean_s: its mean.
-        family: which.
+        family: the family of the distribution.
         shape: of a Weibull, k; of a log-normal, sigma; of an exponential not looked at.
     """
 
@@ -49,7 +49,7 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
 
     def draw(self, rng: random.Random) -> float:
-        """One duration, seconds."""
+        """Draw one duration, in seconds."""
         match self.family:
             case AvailabilityFamily.EXPONENTIAL:
                 return rng.expovariate(1 / self.mean_s)
@@ -60,14 +60,14 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When a device is there; by default always.
+    """When a device is available; by default always.
 
     Attributes:
-        session: how long it stays; None for as long as its hours allow.
-        gap: how long it is away in between; None for no time at all.
-        hours: from and to, hours of its own day; (22, 7) is over night; None for all day. A
-            charging-only policy is this: the hours at which its owner charges it.
-        drains: whether it answers what it was given before it goes; else it vanishes.
+        session: how long it stays; None means as long as its hours allow.
+        gap: how long it is away between sessions; None means no time.
+        hours: from and to, hours of its own day; (22, 7) is over night; None means all day. A
+            charging-only policy is set by these hours, in which its owner charges it.
+        drains: whether it finishes its tasks before it leaves; else it vanishes.
         source: of these figures.
 
     Raises:
@@ -92,18 +92,18 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def always(self) -> bool:
-        """Whether the device never leaves."""
+        """Return whether the device never leaves."""
         return self.session is None and self.hours is None
 
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
-        """When the device is there, from time zero on, without end.
+        """Yield when the device is available, from time zero on, without end.
 
-        Whether it is there at time zero is drawn in proportion to mean session and gap; what is
-        left then of a session or gap is drawn like a whole one.
+        Whether it is available at time zero is drawn in proportion to mean session and gap. What
+        is left of that session or gap is drawn like a whole one.
 
         Args:
-            rng: draws everything.
-            start_hour: which hour of the device's day time zero is.
+            rng: draws all durations.
+            start_hour: the hour of the device's day at time zero.
         """
         for begin_s, end_s in self._sessions(rng):
             for window in self._windows(begin_s, end_s, start_hour):

@@ -1,8 +1,9 @@
 """The device profile: what was measured, or published, of one type of device.
 
 A profile is a TOML file (`profiles.profile_file` reads and writes it); the classes here are its
-schema. Figures are in SI units unless a name says otherwise. What nobody knows is left out, and
-what had to be assumed to emulate the device all the same is listed in `Provenance.assumed`.
+schema. Figures are in SI units unless a name says otherwise. Unknown
+figures are left out. Those that had to be assumed to emulate the device are listed in
+`Provenance.assumed`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class DeviceKind(Enum):
-    """What sort of thing it is."""
+    """The kind of a device."""
 
     PHONE = "phone"
     TABLET = "tablet"
@@ -38,12 +39,12 @@ class DeviceKind(Enum):
 
     @classmethod
     def named(cls, word: str) -> DeviceKind | None:
-        """The kind of that name; None for any other word."""
+        """Return the kind of that name; None for any other word."""
         return next((kind for kind in cls if kind.value == word), None)
 
 
 class Origin(Enum):
-    """Where the figures come from."""
+    """How the figures of a profile were found."""
 
     MEASURED = "measured"
     PUBLISHED = "published"
@@ -58,10 +59,10 @@ class Provenance(_Table, frozen=True):
 
     Attributes:
         origin: measured with `cleave profile device`, or published by others.
-        source: who; each table of figures may name its own.
-        date: of measuring, or of looking it up, as 2026-11-21.
+        source: who measured or published it; each table of figures may name its own.
+        date: of measuring, or of looking it up, such as 2026-11-21.
         licence: of the published figures.
-        notes: conditions worth knowing.
+        notes: conditions that users should know.
         assumed: one line for each figure that is unknown: what was assumed instead, and why.
     """
 
@@ -88,11 +89,11 @@ class Quantiles(_Table, frozen=True):
 
     @classmethod
     def exactly(cls, value: float) -> Quantiles:
-        """No spread."""
+        """Return quantiles without spread, all equal to this value."""
         return cls(value, value, value)
 
     def at(self, z: float) -> float:
-        """The value at `z` standard deviations of a normal: two half log-normals around p50."""
+        """Return the value at `z` normal standard deviations: two half log-normals around p50."""
         if self.p10 <= 0:  # too small to have a logarithm: a half normal does as well
             return max(0.0, self.p50 + z / _Z90 * (self.p90 - self.p50))
         side = self.p90 / self.p50 if z > 0 else self.p50 / self.p10
@@ -106,7 +107,7 @@ class LinkProfile(_Table, frozen=True):
     """A link as its device sees it: goodput, not signalling rate.
 
     Attributes:
-        downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device, and from device to PS.
         round_trip_s: of a small message.
         source: of these figures.
 
@@ -147,11 +148,11 @@ class ComputeProfile(_Table, frozen=True):
     """Matrix multiplication in one dtype.
 
     Attributes:
-        flops_per_s: at saturation, at full speed.
+        flops_per_s: throughput at saturation and full speed.
         source: of these figures.
-        models: fitted, by layout; without one the throughput is taken as the same at every shape.
-        samples: what the models were fitted to: rows, columns, depth, layout, seconds, strips
-            a side of the tile.
+        models: fitted, by layout; without one the throughput is taken as equal at every shape.
+        samples: what the models were fitted to: rows, columns, depth, layout, seconds, and strips
+            per side of the tile.
         fits: how well each model predicts samples it was not fitted on.
     """
 
@@ -162,15 +163,15 @@ class ComputeProfile(_Table, frozen=True):
     fits: dict[Layout, FitReport] = {}
 
     def measured(self, layout: Layout) -> list[TimedTile]:
-        """The samples of one layout."""
+        """Return the samples of one layout."""
         return [TimedTile(*sample) for sample in self.samples if sample[3] is layout]
 
 
 class MemoryProfile(_Table, frozen=True):
-    """What a device may give to strips and blocks.
+    """The memory that a device may use for strips and blocks.
 
     Attributes:
-        bytes: offered, not installed.
+        bytes: the memory offered, not the memory installed.
         installed_bytes: 0 where unknown.
         source: of these figures.
     """
@@ -181,13 +182,14 @@ class MemoryProfile(_Table, frozen=True):
 
 
 class Sustained(_Table, frozen=True):
-    """Throughput over minutes under load.
+    """A device's throughput over minutes under load.
 
     Attributes:
         thermal: the fitted model; None for a device that never slowed down.
-        speeds: what it was fitted to: seconds since the start, share of the first speed.
-        temperatures: seconds since the start, degrees Celsius, where the system tells.
-        frequencies: seconds since the start, Hz, where the system tells.
+        speeds: the measurements it was fitted to: seconds since the start, share of the first
+            speed.
+        temperatures: seconds since the start, degrees Celsius, if the system reports them.
+        frequencies: seconds since the start, Hz, if the system reports them.
         source: of these figures.
     """
 
@@ -199,11 +201,11 @@ class Sustained(_Table, frozen=True):
 
 
 class Power(_Table, frozen=True):
-    """What a device draws; left out where unknown.
+    """The power that a device draws; None where unknown.
 
     Attributes:
-        idle_w, compute_w: doing nothing, and multiplying; of the whole device.
-        radio_w: more than idle while it sends or receives.
+        idle_w, compute_w: while idle, and while multiplying; of the whole device.
+        radio_w: additional power while it sends or receives.
         source: of these figures.
         at_wall: `idle_w` and `compute_w` were measured at the socket: what the charger or the power
             supply loses is in them.
@@ -217,12 +219,12 @@ class Power(_Table, frozen=True):
 
     @property
     def active_w(self) -> float | None:
-        """Drawn by multiplying, above what the device draws anyway; None where unknown."""
+        """Return the additional power of multiplying, above idle, in watts; None if unknown."""
         return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
 
 
 class Embodied(_Table, frozen=True):
-    """What making the device cost the climate, and how long it is used."""
+    """The carbon of making the device, and how long it is used."""
 
     gco2e: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     lifetime_years: Annotated[float, msgspec.Meta(gt=0, le=50)]
@@ -240,21 +242,21 @@ class Host(_Table, frozen=True):
 
 
 class DeviceProfile(_Table, frozen=True):
-    """A device profile.
+    """A profile of one type of device.
 
     Attributes:
         schema: version of this schema.
         name: what fleets call it.
         title: what people call it.
-        kind: what sort of thing it is.
+        kind: the kind of device.
         year: of its release; 0 where unknown.
         provenance: where the figures come from.
         compute: by dtype, as the protocol names it; `bf16>fp32` for results in fp32.
-        memory: what it may give.
-        link: None where its fleet says what network it is on.
-        sustained, power, embodied, availability: None where unknown.
+        memory: what it offers.
+        link: None if its fleet says what network it is on.
+        sustained, power, embodied, availability: None if unknown.
         contention: how many times as long a tile takes with 1, 2, ... processes multiplying at
-            once, each on one thread; empty where unknown.
+            once, each on one thread; empty if unknown.
         host: of a measured profile.
     """
 
@@ -281,11 +283,11 @@ class DeviceProfile(_Table, frozen=True):
 
     @property
     def flops_per_s(self) -> float:
-        """The throughput it states: the best of the dtypes that training uses."""
+        """Return the throughput that it states: the best over the dtypes that training uses."""
         return max(entry.flops_per_s for entry in self.compute.values())
 
     def compute_model(self) -> ComputeModel:
-        """Its performance models, ready to be asked."""
+        """Return its performance models, by dtype and layout."""
         models = {}
         for dtype, entry in self.compute.items():
             fitted = entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}

@@ -1,4 +1,4 @@
-"""One device of a fleet: its rates, and how it strays from them."""
+"""One device of a fleet: its rates, and how they vary."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """What several devices share: an access point, a household's line, a server's card.
+    """A line that several devices share: an access point, a household's line, a server's card.
 
     Attributes:
-        name: of it; devices that name the same share it.
+        name: of the line; devices that name the same line share it.
         downlink_bytes_per_s, uplink_bytes_per_s: for all of them together.
         devices: how many share it.
     """
@@ -45,7 +45,7 @@ class SharedBottleneck:
 
 @dataclass(frozen=True, slots=True)
 class FleetDevice:
-    """One device of a fleet: plain rates, and what makes it believable.
+    """One device of a fleet: rates, and how they vary as those of real devices do.
 
     Attributes:
         name: which device this is.
@@ -53,19 +53,19 @@ class FleetDevice:
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
         latency_s: one way.
         memory_bytes: what the device offers.
-        active_power_w: what it draws while it works, above what it draws anyway; None if unknown.
+        active_power_w: power of multiplying, above what it draws anyway; None if unknown.
         gco2e_per_kwh: of the grid it draws from; None if unknown.
         profile: the device profile it was made from; empty for none.
-        compute: time by tile shape; None: every tile at `flops_per_s`.
-        thermal: how it slows down under load; None: never.
-        load: the share of it that its owner uses, below 1.
-        jitter_s: mean of what a message takes longer than the latency (exponential).
+        compute: time by tile shape; None means every tile at `flops_per_s`.
+        thermal: how it slows down under load; None means never.
+        load: the share of its throughput that its owner uses, below 1.
+        jitter_s: mean time of a message above the latency (exponential).
         drift_sigma: standard deviation of the logarithm of its link's rates as they drift.
-        drift_hurst: of that drift (fractional noise); 0.5 is white, towards 1 ever more persistent.
-        drift_interval_s: how long a rate lasts before the next is drawn.
+        drift_hurst: Hurst exponent of the drift; 0.5 is white noise, near 1 is very persistent.
+        drift_interval_s: seconds for which a rate lasts before the next is drawn.
         loss: share of packets that are lost, as a reduction of the rate (`emulator.links`).
         bottleneck: what it shares with others; None for a line of its own.
-        availability: when it is there; None: always.
+        availability: when it is available; None means always.
 
     Raises:
         ValueError: for a rate that is not above zero, or an impossible share; names the field and
@@ -117,25 +117,25 @@ class FleetDevice:
 
     @property
     def stated_downlink_bytes_per_s(self) -> float:
-        """What it finds when it measures its link while those who share it measure theirs."""
+        """Return the rate found if all devices on its line measure their links at once."""
         line = self.bottleneck
         share = line.downlink_bytes_per_s / line.devices if line else math.inf
         return min(self.downlink_bytes_per_s, share)
 
     @property
     def stated_uplink_bytes_per_s(self) -> float:
-        """See `stated_downlink_bytes_per_s`."""
+        """Return the uplink rate; see `stated_downlink_bytes_per_s`."""
         line = self.bottleneck
         share = line.uplink_bytes_per_s / line.devices if line else math.inf
         return min(self.uplink_bytes_per_s, share)
 
     @property
     def stated_flops_per_s(self) -> float:
-        """What its owner leaves of its throughput."""
+        """Return the throughput that its owner leaves free."""
         return self.flops_per_s * (1 - self.load)
 
     @property
     def steady(self) -> bool:
-        """Whether it does the same thing in the same time, always."""
+        """Return whether it always takes the same time for the same thing."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

@@ -1,4 +1,4 @@
-"""Fleet files: TOML with `[[group]]` tables, each so many devices of one kind.
+"""Fleet files: TOML with `[[group]]` tables, each for a number of devices of one kind.
 
 A group takes its devices from a device profile, their links from a network, their presence from an
 availability (names of the library, or files), and may state any field of `FleetDevice` itself:
@@ -11,9 +11,10 @@ availability (names of the library, or files), and may state any field of `Fleet
     stragglers = 0.1
     line = { name = "household", devices = 4, network = "home" }
 
-Links are drawn from the network's spread, for each device anew: the logarithms of downlink and
-uplink follow the quantiles and are correlated (0.7: assumed; a fast line is fast both ways). `line`
-is what devices share: each so many of them, across groups that give it the same name, have one.
+A link is drawn from the network's spread for each device: the logarithms of downlink and uplink
+follow the quantiles and are correlated (0.7, assumed, because a fast line is fast both ways).
+Devices that name the same `line`, also in several groups, share lines: each line has `devices` of
+them.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ _WIDEST_Z = 2.3263  # draws stay between the first and the last percent
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What some devices share.
+    """A line that some devices share.
 
     Attributes:
         name: groups that give it the same name share.
-        devices: how many share one.
-        network: its rates are drawn from this one's spread; or they are given:
+        devices: how many devices share one line.
+        network: the network from whose spread its rates are drawn; empty if they are given.
         downlink_bytes_per_s, uplink_bytes_per_s: of all its devices together.
 
     Raises:
@@ -98,14 +99,14 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_fleet(
     file: Path | Readable, where: str, devices: int | None, dtype: str, seed: int
 ) -> list[FleetDevice]:
-    """Read a fleet.
+    """Read a fleet file.
 
     Args:
         file: the file.
-        where: what errors call it.
-        devices: how many, in the proportions of the counts; None for the counts themselves.
-        dtype: what devices state their throughput in.
-        seed: of what is drawn.
+        where: the file's name in errors.
+        devices: how many, in the proportions of the counts; None uses the counts themselves.
+        dtype: the dtype in which devices state their throughput.
+        seed: seeds what is drawn.
 
     Raises:
         ValueError: see `find_fleet`.
@@ -133,7 +134,7 @@ def read_fleet(
 
 
 def slowed(device: FleetDevice) -> FleetDevice:
-    """The same device as a straggler."""
+    """Return the same device as a straggler."""
     compute = device.compute
     return replace(
         device,
@@ -250,7 +251,7 @@ class _Group:
             raise ValueError(f"{self._place}: {error}") from None
 
     def devices(self, count: int, rng: np.random.Generator, lines: _Lines) -> list[FleetDevice]:
-        """So many of them, drawn."""
+        """Draw this many devices of the group."""
         slow = set(rng.choice(count, round(self._stragglers * count), replace=False).tolist())
         made = []
         for i in range(count):
@@ -274,11 +275,11 @@ class _Group:
 
 
 def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
-    """What a profile says of a device, as fields of `FleetDevice`; its link apart.
+    """Return what a profile says of a device, as fields of `FleetDevice`, without its link.
 
     Args:
         profile: of the device.
-        dtype: what it states its throughput in; where the profile lacks it, in the nearest.
+        dtype: the dtype of its stated throughput; if the profile lacks it, the nearest is used.
     """
     compute = profile.compute_model()
     values: dict[str, Any] = {
@@ -297,7 +298,7 @@ def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
 
 
 def draw_link(link: LinkProfile, rng: np.random.Generator) -> tuple[float, float, float]:
-    """One link of a spread: downlink and uplink in bytes/s, latency one way in seconds."""
+    """Draw one link from a spread: downlink and uplink in bytes/s, one-way latency in seconds."""
     z = rng.standard_normal(3)
     z[1] = _CORRELATION * z[0] + math.sqrt(1 - _CORRELATION**2) * z[1]
     down_z, up_z, trip_z = (float(v) for v in np.clip(z, -_WIDEST_Z, _WIDEST_Z))

@@ -22,18 +22,18 @@ _LEAST_S, _MOST_S = 0.1, 1e9  # what `Durations` takes from a file
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
-    """The published fleet, `paper-N` (docs/emulation.md): laptop class, no latency.
+    """Return the published fleet, `paper-N` (docs/emulation.md): laptop class, no latency.
 
     One vector of N uniform draws each, in this order: compute 5-7 TFLOP/s, uplink 5-10 and downlink
     10-100 (1e6 bytes/s), memory 1-3 GB; `numpy.random.default_rng(42)`. Which devices are
     stragglers is drawn after that, from the same generator.
 
     Args:
-        devices: N.
+        devices: N, the number of devices.
         stragglers: the share of devices whose three rates are divided by ten.
 
     Raises:
-        ValueError: when `devices` is below 1, or `stragglers` no share.
+        ValueError: when `devices` is below 1, or `stragglers` is not a share.
     """
     if devices < 1:
         raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
@@ -68,13 +68,13 @@ def _with_stragglers(
 
 
 def fleet_names() -> list[str]:
-    """The built-in fleets; each may be given a size, as in `paper-256`."""
+    """Return the names of the built-in fleets; each may be given a size, as in `paper-256`."""
     found = (entry.name for entry in (files("profiles") / "library" / "fleets").iterdir())
     return ["paper", *sorted(n.removesuffix(".toml") for n in found if n.endswith(".toml"))]
 
 
 def size_in(name: str) -> int | None:
-    """How many devices a name asks for: 256 of `paper-256`; None where it does not say."""
+    """Return how many devices a name asks for: 256 for `paper-256`; None if it does not say."""
     sized = _SIZED.fullmatch(name)
     return int(sized[2]) if sized and sized[1] in fleet_names() else None
 
@@ -87,16 +87,16 @@ def find_fleet(
     dtype: str = "fp32",
     seed: int = 42,
 ) -> list[FleetDevice]:
-    """The fleet that a user means.
+    """Return the fleet that a user means.
 
     Args:
         name_or_file: a built-in name with a size (`paper-256`, `home-mix-500`), one without (then
             `devices` says how many), or a TOML file (`profiles.fleet_file`).
         stragglers: see `paper_fleet`.
-        devices: how many; a fleet of groups keeps their proportions. None for as many as the name
-            or the file says.
+        devices: how many; a fleet of groups keeps their proportions. None uses the number in the
+            name or the file.
         dtype: what will be multiplied; devices state their throughput in it.
-        seed: of what is drawn from spreads. The paper's fleet has its own.
+        seed: seeds what is drawn from spreads. The paper's fleet has its own.
 
     Raises:
         ValueError: for an unknown name, an unreadable file, unknown keys and impossible values; one
@@ -137,12 +137,12 @@ def find_fleet(
 
 
 def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
-    """The same devices, coming and going.
+    """Return the same devices with an availability, so that they come and go.
 
     Args:
-        fleet: the devices; an availability that one has of its own gives way.
-        churn: a name of the library (`volunteer`), a file, or mean seconds of a session and of the
-            gap after it, as `600:120` (exponential).
+        fleet: the devices; their own availability is replaced.
+        churn: a name in the library (`volunteer`), a file, or the mean seconds of a session and of
+            the gap after it, such as `600:120` (exponential).
 
     Raises:
         ValueError: when it is none of these.

@@ -1,8 +1,8 @@
 """The library of published profiles, networks and availabilities, by name.
 
-Its files lie in `profiles/library/`, and are read where they lie, also inside a wheel that was
-never unpacked. Wherever a name is expected, a file of the user does as well: a path that ends in
-`.toml`. Figures are in SI units: FLOP/s, bytes, bytes/s, seconds, watts, grams of CO2 equivalent.
+Its files are in `profiles/library/`. They are read in place, also inside a wheel that was never
+unpacked. Wherever a name is expected, a file may be given instead: a path that ends in `.toml`.
+Figures are in SI units: FLOP/s, bytes, bytes/s, seconds, watts, grams of CO2 equivalent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         title: what people call it.
         link: its rates in bytes/s and its round trips in seconds, spread over its devices.
         source: of its figures.
-        notes: conditions worth knowing.
+        notes: conditions that users should know.
         assumed: one line for each figure that is unknown: what was assumed instead, and why.
     """
 
@@ -44,14 +44,14 @@ class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the devices of some population are there.
+    """When the devices of some population are available.
 
     Attributes:
         name: what fleets call it.
         title: what people call it.
         availability: sessions and gaps in seconds, hours of the day.
         source: of its figures.
-        notes: conditions worth knowing.
+        notes: conditions that users should know.
         assumed: one line for each figure that is unknown: what was assumed instead, and why.
     """
 
@@ -73,15 +73,15 @@ class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profile_names() -> list[str]:
-    """The names of the device profiles of the library, sorted."""
+    """Return the names of the device profiles of the library, sorted."""
     return _names("devices")
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:
-    """A device profile.
+    """Load a device profile.
 
     Args:
-        name_or_path: a name of the library, or a path that ends in `.toml`.
+        name_or_path: a name in the library, or a path that ends in `.toml`.
 
     Raises:
         ValueError: for an unknown name, and for a file that cannot be read or does not follow the
@@ -100,27 +100,27 @@ def load_profile(name_or_path: str) -> DeviceProfile:
 
 
 def load_profiles() -> dict[str, DeviceProfile]:
-    """Every device profile of the library by its name: for those who look names up often."""
+    """Load every device profile of the library, by name; for code that looks up many names."""
     return {name: load_profile(name) for name in profile_names()}
 
 
 def network_names() -> list[str]:
-    """The names of the networks of the library, sorted."""
+    """Return the names of the networks of the library, sorted."""
     return _names("networks")
 
 
 def load_network(name_or_path: str) -> NamedLink:
-    """A network; see `load_profile` for the argument and for what it raises."""
+    """Load a network; see `load_profile` for the argument and for what it raises."""
     return _load(name_or_path, "networks", "network", NamedLink)
 
 
 def availability_names() -> list[str]:
-    """The names of the availabilities of the library, sorted."""
+    """Return the names of the availabilities of the library, sorted."""
     return _names("availability")
 
 
 def load_availability(name_or_path: str) -> NamedAvailability:
-    """An availability; see `load_profile` for the argument and for what it raises."""
+    """Load an availability; see `load_profile` for the argument and for what it raises."""
     return _load(name_or_path, "availability", "availability", NamedAvailability)
 
 

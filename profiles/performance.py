@@ -9,7 +9,7 @@ For a product of sides a (rows), b (columns), c (depth) with its operands laid o
               + fresh_right bc where the right one was not
               + wake where the device has been idle
 
-Every coefficient is 0 or more. Leaving the edges out, the throughput saturates in each side,
+Every coefficient is 0 or more. Without the edges, the throughput saturates in each side,
 
     2abc / (seconds - startup) = flops_per_s / (1 + a0/a + b0/b + c0/c),    flops_per_s = 2 / volume
 
@@ -36,7 +36,7 @@ _MOST_KNOWN: Final = 65536
 
 
 class Layout(Enum):
-    """Which operands enter the product transposed, as they are stored (BLAS letters)."""
+    """Which stored operands enter the product transposed (BLAS letters)."""
 
     NN = "nn"
     NT = "nt"
@@ -45,7 +45,7 @@ class Layout(Enum):
 
     @classmethod
     def of(cls, transpose_a: bool, transpose_b: bool) -> Layout:
-        """The layout of a run of the protocol."""
+        """Return the layout of a run, from its transposition flags."""
         return cls(("t" if transpose_a else "n") + ("t" if transpose_b else "n"))
 
 
@@ -55,10 +55,10 @@ class TimedTile:
 
     Attributes:
         a, b, c: rows, columns, depth.
-        layout: how the operands lay.
-        seconds: the median of several.
-        strips: it is the mean over the blocks of a tile of so many strips a side, each of which
-            came anew, on a device that was idle before.
+        layout: how the operands were stored.
+        seconds: the median of several measurements.
+        strips: `seconds` is the mean over the blocks of a tile with this many strips per side, all
+            newly received, on a device that was idle before.
     """
 
     a: int
@@ -79,11 +79,11 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fitted model of one dtype and layout; see the module's text for the formula.
 
     Attributes:
-        startup_s: of any multiplication, however small.
+        startup_s: seconds of any multiplication, however small.
         volume_s, out_s, left_s, right_s: per element of a*b*c, a*b, a*c and b*c.
         edge_a_s, edge_b_s: for `EDGE_WIDTHS`, per element of b*c and a*c.
         fresh_left_s, fresh_right_s: per element of an operand that was not multiplied before.
-        wake_s: more on a device that has been idle: cold caches, a thread that slept.
+        wake_s: additional seconds on a device that has been idle: cold caches, a sleeping thread.
     """
 
     startup_s: _Cost
@@ -99,12 +99,12 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """A device of which one throughput is known: the same at every shape."""
+        """Return the model of a device with one known throughput, the same at every shape."""
         return cls(startup_s, 2 / flops_per_s)
 
     @property
     def flops_per_s(self) -> float:
-        """Saturated throughput, FLOP/s."""
+        """Return the saturated throughput, FLOP/s."""
         return 2 / self.volume_s
 
     def seconds(
@@ -116,13 +116,13 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fresh_right: float = 0.0,
         woken: float = 0.0,
     ) -> float:
-        """Predicted time of an a x c by c x b product.
+        """Return the predicted time of an a x c by c x b product.
 
         Args:
             a, b, c: rows, columns, depth.
             fresh_left, fresh_right: whether the operand was never multiplied before: 0, 1, or the
-                share of several products of which it is true.
-            woken: whether the device has been idle; likewise.
+                share of several products for which it holds.
+            woken: whether the device has been idle, as 0, 1 or a share.
         """
         total = self.startup_s + self.volume_s * a * b * c
         left_s = self.left_s + fresh_left * self.fresh_left_s
@@ -136,12 +136,12 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return total
 
     def expected(self, sample: TimedTile) -> float:
-        """What `sample.seconds` should have been."""
+        """Return what `sample.seconds` should be by the model."""
         once = 1 / sample.strips  # each strip meets as many strips of the other side
         return self.seconds(sample.a, sample.b, sample.c, once, once, once * once)
 
     def scaled(self, factor: float) -> PerformanceModel:
-        """The model of a device that takes `factor` times as long for everything."""
+        """Return the model of a device that takes `factor` times as long for everything."""
         return PerformanceModel(
             self.startup_s * factor,
             self.volume_s * factor,
@@ -160,7 +160,7 @@ class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How well a fitted model predicts samples it was not fitted on.
 
     Attributes:
-        fitted, held_out: how many samples.
+        fitted, held_out: how many samples were fitted on, and how many judged.
         median_error, p95_error: of |predicted / measured - 1| over the held-out ones.
     """
 
@@ -232,7 +232,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 class ComputeModel:
-    """The models of one device, by dtype and layout, as tiles ask for them.
+    """The models of one device, by dtype and layout, for the tiles that it may get.
 
     Args:
         models: by dtype (the protocol's name, or `bf16>fp32` for 16-bit inputs with a result in
@@ -257,7 +257,7 @@ class ComputeModel:
         fresh_right: bool = False,
         woken: bool = False,
     ) -> float:
-        """Predicted time of one product.
+        """Return the predicted time of one product.
 
         Args:
             dtype, out: of the inputs and of the result, as the protocol names them.
@@ -276,7 +276,7 @@ class ComputeModel:
         return found
 
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
-        """What is nearest to the asked dtype and layout; what a device lacks it does in fp32."""
+        """Return the model nearest to the dtype and layout; dtypes that a device lacks use fp32."""
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
         for name in (*names, "fp32"):
             for candidate in (layout, *Layout):
@@ -286,5 +286,5 @@ class ComputeModel:
         return next(iter(self.models.values()))
 
     def scaled(self, factor: float) -> ComputeModel:
-        """The models of a device that takes `factor` times as long for everything."""
+        """Return the models of a device that takes `factor` times as long for everything."""
         return ComputeModel({key: model.scaled(factor) for key, model in self.models.items()})

@@ -1,7 +1,7 @@
-"""The most that a device can draw, by what it is: bounds on what it says of itself, no estimates.
+"""The most power that a device can draw, by its kind: bounds on its own claims, not estimates.
 
-Chosen above what was measured or what its power supply can give: phones were measured at up to 18 W
-in bursts (notebookcheck), and laptops' supplies give up to 330 W, desktops' up to 1600 W; a DGX
+The bounds lie above what was measured or what power supplies can give: phones were measured at up
+to 18 W in bursts (notebookcheck), laptops' supplies give up to 330 W, desktops' up to 1600 W; a DGX
 A100 draws 6.5 kW.
 """
 
@@ -28,7 +28,7 @@ SLACK_S = 30.0
 
 
 def most_w(profile: str) -> float:
-    """The most that a device of a profile can draw, in watts.
+    """Return the most power that a device of a profile can draw, in watts.
 
     Args:
         profile: as the device states it; any text.
@@ -37,10 +37,10 @@ def most_w(profile: str) -> float:
 
 
 def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
-    """Whether a device can have used so much in the time it was connected.
+    """Return whether a device can have used this energy in the time it was connected.
 
     Args:
-        energy_j: as it says; any number, also none.
+        energy_j: joules, as the device reports them; any number, even NaN.
     """
     return 0 <= energy_j <= most_w(profile) * (present_s + SLACK_S)
 

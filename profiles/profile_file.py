@@ -1,4 +1,4 @@
-"""Reading and writing profile files: TOML, checked against the schema, one clear sentence each."""
+"""Reads and writes profile files: TOML, checked against the schema; an error is one sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
 
     Args:
         file: a TOML file.
-        where: what to call it in errors; its path unless given.
+        where: its name in errors; by default its path.
 
     Raises:
         ValueError: when it cannot be read, or does not follow the schema; one sentence that names
@@ -50,7 +50,7 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
 
 
 def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
-    """A TOML file as plain values, all numbers finite and none too large for 64 bits.
+    """Read a TOML file as plain values; all numbers must be finite and fit 64 bits.
 
     Raises:
         ValueError: when it cannot be read.
@@ -69,7 +69,7 @@ def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
 
 
 def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
-    """Plain values as a class of the schema.
+    """Convert plain values to a class of the schema.
 
     Raises:
         ValueError: when they do not follow it; one sentence that names field and value.
@@ -157,7 +157,7 @@ def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def write_profile(profile: DeviceProfile, path: Path) -> None:
-    """Write one profile, whole or not at all.
+    """Write one profile, completely or not at all.
 
     Raises:
         ValueError: when tomli-w is missing, or the file cannot be written.

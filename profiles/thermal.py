@@ -23,19 +23,19 @@ import msgspec
 
 
 class ThrottlePoint(NamedTuple):
-    """At this temperature the device runs at this share of its full speed."""
+    """A temperature, and the share of its full speed at which the device runs there."""
 
     temperature: float
     speed: float
 
 
 class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters; see the module's text.
+    """The parameters of the model in the module's text.
 
     Attributes:
-        rise: steady temperature above ambient at full speed, K (or 1, see there).
+        rise: steady temperature above ambient at full speed, K (or 1, as in the module's text).
         time_constant_s: tau.
-        ambient: in the unit of the points.
+        ambient: temperature, in the unit of the points.
         points: throttle points, temperatures rising, speeds falling.
 
     Raises:
@@ -62,7 +62,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
     def speed(self, temperature: float) -> float:
-        """The share of its full speed at which a device runs at this temperature."""
+        """Return the share of its full speed at which a device runs at this temperature."""
         if not self.points or temperature < self.points[0].temperature:
             return 1.0
         for low, high in pairwise(self.points):
@@ -72,15 +72,15 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.points[-1].speed
 
     def after(self, temperature: float, seconds: float, load: float) -> float:
-        """The temperature after so long at a constant load (share of full power)."""
+        """Return the temperature after some seconds at a constant load (share of full power)."""
         steady = self.ambient + self.rise * load
         return steady + (temperature - steady) * math.exp(-seconds / self.time_constant_s)
 
     @property
     def sustained_speed(self) -> float:
-        """The speed it settles at under full load: where heating and cooling balance.
+        """Return the speed it settles at under full load, where heating and cooling balance.
 
-        Where the speed jumps at a throttle point, it is the mean of going to and fro there.
+        Where the speed jumps at a throttle point, this is the mean of switching across it.
         """
         low, high = self.ambient, self.ambient + self.rise
         if self.speed(high) == 1:
@@ -100,8 +100,8 @@ class ThermalState:
 
     Attributes:
         model: its parameters.
-        temperature: now.
-        at_s: when that was.
+        temperature: the temperature at `at_s`.
+        at_s: the time of the last update, seconds.
     """
 
     model: ThermalModel
@@ -109,9 +109,10 @@ class ThermalState:
     at_s: float = 0.0
 
     def busy(self, begin_s: float, work_s: float) -> float:
-        """Run work that takes `work_s` at full speed; returns how long it takes now.
+        """Do a computation that takes `work_s` at full speed; return the seconds that it takes now.
 
-        Idle until `begin_s`, then busy. In pieces short against the time constant.
+        The device is idle until `begin_s` and then busy. Time is stepped in pieces that are short
+        compared with the time constant.
         """
         model = self.model
         if begin_s > self.at_s:
@@ -128,7 +129,7 @@ class ThermalState:
 
 
 def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> ThermalModel | None:
-    """The model of a sustained run, in normalised temperature; None for one that never slowed.
+    """Return the model of a sustained run, in normalised temperature; None if it never slowed.
 
     The device holds its full speed until it is hot, and settles at the last speed: a controller
     that keeps the temperature at which heating and cooling balance. The time constant is the one

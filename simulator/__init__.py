@@ -1,1 +1,1 @@
-"""Methods of training compared in closed form, and published claims held against them."""
+"""Models of training methods in closed form, and published claims checked against them."""

@@ -1,6 +1,6 @@
 """`alpa`: inter- and intra-operator parallelism (Zheng et al., OSDI 2022, arXiv 2201.12023).
 
-A stage of l layers on n devices takes, for a micro-batch of b samples, its best sharding: tensor
+Each stage of l layers on n devices uses the fastest sharding of a micro-batch of b samples: tensor
 parallel over tp devices (Megatron: two all-reduces of activations forward and two backward in each
 layer), data parallel over dp = n / tp of them:
 
@@ -10,10 +10,11 @@ layer), data parallel over dp = n / tp of them:
     tensor    4 l ring all-reduces of ceil(b / dp) S d e
     gradients ring all-reduce of 2 l p / tp bytes among dp, once a step
 
-Stages by its dynamic program (`partition`), T = sum t_i + (m - 1) max t_i; m by trying powers of
-two. Its mesh is homogeneous: every device computes and sends at the fleet's mean, and memory is
-that of the real devices. Tensor parallelism divides what a device holds, so where the fastest
-sharding does not fit, the fastest with at least 2, 4, 8 ... devices to a tensor is tried.
+Its dynamic program (`partition`) chooses the stages, T = sum t_i + (m - 1) max t_i. For m, powers
+of two are tried. Its mesh is homogeneous: every device computes and sends at the fleet's mean
+rates. Memory is that of the real devices. Tensor parallelism divides what a device holds, so where
+the fastest sharding does not fit, the fastest with at least 2, 4, 8 ... devices to a tensor is
+tried.
 
 The optimizer is sharded over dp (its ZeRO rewriting): 4 / tp + 12 / n bytes a parameter. Meshes are
 made of at most 32 units of equally many devices. Resharding between stages, which its program
@@ -38,7 +39,7 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    """Devices that are all the same."""
+    """A mesh of identical devices."""
 
     flops_per_s: float
     link_bytes_per_s: float
@@ -47,13 +48,13 @@ class _Mesh:
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """How a stage of some size is computed.
+    """How a stage with a given number of devices is computed.
 
     Attributes:
-        layer_s: for each layer and micro-batch.
-        boundary_s: for each micro-batch.
-        gradient_s: for each layer and step.
-        sent_bytes: by a device for each layer and step, between stages left out.
+        layer_s: seconds for each layer and micro-batch.
+        boundary_s: seconds at the boundary to a neighbour, for each micro-batch.
+        gradient_s: seconds for each layer and step.
+        sent_bytes: bytes that a device sends for each layer and step, without those between stages.
     """
 
     tensor: int
@@ -71,7 +72,7 @@ class Alpa:
     name = "alpa"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """One row: one that fits where there is one, then the least time."""
+        """Return one row: the fastest plan that fits, or the fastest of all if none fits."""
         job = PipelineJob.of(conditions)
         micro_batches = sorted({-(-job.batch >> i) for i in range(job.batch.bit_length())})
         tensors = [1 << i for i in range(conditions.spec.heads.bit_length())]
@@ -125,11 +126,12 @@ def _best_sharding(
     heads: int,
     least_tensor: int,
 ) -> _Sharding:
-    """The least time for a layer; so much tensor parallelism and the rest data parallel.
+    """Return the fastest sharding of a layer: some tensor parallelism, the rest data parallel.
 
     Args:
         each: samples of a micro-batch.
-        least_tensor: devices of tensor parallelism, a power of two; all where there are fewer.
+        least_tensor: fewest devices of tensor parallelism, a power of two; all devices if there are
+            fewer than that.
     """
     found = []
     tensor = min(least_tensor, 1 << (devices.bit_length() - 1))

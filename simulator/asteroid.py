@@ -1,21 +1,21 @@
 """`asteroid`: a hybrid pipeline on unequal devices (Ye et al., MobiCom 2024, arXiv 2408.08015).
 
-Stages are groups of devices, data parallel within; a micro-batch of b samples is divided among a
-stage's devices by what they compute. Devices in the order of their links; consecutive ones form
-stages. For l layers on a group,
+A stage is a group of devices that are data parallel. A micro-batch of b samples is divided among a
+stage's devices in proportion to their compute. Devices are sorted by their links; consecutive ones
+form stages. For l layers on a group,
 
     t = max(3 l forward b / sum F, 2 b S d e / sum of links) + gradients / m
     gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once a step
 
-and T = sum t_i + (m - 1) max t_i by a dynamic program over layers and devices that skips groups
-whose memory holds no state of the layers; where nothing is left, memory is left out of account. A
-stage keeps K_p = 2 (P - p) - 1 micro-batches (p from 0), at most m. b by trying powers of two.
-Samples are divided as if they were fluid, but a group has at most b devices. Groups are made of at
+and T = sum t_i + (m - 1) max t_i. A dynamic program over layers and devices minimises T. It skips
+groups whose memory does not hold the layers' state; if no group is left, memory is ignored. A stage
+keeps K_p = 2 (P - p) - 1 micro-batches (p from 0), at most m. For b, powers of two are tried.
+Samples can be divided into any fractions, but a group has at most b devices. Groups are made of at
 most 32 units of equally many devices.
 
 A lost device is replaced by pipeline replay: the rest of its group goes on, or a neighbour sends
 its backup of the stage's states at the median uplink; the micro-batches in flight are done again.
-Where a restart from a checkpoint (`pipeline.restart`) is sooner, that is taken.
+If a restart from a checkpoint (`pipeline.restart`) is faster, that is used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """What every run of units has together, (start, stop) each; not a number where start >= stop.
+    """Totals of every run of consecutive units, indexed [start, stop]; NaN where start >= stop.
 
     Attributes:
-        devices, flops, links: sums.
-        slowest, least_memory: minima.
+        devices, flops, links: sums over the run's devices.
+        slowest, least_memory: minima over the run's devices: link rate, memory.
     """
 
     devices: Floats
@@ -51,7 +51,7 @@ class _Groups:
 
     @classmethod
     def of(cls, rates: RateArrays, unit: int) -> _Groups:
-        """Of devices in order, so many to a unit."""
+        """Return the totals for devices in the given order, `unit` devices to a unit."""
         units = len(rates) // unit
         link = np.minimum(rates.uplink, rates.downlink)
 
@@ -72,19 +72,19 @@ class _Groups:
         return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
 
     def gradients_s(self, job: PipelineJob, layers: Floats) -> Floats:
-        """Ring all-reduce of so many layers within each group."""
+        """Return the seconds of a ring all-reduce of this many layers within each group."""
         n = self.devices
         found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
         return found
 
 
 class Asteroid:
-    """A hybrid pipeline, aware of memory."""
+    """A hybrid pipeline that takes memory into account."""
 
     name = "asteroid"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """One row: one that fits where there is one, then the least time."""
+        """Return one row: the fastest plan that fits, or the fastest of all if none fits."""
         job = PipelineJob.of(conditions)
         tried = [self._with(conditions, job, 1 << i) for i in range(job.batch.bit_length())]
         return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]

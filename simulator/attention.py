@@ -18,7 +18,7 @@ from cleave.workload.registry import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """What one task sends and multiplies; all of a layer are alike."""
+    """What one task sends and multiplies; all tasks of a layer are alike."""
 
     download_bytes: float
     upload_bytes: float
@@ -27,7 +27,7 @@ class AttentionTask:
 
 
 def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
-    """Q, K, V down; O up; the products Q K^T and P V, ``2 S^2 h`` each for every query head."""
+    """Return a forward task: Q, K, V down; O up; Q K^T and P V, ``2 S^2 h`` each per query head."""
     queries = spec.heads / spec.kv_heads
     vector = seq * spec.head_width * element_bytes
     down, up = (queries + 2) * vector, queries * vector
@@ -36,7 +36,10 @@ def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask
 
 
 def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
-    """Q, K, V and dO down; dQ, dK, dV up; the scores anew, then dV, dP, dQ, dK: five products."""
+    """Return a backward task: Q, K, V and dO down; dQ, dK, dV up.
+
+    It multiplies five products: the scores again, then dV, dP, dQ and dK.
+    """
     queries = spec.heads / spec.kv_heads
     vector = seq * spec.head_width * element_bytes
     down, up = (2 * queries + 2) * vector, (queries + 2) * vector
@@ -45,7 +48,7 @@ def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTas
 
 
 def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
-    """Seconds until `count` tasks are back, dealt out so that the last is back soonest.
+    """Return the seconds until `count` tasks are back, dealt out so that the last is back soonest.
 
     A device's n-th task is back after ``latency + download + compute + upload + (n - 1) period``,
     where the period is the largest of the three.
@@ -66,14 +69,14 @@ def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
 
 
 def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArray[np.bool_]:
-    """Which devices have a task back within the seconds that `tasks_s` found."""
+    """Say which devices have a task back within `seconds`, as found by `tasks_s`."""
     roomy = 2 * task.memory_bytes <= rates.memory
     back: npt.NDArray[np.bool_] = roomy & (_period_and_first_s(task, rates)[1] <= seconds)
     return back
 
 
 def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
-    """Of each device: from task to task, and until the first is back."""
+    """Return for each device the seconds from task to task, and until the first is back."""
     stages = np.stack(
         (
             task.download_bytes / rates.downlink,

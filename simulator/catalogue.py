@@ -1,4 +1,4 @@
-"""The methods by name."""
+"""All methods, by name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from simulator.tiles import Tiles
 
 
 def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str, Method]:
-    """Every method.
+    """Return every method.
 
     Args:
-        utilisation: share of their peak that cloud GPUs reach.
-        thorough: searches take as long as they take.
+        utilisation: share of their peak FLOP/s that cloud GPUs reach.
+        thorough: searches have no time limit.
     """
     clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
     return {
@@ -43,7 +43,7 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
 
 def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
-    """The methods that a list of names, with commas between them, means; `cloud` is all clouds.
+    """Return the methods in a comma-separated list of names; `cloud` means all clouds.
 
     Raises:
         UsageError: for an unknown name.

@@ -1,12 +1,12 @@
-"""Losing devices: what a step takes on average while devices leave at random.
+"""The average time of a step while devices leave at random.
 
-A device is lost at a constant rate lambda, so n devices lose one every 1 / (n lambda) seconds. Each
-loss costs its detection and the method's recovery, during which devices are lost, too:
+Each device is lost at a constant rate lambda, so n devices lose one every 1 / (n lambda) seconds.
+Each loss costs its detection and the method's recovery, during which devices are lost, too:
 
     T = step / (1 - n lambda (detection + recovery))
 
-Where that is not positive a step is never done. Exact while losses do not overlap. A method whose
-devices recover independently of each other knows better (`Outcome.under_losses`).
+If the denominator is not positive, a step never ends. The formula is exact while losses do not
+overlap. A method whose devices recover independently supplies its own (`Outcome.under_losses`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from simulator.method import Outcome
 
 
 def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
-    """Seconds for a step with losses; infinite where it never ends, None where not modelled.
+    """Return the seconds of a step with losses; infinite if it never ends, None if not modelled.
 
     Args:
-        losses_per_s: of each device.
-        detection_s: until a loss is noticed.
+        losses_per_s: rate at which each device is lost.
+        detection_s: seconds until a loss is noticed.
     """
     if outcome.recovery_s is None:
         return None

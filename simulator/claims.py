@@ -1,4 +1,4 @@
-"""Each published claim as a test over simulated rows: what it says and our numbers."""
+"""Each published claim as a test over simulated rows: what it says, and Cleave's numbers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ _COMPARABLE: Final = 1.5  # of the cloud's time
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was simulated.
+    """The simulated rows that claims are tested on.
 
     Attributes:
-        model: that was swept over devices.
-        rows: by model, with an unlimited card.
-        small: `cleave` with that model on devices of 512 MB.
-        carded: that model by our methods behind cards of the PS, by the card in words.
-        roomy: that model by all methods on devices of 32 GB.
-        layers: of each model.
+        model: the model that was simulated with every number of devices.
+        rows: rows by model, with an unlimited card of the PS.
+        small: rows of `cleave` with `model` on devices of 512 MB.
+        carded: rows of Cleave's methods with `model` behind limited cards of the PS, by the card in
+            words.
+        roomy: rows of all methods with `model` on devices of 32 GB.
+        layers: number of layers of each model.
     """
 
     model: str
@@ -46,11 +47,14 @@ class Evidence:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def by_count(self, model: str) -> Iterator[tuple[int, dict[str, Outcome]]]:
-        """Outcomes by method, for each number of devices, with an unlimited card."""
+        """Yield each number of devices and its outcomes by method, with an unlimited card."""
         yield from _by_count(self.rows[model])
 
     def by_card(self, model: str) -> Iterator[tuple[str, int, dict[str, Outcome]]]:
-        """The same with every card, only ours behind those with a limit."""
+        """Yield each card and number of devices, and their outcomes by method.
+
+        Behind limited cards there are only Cleave's methods.
+        """
         for count, found in _by_count(self.rows[model]):
             yield UNLIMITED, count, found
         for card, rows in self.carded.items() if model == self.model else ():
@@ -58,7 +62,7 @@ class Evidence:
                 yield card, count, found
 
     def clouds(self, model: str) -> dict[str, Outcome]:
-        """Outcomes of methods that need no devices."""
+        """Return by name the outcomes of methods that need no devices."""
         return {r.outcome.method: r.outcome for r in self.rows[model] if r.devices is None}
 
 
@@ -68,7 +72,7 @@ def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
 
 
 def faster_than_dtfm(evidence: Evidence) -> Claim:
-    """4-10x lower time for a batch than DT-FM, at equal numbers of devices."""
+    """Test the claim of 4-10x lower time for a batch than DT-FM, with equal numbers of devices."""
     rows, trials, fitting = [], [], 0
     for model in evidence.rows:
         baselines = dict(evidence.by_count(model))
@@ -113,10 +117,10 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
 
 
 def uses_more_devices(evidence: Evidence, places: int) -> Claim:
-    """2-8x more devices than the baselines.
+    """Test the claim of using 2-8x more devices than the baselines.
 
     Args:
-        places: layers times samples, most devices that a pipeline has work for.
+        places: layers times samples: the most devices that a pipeline can use.
     """
     curves: dict[tuple[str, str], list[tuple[int, Outcome]]] = {}
     for card, count, found in evidence.by_card(evidence.model):
@@ -160,7 +164,7 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
 
 
 def comparable_to_cloud(evidence: Evidence) -> Claim:
-    """As fast as a cloud GPU."""
+    """Test the claim of being as fast as a cloud GPU."""
     rows, trials = [], []
     for model in evidence.rows:
         clouds = {n: o for n, o in evidence.clouds(model).items() if o.fits}
@@ -198,7 +202,7 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
 
 
 def recovers_faster(evidence: Evidence) -> Claim:
-    """At least 100x faster recovery from the failure of a device."""
+    """Test the claim of at least 100x faster recovery from the failure of a device."""
     rows, trials = [], []
     for model in evidence.rows:
         for count, found in evidence.by_count(model):
@@ -244,7 +248,7 @@ def recovers_faster(evidence: Evidence) -> Claim:
 
 
 def bytes_fall(evidence: Evidence) -> Claim:
-    """Bytes for each device fall as devices join."""
+    """Test the claim that the bytes of each device fall as devices join."""
     rows, trials = [], []
     for name in OURS:
         points = [
@@ -274,7 +278,7 @@ def bytes_fall(evidence: Evidence) -> Claim:
 
 
 def fits_small_memory(evidence: Evidence) -> Claim:
-    """Fits a memory budget of 512 MB."""
+    """Test the claim of fitting a memory budget of 512 MB."""
     return Claim(
         "Fits phones with 512 MB to spare",
         f"{evidence.model} with `cleave` on the same devices, but 512 MB each.",
@@ -291,7 +295,7 @@ def fits_small_memory(evidence: Evidence) -> Claim:
 
 
 def faster_with_memory(evidence: Evidence) -> Claim:
-    """The first claim once more, where pipelines have the memory they need."""
+    """Test the first claim again where pipelines have the memory they need."""
     (count, found), *_ = _by_count(evidence.roomy)
     ours = {name: found[name].step_s for name in OURS if name in found}
     rows, trials = [], []
@@ -326,7 +330,10 @@ def faster_with_memory(evidence: Evidence) -> Claim:
 
 
 def _useful(points: Sequence[tuple[int, Outcome]]) -> Outcome | None:
-    """With the largest fleet that is well faster than the one before it; None without any plan."""
+    """Return the outcome of the largest fleet that is well faster than the fleet before it.
+
+    Return None if there is no plan at all.
+    """
     best = next((o for _, o in points if math.isfinite(o.step_s)), None)
     for (_, few), (_, many) in pairwise(points):
         if many.step_s < _WORTH_IT * few.step_s:
@@ -343,7 +350,7 @@ def _seconds(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    """A ratio; none where a method has no plan."""
+    """Return a ratio as text; "-" where a method has no plan."""
     if not value:
         return "-"
     if value > 10_000:
@@ -352,7 +359,7 @@ def _times(value: float) -> str:
 
 
 def _fits(outcome: Outcome) -> str:
-    """Whether, and what the device that has least for its part needs of what it has."""
+    """Say whether it fits, and what the tightest device needs of what it has."""
     if not outcome.memory_needed_bytes:
         return "yes" if outcome.fits else "no"
     needed, offered = (

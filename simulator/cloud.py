@@ -1,7 +1,7 @@
 """`cloud`: one or eight data-centre GPUs in one machine.
 
-compute   train_flops / (GPUs x utilisation x peak); 4/3 of it where activations are recomputed;
-          peak of bf16 and fp16, for fp32 of TF32, which is half of it
+compute   train_flops / (GPUs x utilisation x peak); 4/3 of that if activations are recomputed;
+          the peak is that of bf16 and fp16; for fp32 that of TF32, which is half of it
 between   fully sharded: weights gathered twice, gradients scattered once, under the compute;
           3 (G - 1)/G 2P bytes for each GPU over its NVLink (Rajbhandari et al., ZeRO, section 7)
 offload   where 16 bytes a parameter do not fit: optimizer and its states on the host (Ren et
@@ -28,7 +28,8 @@ class Gpu:
 
     Attributes:
         flops_per_s: dense bf16 peak.
-        host_bytes_per_s: the link to the host, as measured by common benchmarks (80 % of the bus).
+        host_bytes_per_s: rate of the link to the host, as common benchmarks measure it (80 % of
+            the bus).
     """
 
     name: str
@@ -47,9 +48,10 @@ class Cloud:
     """GPUs in one machine.
 
     Attributes:
-        gpus: how many.
+        gpus: number of GPUs.
         utilisation: share of the peak that training reaches.
-        host_memory_bytes, host_bytes_per_s: of the machine, for offloading; all GPUs share them.
+        host_memory_bytes, host_bytes_per_s: the machine's memory and its bandwidth, for offloading;
+            all GPUs share them.
     """
 
     gpu: Gpu
@@ -63,7 +65,7 @@ class Cloud:
         return f"cloud-{self.gpus}x{self.gpu.name}"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Everything on the GPUs; where that does not fit, a second row with offloading."""
+        """Return a row with everything on the GPUs and, if it does not fit, one with offloading."""
         resident = self._outcome(conditions, offload=False)
         return [resident] if resident.fits else [resident, self._outcome(conditions, offload=True)]
 

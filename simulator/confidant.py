@@ -1,14 +1,14 @@
 """`confidant`: a pipeline of one device for each stage (Chen et al. 2023, arXiv 2311.13381).
 
-Layers are divided by what devices compute, with a dynamic program over layers and devices. For l
-layers on a device,
+A dynamic program over layers and devices divides the layers by the devices' compute. For l layers
+on a device,
 
     t = max(3 l forward / F, 2 S d e / link)        T = sum t_i + (m - 1) max t_i
 
-with micro-batches of one sample, m = B; 1F1B keeps min(P - p, m) of them. At most one device for
-each layer, those of the fastest links. Nothing is replicated, so no gradients travel. Devices whose
-memory holds no state of a layer are skipped; where none is left, memory is left out of account. A
-lost device means a restart from a checkpoint (`pipeline.restart`).
+with micro-batches of one sample, m = B; 1F1B keeps min(P - p, m) of them. There is at most one
+device for each layer: those with the fastest links. Nothing is replicated, so no gradients are
+sent. Devices whose memory does not hold a layer's state are skipped; if none is left, memory is
+ignored. A lost device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from simulator.work import STATE_BYTES
 
 
 class Confidant:
-    """A chain of devices."""
+    """A pipeline of single devices."""
 
     name = "confidant"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """One row."""
+        """Return one row."""
         job, rates = PipelineJob.of(conditions), conditions.rates
         fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
         used = rates.take(fastest[: job.layers])

@@ -1,13 +1,14 @@
 """`data-parallel`: the whole model on every device, gradients summed by a ring all-reduce.
 
-    compute     whole samples, dealt out by throughput; the device that is last
+    compute     whole samples, dealt out by throughput; the last device counts
     all-reduce  2 (n - 1) steps of P e / n bytes, each as slow as the ring's slowest link (Patarasu
                 and Yuan 2009). From a device to the next at the lower of its uplink and the next
                 one's downlink, so the slowest link is the slowest uplink or downlink of all.
 
-At most one device for each sample. Of the numbers tried (powers of two from two on, and the most)
-the fastest counts, of all devices and of those alone whose memory holds the model; one that fits
-comes before one that does not. The others divide the samples of a lost device and do them again.
+There is at most one device for each sample. Rings are tried with powers of two devices, from two
+on, and with the most; among all devices, and among those whose memory holds the model. The fastest
+ring that fits is taken, or the fastest of all if none fits. After a loss, the other devices divide
+the lost device's samples and do them again.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from simulator.work import LayerWork, edge_parameters, layer_work, train_flops
 
 
 class DataParallel:
-    """A ring of devices; a member of the catalogue."""
+    """Data parallelism over a ring of devices."""
 
     name = "data-parallel"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """One row."""
+        """Return one row."""
         rates = conditions.rates
         fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
         layer, layers = _held(conditions)
@@ -72,12 +73,12 @@ class DataParallel:
 
 
 def _held(conditions: Conditions) -> tuple[LayerWork, float]:
-    """A layer, and how many a device holds: embedding and head as so many layers more."""
+    """Return a layer's work, and a device's layers with embedding and head converted to layers."""
     spec = conditions.spec
     layer = layer_work(spec, conditions.seq, conditions.element.sent)
     return layer, spec.layers + edge_parameters(spec) / layer.parameters
 
 
 def _sizes(most: int) -> list[int]:
-    """Numbers of devices to try; none where there are none."""
+    """Return the numbers of devices to try, at most `most`."""
     return sorted({*(1 << i for i in range(1, most.bit_length())), *([most] if most else [])})

@@ -1,9 +1,9 @@
 """`dtfm`: data and pipeline parallel over peers (Yuan et al., NeurIPS 2022, arXiv 2206.01288).
 
-P stages of R replicas hold the layers, as even as possible. Its scheduler (`dtfm_search`) models
-communication alone; compute is charged here, of the slowest device of a stage, and memory of 16
-bytes a parameter with what 1F1B keeps in flight. Micro-batches are single samples, m = B / R for
-each pipeline. Three rows from one model:
+P stages of R replicas hold the layers, divided as evenly as possible. Its scheduler (`dtfm_search`)
+models communication only. This module adds compute, by the slowest device of a stage, and memory:
+16 bytes a parameter and what 1F1B keeps in flight. Micro-batches are single samples, m = B / R for
+each pipeline. One model gives three rows:
 
     (formula)    DP + PP as published, PP with the activations of all m samples at once, and
                  a perfectly filled pipeline of compute, (m + P - 1) slots
@@ -12,11 +12,11 @@ each pipeline. Three rows from one model:
                  gradients, whichever is longer: all overlapped (exact: `pipeline`)
     (serial)     m times the whole path forward and backward, nothing overlapped, + DP
 
-The grid P x R is chosen for each row by its own time, among all that B samples and the layers
-allow; one that fits comes before one that does not. Devices that it does not need are those of the
-slowest links. `dtfm-all` takes all devices that are offered, as the published grid does: only grids
-that place 90 % of what any could. A lost device means a restart from a checkpoint
-(`pipeline.restart`).
+The grid P x R is chosen for each row by that row's time, among all that B samples and the layers
+allow; a grid that fits comes before one that does not. Devices that the grid does not need are
+those with the slowest links. `dtfm-all` uses all devices that are offered, as the published grid
+does: it tries only grids with at least 90 % of the devices of the largest. A lost device means a
+restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _POINT_S: Final = 20.0  # for all searches of one outcome, about
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A schedule with what its stages hold."""
+    """A schedule and what its stages hold."""
 
     job: PipelineJob
     problem: Problem
@@ -59,7 +59,7 @@ class _Placed:
         return -(-self.job.batch // self.problem.replicas)
 
     def compute_s(self) -> Floats:
-        """By stage, a sample forward and backward on its slowest device."""
+        """Return by stage the seconds of a sample forward and backward on its slowest device."""
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
         slowest = self.problem.rates.flops[self.schedule.groups].min(axis=1)
@@ -67,7 +67,7 @@ class _Placed:
         return each_s
 
     def flops(self) -> float:
-        """Of all samples, forward and backward."""
+        """Return the FLOPs of all samples, forward and backward."""
         rates = self.problem.rates.flops[self.schedule.groups].min(axis=1)
         return float(self.job.batch * (self.compute_s() * rates).sum())
 
@@ -102,7 +102,7 @@ class _Placed:
         )
 
     def _hops_s(self) -> float:
-        """A sample along the whole path, forward and backward."""
+        """Return the seconds of a sample along the whole path, forward and backward."""
         groups = self.schedule.groups
         one = replace(self.problem, c_pp_bytes=self.job.layer.boundary_bytes)
         pairs = (
@@ -120,12 +120,12 @@ _VARIANTS: dict[str, Callable[[_Placed], tuple[Part, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Dtfm:
-    """Decentralised training of foundation models.
+    """DT-FM: decentralised training of foundation models.
 
     Attributes:
-        every_device: all that are offered take part, as far as layers and samples go, as in the
-            published grid; otherwise as many as are fastest.
-        thorough: all trials of every search, not only as many as 20 s pay for.
+        every_device: use all devices that are offered, as far as layers and samples suffice, as in
+            the published grid; otherwise use the number that is fastest.
+        thorough: make all trials of every search, not only those that fit into 20 s.
     """
 
     name: str = "dtfm"
@@ -133,7 +133,7 @@ class Dtfm:
     thorough: bool = False
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Three rows: as published, fully pipelined, serial."""
+        """Return three rows: as published, fully pipelined, serial."""
         job = PipelineJob.of(conditions)
         problems = _problems(conditions, job, every_device=self.every_device)
         guesses = [_placed(job, problem, first_guess(problem)) for problem in problems]
@@ -156,7 +156,7 @@ class Dtfm:
 
 
 def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -> list[Problem]:
-    """Every number of layers that a stage may have at most, with 1, 2, 4 ... replicas, or all."""
+    """Return a problem for each number of layers to a stage, with 1, 2, 4 ... replicas, or all."""
     rates = conditions.rates
     fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
     found = []

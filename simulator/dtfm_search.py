@@ -1,4 +1,4 @@
-"""DT-FM's scheduler: devices to stage groups and stage groups to an order, at least DP + PP.
+"""DT-FM's scheduler: assigns devices to stage groups and orders the groups, for least DP + PP.
 
 Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. With groups C_1..C_P of R devices each,
 c_DP and c_PP bytes, alpha seconds of latency and beta bytes/s between two devices, its two
@@ -10,18 +10,18 @@ directions averaged:
                max over its pairs of  2 (alpha + c_PP / beta)
     PP       = least Hamiltonian path over the groups with weights w
 
-The search is evolutionary, as theirs: a population of partitions, children by a local move on the
-fastest link of a group. Where every downlink is as fast as every uplink, beta is the mean of two
-uplinks; then the best matching pairs the fastest with the slowest, and one sort finds it. On other
-fleets that matching is used all the same: a valid one, not always the best.
+The search is evolutionary, as in the paper: it has a population of partitions and makes children by
+a local move on the fastest link of a group. If every downlink is as fast as every uplink, beta is
+the mean of two uplinks; then the best matching pairs the fastest with the slowest, and one sort
+finds it. On other fleets the same matching is used: it is valid, but not always the best.
 
 The path of the best partition is exact up to 16 stages (Held and Karp's program over subsets);
-longer ones come from 2-opt, with the least spanning tree as a bound below. A child costs about
+longer ones come from 2-opt, with the least spanning tree as a lower bound. A child costs about
 
     1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2 (gradients)
 
-so as many are tried as an allowance of seconds pays for by that estimate: by the clock, two runs
-would not find the same.
+so the number of trials follows from a time limit by that estimate. If the clock decided, two runs
+would not find the same schedule.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _EXACT_PATH: Final = 16  # stages; a dynamic program of 2^P P states
 
 @dataclass(frozen=True, slots=True)
 class DtfmSchedule:
-    """Groups of device numbers, in the order of the pipeline, and what they cost.
+    """Groups of devices, by number, in the order of the pipeline, and what they cost.
 
     Attributes:
-        groups: (stages, replicas).
-        path_bound_s: no order of these groups is shorter.
-        trials: that were made.
+        groups: device numbers, (stages, replicas).
+        path_bound_s: lower bound on the path's seconds over all orders of these groups.
+        trials: children that were tried.
     """
 
     groups: Indices
@@ -64,12 +64,12 @@ class DtfmSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a schedule moves.
+    """What a schedule must move between devices.
 
     Attributes:
-        rates: of the devices that take part, as many as there are places.
-        c_dp_bytes: gradient of a stage.
-        c_pp_bytes: activations between two stages.
+        rates: rates of the devices that take part, one for each place.
+        c_dp_bytes: bytes of a stage's gradient.
+        c_pp_bytes: bytes of activations between two stages.
     """
 
     rates: RateArrays
@@ -79,12 +79,12 @@ class Problem:
     c_pp_bytes: float
 
     def trials_in(self, seconds: float) -> int:
-        """How many children these seconds pay for, by the estimate of the module's text."""
+        """Return how many children fit into these seconds, by the module's estimate."""
         p, r = self.stages, self.replicas
         return min(TRIALS, int(seconds / (1.2e-6 * p * p + 4e-7 * p * r + 1.5e-8 * r * r)))
 
     def dp_s(self, groups: Indices) -> Floats:
-        """DP(C) of each group, (groups,)."""
+        """Return DP(C) of each group in seconds, (groups,)."""
         if self.replicas == 1:
             return np.zeros(len(groups))
         seconds = 2 * (
@@ -97,7 +97,7 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """w between each of some groups and each of others, (some, others)."""
+        """Return w between each of some groups and each of others in seconds, (some, others)."""
         first = np.take_along_axis(some, np.argsort(self.rates.uplink[some], axis=1), 1)
         last = np.take_along_axis(others, np.argsort(-self.rates.uplink[others], axis=1), 1)
         a, b = first[:, None, :], last[None, :, :]
@@ -105,7 +105,7 @@ class Problem:
         return worst
 
     def beta(self, a: Indices, b: Indices) -> Floats:
-        """Bytes/s between devices, the mean of both directions."""
+        """Return the bytes/s between devices, the mean of both directions."""
         up, down = self.rates.uplink, self.rates.downlink
         mean: Floats = (np.minimum(up[a], down[b]) + np.minimum(up[b], down[a])) / 2
         return mean
@@ -129,10 +129,10 @@ class _Individual:
 
 
 def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
-    """The best schedule found; deterministic under its seed.
+    """Return the best schedule found; the same seed gives the same schedule.
 
     Args:
-        trials: children that are tried.
+        trials: number of children to try.
     """
     rng = np.random.default_rng(seed)
     places = problem.stages * problem.replicas
@@ -160,7 +160,7 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
 
 
 def first_guess(problem: Problem) -> DtfmSchedule:
-    """Devices of equal uplink together; no search."""
+    """Return groups of devices with similar uplinks, without a search."""
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
     each = _individual(problem, by_uplink.reshape(problem.stages, problem.replicas))
     pp_s = _length(each.hops_s, each.path)
@@ -174,7 +174,7 @@ def _individual(problem: Problem, groups: Indices) -> _Individual:
 
 
 def _child(problem: Problem, parent: _Individual, rng: np.random.Generator) -> _Individual:
-    """Two groups swap a device; one of them keeps both ends of its fastest link."""
+    """Swap a device between two groups, so that one of them keeps both ends of its fastest link."""
     one, other = (int(i) for i in rng.choice(problem.stages, 2, replace=False))
     groups = parent.groups.copy()
     uplink = problem.rates.uplink[groups[one]]
@@ -198,7 +198,7 @@ def _length(hops: Floats, path: Indices) -> float:
 
 
 def _two_opt(hops: Floats, path: Indices) -> Indices:
-    """Reverse the part of the path that gains most, until none gains."""
+    """Reverse the part of the path that gains most, until no reversal gains."""
     size = len(path)
     if size < 3:
         return path
@@ -221,10 +221,10 @@ def _two_opt(hops: Floats, path: Indices) -> Indices:
 
 
 def _shortest_path(hops: Floats) -> Indices:
-    """The least Hamiltonian path: Held and Karp's dynamic program, all subsets of a size at once.
+    """Return the shortest Hamiltonian path, by Held and Karp's dynamic program.
 
-    best[S, j], the least path through the subset S that ends in j, is the minimum over i in S of
-    best[S without j, i] + hops[i, j].
+    It does all subsets of a size at once. best[S, j], the shortest path through the subset S that
+    ends in j, is the minimum over i in S of best[S without j, i] + hops[i, j].
     """
     size = len(hops)
     subsets = np.arange(1 << size)
@@ -246,7 +246,7 @@ def _shortest_path(hops: Floats) -> Indices:
 
 
 def _spanning_tree(hops: Floats) -> float:
-    """The least spanning tree (Prim); every path is one, so none is shorter."""
+    """Return the length of the least spanning tree (Prim); no path is shorter than it."""
     size, total = len(hops), 0.0
     nearest, out = hops[0].copy(), np.ones(size, np.bool_)
     out[0] = False

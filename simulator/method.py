@@ -1,7 +1,7 @@
-"""What a method of training is to the simulator: conditions in, an `Outcome` out.
+"""What a training method is to the simulator: `Conditions` in, an `Outcome` out.
 
-Feasibility is apart from time. `step_s` is what a step would take if memory were no matter;
-`misfit` says why it cannot be done on the memory that was assumed, and is empty where it can.
+Time does not depend on feasibility: `step_s` is what a step would take with enough memory. `misfit`
+says why the memory that was assumed is not enough; it is empty if it is.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is trained on what.
+    """The model, the batch and the fleet of a simulation.
 
     Attributes:
         spec, batch, seq: the model; sequences per step and tokens in each.
         devices: the fleet; methods that bring their own machines ignore it.
         element: bytes per element sent and returned.
-        ps: the parameter server's card.
-        seed: of every search.
+        ps: rates of the parameter server's card.
+        seed: seed of every search.
     """
 
     spec: ModelSpec
@@ -44,57 +44,57 @@ class Conditions:
     )
 
     def once(self, what: Callable[[Conditions], Found]) -> Found:
-        """What a function says of these conditions; worked out for the first that asks."""
+        """Return a function's result for these conditions, computed once and then kept."""
         if what not in self._found:
             self._found[what] = what(self)
         return cast(Found, self._found[what])
 
     @cached_property
     def planner(self) -> TilePlanner:
-        """That all methods with such tiles share, so that none plans what another one has."""
+        """Return the planner that methods with tiles share, so that nothing is planned twice."""
         return TilePlanner(self.ps)
 
     @cached_property
     def rates(self) -> RateArrays:
-        """The fleet as arrays; its latency counts both ways."""
+        """Return the fleet's rates as arrays; their latency is that of both ways."""
         return RateArrays.of(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a share of a step's time goes to."""
+    """A named part of a step's time."""
 
     name: str
     seconds: float
 
 
 class UnderLosses(Protocol):
-    """What a method knows of its steps while devices leave."""
+    """A model of a method's steps while devices leave."""
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """Seconds for a step when each device is lost so often; infinite where it never ends."""
+        """Return the seconds of a step when devices are lost; infinite if it never ends."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step takes by one method.
+    """What one step takes with one method.
 
     Attributes:
-        method: its name; with what is special about this row in brackets, as ``dtfm (serial)``.
+        method: its name, with the variant in brackets, as in ``dtfm (serial)``.
         setting: what a search chose, for people.
-        devices_used: of the fleet, or cloud GPUs.
-        parts: of the step's time, one after another.
-        download_bytes, upload_bytes: in a step, on average over the devices used.
-        memory_offered_bytes: of the device with least for what it is to hold.
-        memory_needed_bytes: by that device.
-        misfit: why it cannot be done; empty where it can.
-        ps_egress_bytes_per_s, ps_ingress_bytes_per_s: that the PS's card must carry in the busiest
-            part; 0 for methods without one.
-        recovery: what losing one device adds, from when that is noticed; empty where not modelled.
-        under_losses: what a step takes with losses, where they are not taken one after another.
-        flops: multiplied in a step by all devices used, what is recomputed included; 0 where nobody
-            counts them.
+        devices_used: number of the fleet's devices, or of cloud GPUs.
+        parts: parts of the step's time, one after another.
+        download_bytes, upload_bytes: bytes of a device in a step, mean over the devices used.
+        memory_offered_bytes: offered by the tightest device: the one with the least memory for what
+            it holds.
+        memory_needed_bytes: needed by that device.
+        misfit: why the memory is not enough; empty if it is.
+        ps_egress_bytes_per_s, ps_ingress_bytes_per_s: rates that the PS's card must carry in the
+            busiest part; 0 for methods without a PS.
+        recovery: what losing one device adds after it is noticed; empty if not modelled.
+        under_losses: the method's own model of losses; None if they are taken one after another.
+        flops: FLOPs of all devices used in a step, with what is recomputed; 0 if not counted.
     """
 
     method: str
@@ -114,12 +114,12 @@ class Outcome:
 
     @property
     def recovery_s(self) -> float | None:
-        """What losing one device adds to a step, detection left out; None where not modelled."""
+        """Return the seconds that a loss adds to a step, after detection; None if not modelled."""
         return math.fsum(part.seconds for part in self.recovery) if self.recovery else None
 
     @property
     def step_s(self) -> float:
-        """Seconds for one step, if memory were no matter; infinite where there is no plan."""
+        """Return the seconds of a step if memory is ignored; infinite if there is no plan."""
         return math.fsum(part.seconds for part in self.parts) if self.parts else math.inf
 
     @property
@@ -128,13 +128,17 @@ class Outcome:
 
 
 class Method(Protocol):
-    """A way to train."""
+    """A way to train, as the simulator sees it."""
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """One step; several where the method has variants worth telling apart, best known first."""
+        """Simulate one step.
+
+        Return several rows if the method has variants that should be told apart, the best known
+        first.
+        """
         ...
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """A row for a method that has no plan at all under these conditions."""
+    """Return a row for a method that has no plan at all under these conditions."""
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)

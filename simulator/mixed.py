@@ -5,22 +5,23 @@ consecutive pieces, each of which is one of
 
     tiles       a single sub-layer by tiles and tasks (`tiles`), on the whole fleet;
     a stretch   sub-layers that are resident at the same time (`resident_layouts`). All samples go
-                through it before the next piece begins, so its weights give way to those of the
-                next one, and are fetched again when samples come back: two visits. The last piece
-                needs one visit only, as samples turn round in it.
+                through it before the next piece begins. Then its weights are replaced by those of
+                the next piece, and fetched again when the samples come back: two visits. The last
+                piece needs one visit only, as samples go forward and backward in it.
 
-So a fleet whose memory holds a third of the model goes through it in three stretches, and one that
-holds no FFN does attention resident and the FFNs by tiles. With t(kind) seconds for a sub-layer by
-tiles, s(i, l) for a stretch of l sub-layers from the i-th in two visits and e(i) for one from the
-i-th to the end in one visit, all in closed form, the best pieces from the i-th on take
+So a fleet whose memory holds a third of the model goes through it in three stretches. A fleet whose
+memory holds no FFN keeps attention resident and does the FFNs by tiles. Let t(kind) be the seconds
+of a sub-layer by tiles, s(i, l) those of a stretch of l sub-layers from the i-th on in two visits,
+and e(i) those of a stretch from the i-th to the end in one visit, all in closed form. Then the best
+pieces from the i-th on take
 
     T(i) = min(t(kind of i) + T(i + 1),  min over l of s(i, l) + T(i + l),  e(i)),      T(2 L) = 0
 
-with lengths l that cut the model evenly, the longest that fits, and what is left at the end.
+Lengths l are those that cut the model evenly, the longest that fits, and the rest at the end.
 `cleave` and `cleave-resident` are special cases: all tiles, and one stretch. The best ways, of all
-lengths together and of one length each, are then simulated event by event; where `cleave` or
-`cleave-resident` comes out faster, that is taken. The LM head is done by tiles. Two rows: events,
-and closed form.
+lengths together and of one length each, are then simulated event by event; if `cleave` or
+`cleave-resident` is faster, that is taken. The LM head is done by tiles. There are two rows:
+events, and closed form.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ _WAYS: Final = 6  # through the model
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A way through the model.
+    """The pieces that a model is cut into.
 
     Attributes:
-        tiled: sub-layers that are done by tiles.
-        stretches: best layouts of each, ranked by the closed form.
-        time_s: by the closed form, without the LM head.
+        tiled: kinds of the sub-layers that are done by tiles.
+        stretches: the best layouts of each stretch, ranked by the closed form.
+        time_s: seconds by the closed form, without the LM head.
     """
 
     tiled: tuple[Kind, ...]
@@ -58,10 +59,10 @@ class Pieces:
 
 
 class PieceSearch:
-    """The program of the module's text.
+    """The search for the best pieces: the dynamic program of the module's docstring.
 
     Args:
-        by_tiles_s: t of each kind; infinite where it fits no device.
+        by_tiles_s: t of each kind of sub-layer; infinite if it fits no device.
     """
 
     def __init__(self, conditions: Conditions, by_tiles_s: Mapping[Kind, float]) -> None:
@@ -75,16 +76,16 @@ class PieceSearch:
         self.lengths = sorted(lengths)
 
     def ranked(self, most: int) -> list[Pieces]:
-        """The best pieces of all lengths, and the best of one length each; best first."""
+        """Return the best pieces of all lengths and of one length each, fastest first."""
         found = [self.best(self.lengths), *(self.best([length]) for length in self.lengths)]
         distinct = {(each.tiled, each.stretches): each for each in found}
         return sorted(distinct.values(), key=lambda each: each.time_s)[:most]
 
     def best(self, lengths: Sequence[int]) -> Pieces:
-        """The least T(0).
+        """Return the pieces of the least T(0).
 
         Args:
-            lengths: of stretches, rising; and what is left at the end.
+            lengths: allowed lengths of stretches, ascending; the last one may be shorter.
         """
         count = len(self._order)
         best: list[Pieces] = [Pieces((), (), 0.0)]  # from the i-th on, last first
@@ -114,12 +115,12 @@ class PieceSearch:
 
 @dataclass(frozen=True, slots=True)
 class MixedLosses:
-    """What a step takes while devices leave: the sum of its pieces."""
+    """The time of a step with losses: the sum of its pieces' times."""
 
     pieces: tuple[UnderLosses, ...]
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """See `UnderLosses`."""
+        """See `UnderLosses.with_losses_s`."""
         return math.fsum(p.with_losses_s(losses_per_s, detection_s) for p in self.pieces)
 
 
@@ -129,7 +130,7 @@ class CleaveMixed:
     name = "cleave-mixed"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Two rows: events, closed form."""
+        """Return two rows: events, closed form."""
         try:
             step = conditions.once(tiled_step)
         except PlanError as error:
@@ -223,7 +224,7 @@ def _rates(found: Sequence[Resident], nbytes: Sequence[float]) -> list[float]:
 def _closed_form(
     name: str, conditions: Conditions, step: TiledStep, pieces: Pieces, like: Outcome
 ) -> Outcome:
-    """What the search thought of its best pieces; bytes and memory are those of the other row."""
+    """Return the row of the best pieces in closed form; bytes and memory are those of `like`."""
     by_tiles, edges = _tiles(step, pieces), step.edges()
     first = [ranked[0] for ranked in pieces.stretches]
     visits = [visit for stretch in first for visit in stretch.visits]

@@ -1,7 +1,7 @@
-"""The published claims, each held against what is simulated, written as a report.
+"""A report on the published claims, each checked against simulated rows.
 
-The claims and the conditions known of them are those of the Cleave paper (arXiv 2512.22142). Where
-a condition is not known, several are tried, and the report says what each gives.
+The claims and their known conditions are those of the Cleave paper (arXiv 2512.22142). Where a
+condition is not known, several are tried, and the report gives the result of each.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Scope:
     """What is simulated for a report.
 
     Attributes:
-        model: swept over all `counts`.
-        others: simulated with `few` devices only.
+        model: the model that is simulated with all `counts` of devices.
+        others: models that are simulated with `few` devices only.
         small_memory: numbers of devices of 512 MB each.
-        carded: numbers of devices behind each of `CARDS_GBPS`, by tiles and (but for the last one,
-            for which searching takes longest) by mixes.
-        roomy: devices of 32 GB.
+        carded: numbers of devices behind each of `CARDS_GBPS`. All are simulated by tiles;
+            all but the last, for which the search takes longest, also by mixed pieces.
+        roomy: number of devices of 32 GB each.
     """
 
     model: str
@@ -75,13 +75,13 @@ def write(
     folder: Path, scope: Scope, seed: int, save_sweep: Save, save_recovery: Save,
     say: Callable[[str], object], *, thorough: bool = False,
 ) -> list[Claim]:  # fmt: skip
-    """Simulate everything and write `report.md` and its figures.
+    """Simulate everything, and write `report.md` and its figures.
 
     Args:
-        folder: which is there.
-        save_sweep, save_recovery: draw rows into a file.
-        say: is told what is being done.
-        thorough: searches take as long as they take.
+        folder: an existing folder.
+        save_sweep, save_recovery: functions that draw rows into a file.
+        say: function that is called with a description of each part of the work.
+        thorough: searches have no time limit.
 
     Raises:
         OSError: when the folder cannot be written to.

@@ -1,8 +1,8 @@
-"""What methods share whose devices hold whole layers and their optimizer: memory, samples, fit.
+"""Memory, samples and fit of methods whose devices hold whole layers and their optimizer.
 
-Everything left open is decided in their favour. They may recompute activations, and do so only
-where that makes them fit; embedding and LM head take no memory in a pipeline; what a framework and
-its buffers take is left out; a device may use all it offers.
+Everything that is not known is decided in favour of these methods. They may recompute activations,
+and do so only if that makes them fit. Embedding and LM head take no memory in a pipeline. The
+memory of a framework and its buffers is left out. A device may use all that it offers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECOMPUTE = 4 / 3
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a device needs, and whether it recomputes activations for that."""
+    """The memory that a device needs, and whether it recomputes activations."""
 
     memory_bytes: float
     recompute: bool
@@ -34,14 +34,14 @@ def stage_need(
     state_bytes: float = STATE_BYTES,
     sharded: float = 1.0,
 ) -> Need:
-    """Memory of a device that holds whole layers, with samples between forward and backward.
+    """Return the memory of a device that holds whole layers and samples between the two passes.
 
     Args:
-        layers: that it holds, or shares with others.
-        samples: kept at the same time.
-        offered_bytes: by the device; it recomputes only where all activations do not fit.
-        state_bytes: for each parameter.
-        sharded: how many devices share what a layer keeps of a sample.
+        layers: number of layers that it holds, or shares with others.
+        samples: number of samples kept at the same time, between forward and backward.
+        offered_bytes: memory that the device offers; it recomputes only if not all activations fit.
+        state_bytes: bytes of state for each parameter.
+        sharded: number of devices that share what a layer keeps of a sample.
     """
     state = state_bytes * layers * layer.parameters
     everything = state + samples * layers * layer.kept_bytes / sharded
@@ -54,7 +54,7 @@ def stage_need(
 
 
 def misfit(needed: Floats, offered: Floats) -> str:
-    """Why devices do not fit what they are to hold; empty where they do."""
+    """Say why devices do not fit what they hold; return an empty text if they do."""
     short = needed > offered
     if not short.any():
         return ""
@@ -66,17 +66,17 @@ def misfit(needed: Floats, offered: Floats) -> str:
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Bytes needed and offered, of the device that has least for what it is to hold."""
+    """Return bytes needed and offered of the device that has the least memory for what it holds."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 
 
 def dealt(count: int, rates: Floats) -> Floats:
-    """Whole samples for each device, so that the last one is done soonest.
+    """Return whole samples for each device, so that the last one is done soonest.
 
     Args:
-        count: samples.
-        rates: of each device, in any unit above zero.
+        count: number of samples.
+        rates: speed of each device, above zero, in any unit.
     """
     low, high = 0.0, (count + 1) / float(rates.max())
     for _ in range(100):
@@ -91,7 +91,7 @@ def dealt(count: int, rates: Floats) -> Floats:
 
 
 def all_reduce_s(payload_bytes: float, members: int, bytes_per_s: float, latency_s: float) -> float:
-    """Ring all-reduce: 2 (n - 1) steps of the n-th part each (Patarasu and Yuan 2009)."""
+    """Return the seconds of a ring all-reduce: 2 (n - 1) steps of a 1/n part each."""
     if members < 2:
         return 0.0
     return 2 * (members - 1) * (payload_bytes / members / bytes_per_s + latency_s)

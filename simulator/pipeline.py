@@ -1,10 +1,10 @@
-"""What pipelines share: layers dealt to stages, memory of their devices, the 1F1B schedule.
+"""What pipelines share: layers of stages, memory of devices, the 1F1B schedule.
 
-Pipelined methods take ``sum t + (m - 1) max t`` for stages of t_p seconds and m micro-batches. That
-is what 1F1B takes where stages are equal, m + P - 1 slots, and where the slowest stage is the last
-(DT-FM's has the LM head). Otherwise 1F1B takes less, by no more than the stages that follow the
-slowest: they are hidden once in the first micro-batch, so it is a share of P / m at most
-(`tests/simulator/test_pipeline.py` runs the schedule).
+Pipelined methods take ``sum t + (m - 1) max t`` for stages of t_p seconds and m micro-batches. 1F1B
+takes exactly that if stages are equal, m + P - 1 slots, or if the slowest stage is the last (in
+DT-FM it has the LM head). Otherwise 1F1B takes less, by at most the time of the stages after the
+slowest: they are hidden once, in the first micro-batch. So the difference is at most a share of
+P / m (`tests/simulator/test_pipeline.py` runs the schedule).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from simulator.work import STATE_BYTES, LayerWork, head_flops, layer_work
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """What a pipeline has to do: alike layers, and an LM head on its last stage.
+    """What a pipeline must compute: identical layers, and an LM head on its last stage.
 
     Attributes:
-        head_layers: what the head multiplies, in layers; its memory is not counted.
-        element_bytes: of an activation, weight or gradient that is sent.
+        head_layers: FLOPs of the head, as a number of layers; its memory is not counted.
+        element_bytes: bytes of each activation, weight or gradient element that is sent.
     """
 
     layers: int
@@ -37,22 +37,22 @@ class PipelineJob:
 
     @classmethod
     def of(cls, conditions: Conditions) -> PipelineJob:
-        """The work of these conditions."""
+        """Return the job for these conditions."""
         layer = layer_work(conditions.spec, conditions.seq, conditions.element.sent)
         head = head_flops(conditions.spec, conditions.seq) / layer.forward_flops
         return cls(conditions.spec.layers, layer, head, conditions.batch, conditions.element.sent)
 
     def flops(self, layers: float) -> float:
-        """Forward and backward of so many layers, on a sample."""
+        """Return the FLOPs of this many layers on a sample, forward and backward."""
         return 3 * layers * self.layer.forward_flops
 
     @property
     def even_layer(self) -> float:
-        """A layer with its share of the head, where that is not placed: in layers."""
+        """Return the length in layers of a layer with its share of an evenly spread head."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
-        """As sent between replicas."""
+        """Return the bytes of the layers' gradient, as sent between replicas."""
         return layers * self.layer.parameters * self.element_bytes
 
 
@@ -61,8 +61,8 @@ class Stage:
     """Some layers and the devices that hold them.
 
     Attributes:
-        state_bytes: that each of them holds for a parameter.
-        sharded: how many of them share what a layer keeps of a sample.
+        state_bytes: bytes that each device holds for a parameter.
+        sharded: number of devices that share what a layer keeps of a sample.
     """
 
     layers: int
@@ -73,12 +73,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Of a pipeline's devices.
+    """The memory of a pipeline's devices.
 
     Attributes:
-        again: by stage, what recomputing activations multiplies its compute by.
-        needed_bytes, offered_bytes: of the device with least for its part.
-        misfit: empty where all fit.
+        again: by stage, the factor on its compute from recomputing activations; 1 without.
+        needed_bytes, offered_bytes: those of the device with the least memory for its part.
+        misfit: why devices do not fit; empty if all do.
     """
 
     again: Floats
@@ -88,17 +88,17 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """As even as possible, the last stages with fewer, as one of them has the head."""
+    """Divide layers as evenly as possible; the last stages have fewer, as the last has the head."""
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
 def pipeline_memory(
     job: PipelineJob, stages: Sequence[Stage], in_flight: Sequence[float]
 ) -> StageMemory:
-    """Whether every device holds its stage.
+    """Return the memory of a pipeline's devices, and whether each holds its stage.
 
     Args:
-        in_flight: by stage, samples of one device between forward and backward.
+        in_flight: by stage, number of samples of one device between forward and backward.
     """
     again, needed, offered = [], [], []
     for stage, samples in zip(stages, in_flight, strict=True):
@@ -113,10 +113,10 @@ def pipeline_memory(
 
 
 def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
-    """Checkpoint restart after the loss of a device, with a checkpoint of every step.
+    """Return the cost of a lost device with a restart from a checkpoint, made in every step.
 
-    A spare device fetches the largest stage's states at the fleet's median downlink, from a place
-    that is as fast; the step begins anew, half of which was done on average.
+    A spare device fetches the largest stage's states at the fleet's median downlink, from a source
+    that is as fast. The step begins again; on average, half of it was done.
     """
     largest = max(stages, key=lambda stage: stage.layers * stage.state_bytes)
     state = largest.state_bytes * largest.layers * job.layer.parameters
@@ -125,8 +125,9 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Samples in flight by stage, first to last: min(P - p, m) micro-batches of `each` samples.
+    """Return samples in flight by stage: min(P - p, m) micro-batches of `each` samples.
 
-    Narayanan et al. (PipeDream, 2019): a stage starts as many as there are stages from it on.
+    Narayanan et al. (PipeDream, 2019): a stage starts as many micro-batches as there
+    are stages from it on.
     """
     return [min(stages - p, micro_batches) * each for p in range(stages)]

@@ -1,4 +1,4 @@
-"""Figures: what a sweep shows, drawn for print."""
+"""Figures of simulated rows, drawn for print."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}  # by how names begin; oth
 
 
 def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Time, bytes, PS bandwidth and recovery against the number of devices, each with its slope.
+    """Draw time, bytes, PS bandwidth and recovery against the number of devices, with slopes.
 
     Hollow points do not fit the memory of their devices; clouds that fit are horizontal lines.
-    Closed forms of what is simulated event by event are left out.
+    Closed forms of methods that are also simulated event by event are left out.
 
     Raises:
         OSError, ValueError: when the file cannot be written.
@@ -82,7 +82,7 @@ def _dash(method: str) -> str:
 
 
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
-    """What losing one device adds, by method, on a logarithmic scale; hollow bars do not fit.
+    """Draw by method what losing one device adds, on a logarithmic scale; hollow bars do not fit.
 
     Raises:
         OSError, ValueError: when the file cannot be written.

@@ -34,11 +34,11 @@ METHODS: Final = {
 def report(
     title: str, conditions: str, claims: Sequence[Claim], figures: Sequence[tuple[str, str, str]]
 ) -> str:
-    """The whole text.
+    """Return the whole report.
 
     Args:
-        conditions: of all that follows.
-        figures: what each shows in a few words, its file, and how to read it.
+        conditions: text on the conditions of all that follows.
+        figures: for each figure what it shows in a few words, its file, and how to read it.
     """
     lines = [
         f"# {title}",
@@ -79,7 +79,7 @@ def report(
 
 
 def sweep_reading(rows: Sequence[Row]) -> str:
-    """A line on what tiles and the fastest other method do as devices join."""
+    """Return a sentence on how tiles and the fastest other method scale as devices join."""
     points = [r for r in rows if r.outcome.method == "cleave" and r.devices and r.outcome.fits]
     if not points:
         return ""

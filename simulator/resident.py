@@ -1,10 +1,10 @@
 """`cleave-resident`: devices hold sub-layers for a step (docs/simulation.md). Not built: simulated.
 
-The closed form (`resident_layouts`) ranks the runs of sub-layers, the sizes of groups and their
-numbers. The best of them are simulated event by event on the real devices (`resident_events`), and
-the best of these is taken. The LM head is done by tiles before and after, as `cleave` does it, and
-counts in full. Two rows: the events, and the closed form. A loss costs a device's unfinished share,
-not the step (`resident_losses`).
+The closed form (`resident_layouts`) ranks layouts: the runs of sub-layers, the sizes of groups and
+their numbers. The best of them are simulated event by event on the real devices
+(`resident_events`), and the best of these is taken. The LM head is done by tiles before and after,
+as `cleave` does it, and counts in full. There are two rows: the events, and the closed form. A loss
+costs a device's unfinished share, not the step (`resident_losses`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SIMULATED: Final = 12  # of the layouts that are best by the closed form
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A stretch of sub-layers on the devices of a fleet.
+    """A stretch of sub-layers on the devices of a fleet, as simulated.
 
     Attributes:
-        runs: of its visits.
+        runs: the simulated run of each visit.
     """
 
     stretch: Stretch
@@ -46,17 +46,17 @@ class Resident:
 
     @property
     def samples_s(self) -> float:
-        """Of that, until the last sample is through."""
+        """Return the part of `time_s` until the last sample is through."""
         return sum(run.samples_s for run in self.runs)
 
     def moved_bytes(self, batch: int) -> tuple[float, float]:
-        """Down and up, of all devices together."""
+        """Return the bytes down and up, of all devices together."""
         groups = [len(each) for each in self.assignment.stages]
         moved = [visit.moved_bytes(batch, groups) for visit in self.stretch.visits]
         return sum(down for down, _ in moved), sum(up for _, up in moved)
 
     def losses(self, conditions: Conditions) -> ResidentLosses:
-        """What it takes while devices leave."""
+        """Return the model of the stretch's time while devices leave."""
         layout = self.stretch.layout
         spare = [spare_s(held, conditions.rates) for held in layout.stages]
         groups = self.assignment.devices / layout.r / len(layout.stages)
@@ -72,7 +72,7 @@ class Resident:
 def simulated(
     conditions: Conditions, stretches: Sequence[Stretch], most: int | None = None
 ) -> Resident | None:
-    """The best of the first stretches, event by event; None where none can be dealt out."""
+    """Simulate the first stretches; return the best, or None if none fits the devices."""
     ps, best = conditions.ps, None
     behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
     for stretch in stretches[:most]:
@@ -96,12 +96,12 @@ def simulated(
 
 
 class CleaveResident:
-    """Resident sub-layers, all traffic through the PS."""
+    """Resident sub-layers, with all traffic through the PS."""
 
     name = "cleave-resident"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Two rows: events, closed form."""
+        """Return two rows: events, closed form."""
         possible = conditions.once(ranked)
         if not possible:
             return [impossible(self.name, "no device, or too few, hold a sub-layer")]
@@ -125,17 +125,17 @@ class CleaveResident:
 
 
 def ranked(conditions: Conditions) -> list[Stretch]:
-    """All ways to have every sub-layer resident, best first by the closed form."""
+    """Return all ways to have every sub-layer resident, best first by the closed form."""
     return LayoutSearch(conditions).best_first(kinds(conditions.spec))
 
 
 def best_resident(conditions: Conditions) -> Resident | None:
-    """The best of them, event by event; None where the fleet cannot hold them."""
+    """Return the best way, simulated event by event; None if the fleet cannot hold the model."""
     return simulated(conditions, conditions.once(ranked), _SIMULATED)
 
 
 def resident_row(name: str, conditions: Conditions, best: Resident) -> Outcome:
-    """The row of a step whose sub-layers are all resident at the same time."""
+    """Return the row of a step whose sub-layers are all resident at the same time."""
     head = conditions.once(head_by_tiles)
     layout = best.stretch.layout
     parts = (
@@ -159,18 +159,18 @@ def resident_row(name: str, conditions: Conditions, best: Resident) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class WithHead:
-    """Losses in the sub-layers; those in the LM head cost a tile and are left out."""
+    """Losses in the sub-layers; a loss in the LM head costs a tile and is left out."""
 
     sublayers: ResidentLosses
     head_s: float
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """See `UnderLosses`."""
+        """See `UnderLosses.with_losses_s`."""
         return self.sublayers.with_losses_s(losses_per_s, detection_s) + self.head_s
 
 
 def recovery(losses: ResidentLosses) -> tuple[Part, ...]:
-    """What one loss adds: its group is away, which costs its stage the G-th part of that."""
+    """Return what one loss adds: its group is away, one of a stage's G, so a G-th of that time."""
     return (
         Part("weights", losses.weights_s / losses.groups),
         Part("gradients again", losses.again_s / 4 / losses.groups),
@@ -178,7 +178,7 @@ def recovery(losses: ResidentLosses) -> tuple[Part, ...]:
 
 
 def head_by_tiles(conditions: Conditions) -> StepReport:
-    """The LM head, and what else is outside the layers.
+    """Plan the LM head and the other Linears outside the layers.
 
     Raises:
         PlanError: when no device can multiply it.

@@ -1,16 +1,15 @@
 """Resident sub-layers on unequal devices, sample by sample: who holds what, and what that takes.
 
-Devices of alike speed form groups, and groups are dealt to stages so that all stages are alike
-fast; none gets what its memory does not hold. A sample passes all stages forward and then backward,
-through the parameter server, at each stage by the group that returns it soonest. A group has a
-downlink, its processors and an uplink, each serving one sample at a time in the order of arrival;
-it is as slow in each as its slowest member.
+Devices of similar speed form groups, and groups are dealt to stages so that all stages are about as
+fast; no device gets more than its memory holds. A sample passes all stages forward and then
+backward, through the parameter server. At each stage the group that returns it soonest computes it.
+A group has a downlink, its processors and an uplink; each serves one sample at a time in the order
+of arrival, and is as slow as that of its slowest member.
 
-Samples pass the PS's card one after the other, each way; weights are sent stage by stage, and give
-way to samples. Gradients go up as `flushes` says; where the card is what their last flush waits
-for, groups are stopped one after another, over the best of a few windows. Devices may be lost:
-their group is then away until a spare has the weights and has done again what was not flushed;
-other groups go on.
+Samples pass the PS's card one after the other, each way. Weights are sent stage by stage; samples
+go first. Gradients go up as in `flushes`; if the last flush waits for the card, groups are stopped
+one after another, over the best of a few windows. Devices may be lost: their group is then away
+until a spare has fetched the weights and computed again what was not flushed; other groups go on.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _WINDOWS: Final = (0.5, 1.0, 1.5)  # of the burst, in which groups are stopped
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """By stage, its groups: device numbers (groups, r)."""
+    """Groups by stage: arrays of device numbers, (groups, r)."""
 
     stages: tuple[Indices, ...]
 
@@ -45,18 +44,18 @@ class Assignment:
 
     @property
     def members(self) -> Indices:
-        """All their numbers."""
+        """Return the numbers of all devices that have a place."""
         return np.concatenate([groups.ravel() for groups in self.stages])
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentRun:
-    """What the events of a step came to.
+    """The outcome of a simulated step.
 
     Attributes:
-        samples_s: when the last sample is through.
-        step_s: when the last gradient is up.
-        losses: of devices until then.
+        samples_s: time when the last sample is through.
+        step_s: time when the last gradient is up.
+        losses: number of devices lost until then.
     """
 
     samples_s: float
@@ -69,9 +68,9 @@ class Losses:
     """Devices that leave at random.
 
     Attributes:
-        per_s: of each device.
-        detection_s: until a loss is noticed.
-        seed: of when.
+        per_s: rate at which each device is lost.
+        detection_s: seconds until a loss is noticed.
+        seed: seed of the times of losses.
     """
 
     per_s: float
@@ -81,14 +80,14 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How samples go over resident sub-layers.
+    """How samples pass resident sub-layers.
 
     Attributes:
-        batch: how many.
-        passes: that they make.
-        ps: its card.
-        flushes: of gradients by each group, the last one among them.
-        losses: None for none.
+        batch: number of samples.
+        passes: the passes that samples make.
+        ps: rates of the PS's card.
+        flushes: number of gradient flushes by each group, with the last one.
+        losses: how devices leave; None if none do.
     """
 
     batch: int
@@ -99,7 +98,7 @@ class Step:
 
 
 def sample_s(held: Residence, rates: RateArrays) -> Floats:
-    """By device, seconds for a sample of its group when its links and processors overlap."""
+    """Return by device the seconds for a sample of its group if links and processors overlap."""
     down = held.forward.download_bytes + held.backward.download_bytes
     up = held.forward.upload_bytes + held.backward.upload_bytes
     flops = held.forward.flops + held.backward.flops
@@ -110,9 +109,10 @@ def sample_s(held: Residence, rates: RateArrays) -> Floats:
 
 
 def spare_s(held: Residence, rates: RateArrays) -> tuple[float, float]:
-    """What a spare of the fleet's median rates needs for the weights, and for a sample's gradients.
+    """Return the seconds of a spare for the weights, and for a sample's gradients.
 
-    It is sent the sample's input and output gradient, and sends nothing until the flush.
+    The spare has the fleet's median rates. It is sent the sample's input and output gradient, and
+    sends nothing until the flush.
     """
     downlink, flops = float(np.median(rates.downlink)), float(np.median(rates.flops))
     sample = held.backward
@@ -123,12 +123,12 @@ def spare_s(held: Residence, rates: RateArrays) -> tuple[float, float]:
 def assign(
     stages: Sequence[Residence], rates: RateArrays, r: int, most_groups: int
 ) -> Assignment | None:
-    """Groups to stages; None where a stage stays without one.
+    """Assign groups to stages; return None if a stage gets none.
 
     Args:
-        stages: what each holds.
+        stages: what each stage's devices hold.
         r: devices in a group.
-        most_groups: of a stage; more would have no sample.
+        most_groups: most groups of a stage; more would have no sample.
     """
     needs = np.array([stage.memory_bytes for stage in stages])
     able = np.flatnonzero(rates.memory >= needs.min())
@@ -182,7 +182,7 @@ class _Card:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, nbytes: float) -> float:
-        """When so many bytes are through that come now, after those before them."""
+        """Return when these bytes are through, after those before them."""
         self.passed_bytes += nbytes
         self.free_s = max(begin_s, self.free_s) + nbytes / self.bytes_per_s
         return self.free_s
@@ -193,7 +193,7 @@ class _Visit:
     """A sample at a group.
 
     Attributes:
-        upload_s, back_s: when its result begins to go up, and when it is back.
+        upload_s, back_s: times when its result begins to go up, and when it is back.
     """
 
     group: int
@@ -236,7 +236,7 @@ class _Groups:
             self._lost_s = self._rng.exponential(self._between_s, groups)
 
     def load_weights(self, from_s: float) -> None:
-        """Weights are there, but not before `from_s`."""
+        """Note that the weights arrive as fast as links allow, but not before `from_s`."""
         self._free_s[0] = np.maximum(self.weights_s, from_s)
 
     def serve(self, now_s: float, direction: Pass, egress: _Card) -> _Visit:
@@ -270,7 +270,7 @@ class _Groups:
         return _Visit(best, up_s - float(takes[2, best]), back_s)
 
     def returned_s(self, visit: _Visit, direction: Pass, ingress: _Card) -> float:
-        """When a result that goes up now is back."""
+        """Return when a result that goes up now is back."""
         nbytes = self._r * self._held.load(direction).upload_bytes
         half_s = float(self.latency_s[visit.group]) / 2
         back_s = max(visit.back_s, ingress.passed_s(visit.upload_s, nbytes) + half_s)
@@ -278,7 +278,7 @@ class _Groups:
         return back_s
 
     def ready_s(self) -> Floats:
-        """When each may send its last gradients, once the stage's last sample is through."""
+        """Return when each group may send its last gradients, after the stage's last sample."""
         while True:
             ready: Floats = self._free_s[1:].max(axis=0)
             due = self.unflushed > 0
@@ -289,7 +289,7 @@ class _Groups:
                 self._lose(int(group))
 
     def _summed(self, group: int) -> None:
-        """A sample's gradients were added; all of them go up when it is time."""
+        """Note that a sample's gradients were added, and flush them if a flush is due."""
         self.unflushed[group] += 1
         if self.unflushed[group] == self._flush_every:
             # The sums may not change while they are sent.
@@ -301,7 +301,7 @@ class _Groups:
             self._lose(int(self._lost_s.argmin()))
 
     def _lose(self, group: int) -> None:
-        """A member is gone, and with it what it had not flushed; a spare takes its part."""
+        """Note that a device is lost with its sums since the last flush; a spare takes its part."""
         self.losses += 1
         again_s = float(self.unflushed[group] * self._again_s)
         away_s = self._detection_s + self._fetch_s + again_s
@@ -313,7 +313,7 @@ class _Groups:
 def simulate(
     stages: Sequence[Residence], assignment: Assignment, rates: RateArrays, step: Step
 ) -> ResidentRun:
-    """What a step takes, with its flushes staggered where that helps."""
+    """Simulate a step, with its flushes staggered if that is faster."""
     best, burst_s = _simulated(stages, assignment, rates, step, None)
     if burst_s:
         for share in _WINDOWS:
@@ -330,10 +330,10 @@ def _simulated(
     step: Step,
     window: tuple[float, float] | None,
 ) -> tuple[ResidentRun, float]:
-    """A run, and by how much the card makes its last flushes longer.
+    """Return a run, and how many seconds the card adds to its last flushes.
 
     Args:
-        window: when it ends and how long it is; groups are stopped in it.
+        window: its end and its length in seconds; groups are stopped in it.
     """
     egress, ingress = _Card(step.ps.egress_bytes_per_s), _Card(step.ps.ingress_bytes_per_s)
     groups = [

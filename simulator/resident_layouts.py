@@ -7,8 +7,8 @@ devices, and B / G samples for each group:
            + sum over stages of one sample's forward and backward hop
            + the last flush of gradients (`flushes`)
 
-where down includes the weights. The estimates by hand in docs/simulation.md count the gradients
-among `up` instead; but they can only be sent when all samples are through.
+where down includes the weights. The estimates by hand in docs/simulation.md count the gradients in
+`up` instead, but gradients can only be sent when all samples are through.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LONGEST_RUN: Final = 16  # sub-layers
 
 @dataclass(frozen=True, slots=True)
 class ResidentLayout:
-    """Some sub-layers on a fleet, and what the closed form says of that.
+    """Some sub-layers on a fleet, with the times of the closed form.
 
     Attributes:
         stages: what each stage's devices hold.
         r: devices in a group.
-        groups: of each stage.
-        most_groups: that a stage may have on a real fleet, where devices are left over.
-        passes: that samples make over the stages.
+        groups: number of groups of each stage.
+        most_groups: most groups that a stage may have on a real fleet, if devices are left over.
+        passes: the passes that samples make over the stages.
         steady_s, fill_s, flush_s: the terms of the closed form.
     """
 
@@ -59,20 +59,20 @@ class ResidentLayout:
 
     @property
     def needed_bytes(self) -> float:
-        """Memory of the device that holds most."""
+        """Return the memory of the device that holds most."""
         return max(held.memory_bytes for held in self.stages)
 
     def flops(self, batch: int) -> float:
-        """Of all devices together, for so many samples."""
+        """Return the FLOPs of all devices together for this many samples."""
         loads = [held.load(each) for held in self.stages for each in self.passes]
         return self.r * batch * sum(load.flops for load in loads)
 
     def moved_bytes(self, batch: int, groups: Sequence[int]) -> tuple[float, float]:
-        """Down and up, of all devices together.
+        """Return the bytes down and up, of all devices together.
 
         Args:
-            batch: samples, each of which one group of every stage gets.
-            groups: of each stage.
+            batch: number of samples; one group of every stage gets each.
+            groups: number of groups of each stage.
         """
         down = up = 0.0
         for held, count in zip(self.stages, groups, strict=True):
@@ -90,14 +90,14 @@ class Stretch:
     """Sub-layers that are resident at the same time, for one or two visits of all samples.
 
     Attributes:
-        visits: alike in everything but the passes of their samples.
+        visits: layouts that differ only in the passes of their samples.
     """
 
     visits: tuple[ResidentLayout, ...]
 
     @property
     def layout(self) -> ResidentLayout:
-        """Of its first visit: stages and groups are those of all."""
+        """Return the layout of the first visit; all visits have its stages and groups."""
         return self.visits[0]
 
     @property
@@ -113,7 +113,7 @@ TWO_VISITS: Final = ((Pass.FORWARD,), (Pass.BACKWARD,))
 
 
 class LayoutSearch:
-    """The layouts of a fleet."""
+    """The search for layouts of sub-layers on a fleet."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -131,11 +131,13 @@ class LayoutSearch:
         passes: tuple[Pass, ...] = BOTH,
         most_groups: int | None = None,
     ) -> ResidentLayout | None:
-        """Runs of so many sub-layers in groups of r; None where too few devices can hold them.
+        """Return the layout with runs of `run` sub-layers in groups of r devices.
+
+        Return None if too few devices can hold them.
 
         Args:
             order: the sub-layers that are resident at the same time.
-            most_groups: of a stage; by default one for each sample.
+            most_groups: most groups of a stage; by default one for each sample.
         """
         conditions = self._conditions
         most_groups = most_groups or conditions.batch
@@ -176,12 +178,12 @@ class LayoutSearch:
         *,
         coarse: bool = False,
     ) -> list[Stretch]:
-        """All that are worth a look, ranked by the closed form.
+        """Return the layouts that are tried, ranked by the closed form.
 
         Args:
             order: the sub-layers that are resident at the same time.
-            visits: passes of samples in each.
-            coarse: look at fewer numbers of groups, where there are many.
+            visits: passes of samples in each visit.
+            coarse: try fewer numbers of groups if there are many.
         """
         found = []
         for run in range(1, min(_LONGEST_RUN, len(order)) + 1):
@@ -197,7 +199,7 @@ class LayoutSearch:
         return sorted(found, key=lambda each: each.time_s)
 
     def fits(self, order: tuple[Kind, ...]) -> bool:
-        """Whether these sub-layers can be resident at the same time in some layout."""
+        """Say whether these sub-layers can be resident at the same time in some layout."""
         longest = min(_LONGEST_RUN, len(order))
         # One group as large as there are devices for holds least.
         return any(
@@ -207,7 +209,7 @@ class LayoutSearch:
         )
 
     def _limits(self, most: int) -> list[int]:
-        """Of groups: behind a card fewer may be faster, as each has gradients to send."""
+        """Return limits on groups: behind a card fewer may be faster, as each sends gradients."""
         batch, ps = self._conditions.batch, self._conditions.ps
         if math.isinf(ps.egress_bytes_per_s) and math.isinf(ps.ingress_bytes_per_s):
             return [batch]
@@ -224,7 +226,7 @@ class LayoutSearch:
 
 
 def _numbers(most: int, *, coarse: bool) -> list[int]:
-    """From one to the most, or about every fifth part more."""
+    """Return all numbers from one to `most`, or if coarse only steps of about a fifth."""
     if not coarse:
         return list(range(1, most + 1))
     numbers, number = [], 1

@@ -8,13 +8,13 @@ devices share a sample's tokens. With S tokens, width d, W parameters, e bytes a
     backward, per sample  down 2 S d e (input again, and output gradient); up S d e / r
     once per step         down W e; up 4 W / r (each device owns 1/r of the weight gradient)
 
-The forward pass is recomputed in the backward pass. Where r > 1, what sharing by tokens costs more
-is counted, not only what it saves: every device needs keys and values of all tokens; its part of dX
-needs the attention gradient of all, so that is replicated; its slice of dW needs a slice of the
-hidden activations of all tokens, beside those of its own.
+The forward pass is recomputed in the backward pass. If r > 1, the extra costs of sharing by tokens
+are counted, not only its savings: every device needs keys and values of all tokens; its part of dX
+needs the attention gradient of all tokens, so that is replicated; its slice of dW needs a slice of
+the hidden activations of all tokens, besides those of its own tokens.
 
-A device alone (r = 1) hands over nothing inside its run. In a group, an FFN after an attention has
-its own tokens there already.
+A device alone (r = 1) sends nothing inside its run. In a group, an FFN after an attention already
+has its own tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from simulator.method import Conditions
 
 
 class Kind(Enum):
-    """The two sub-layers of a decoder layer."""
+    """The two kinds of sub-layer of a decoder layer."""
 
     ATTENTION = "attention"
     FFN = "ffn"
 
 
 class Pass(Enum):
-    """What a sample makes over resident sub-layers."""
+    """The two passes that a sample makes over resident sub-layers."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -45,7 +45,7 @@ BOTH = (Pass.FORWARD, Pass.BACKWARD)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one pass of a sample costs a device."""
+    """The bytes and FLOPs of one pass of a sample, for a device."""
 
     download_bytes: float
     flops: float
@@ -54,12 +54,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """A run of sub-layers in a group of r devices, by device.
+    """What each device of a group of r holds and does for a run of sub-layers.
 
     Attributes:
-        forward, backward: for each sample of the group.
-        weights_bytes, gradient_bytes: down and up, once a step.
-        memory_bytes: weights, the fp32 sums of its gradients, and the buffers of two samples.
+        forward, backward: load of each sample of the group.
+        weights_bytes, gradient_bytes: bytes down and up, once a step.
+        memory_bytes: bytes of weights, of the fp32 sums of gradients, and of the buffers of two
+            samples.
     """
 
     run: tuple[Kind, ...]
@@ -70,24 +71,24 @@ class Residence:
     memory_bytes: float
 
     def load(self, direction: Pass) -> Load:
-        """Of a sample's pass."""
+        """Return the load of a sample's forward or backward pass."""
         return self.forward if direction is Pass.FORWARD else self.backward
 
 
 def kinds(spec: ModelSpec) -> tuple[Kind, ...]:
-    """All sub-layers of the model in order."""
+    """Return all sub-layers of the model, in order."""
     return (Kind.ATTENTION, Kind.FFN) * spec.layers
 
 
 def parameters(spec: ModelSpec, kind: Kind) -> float:
-    """Weights of a sub-layer; biases and norms are left out."""
+    """Return the number of weights of a sub-layer; biases and norms are left out."""
     if kind is Kind.ATTENTION:
         return 2.0 * spec.width * (spec.query_width + spec.kv_width)
     return (3.0 if spec.family is Family.LLAMA else 2.0) * spec.width * spec.ffn_width
 
 
 def residence(conditions: Conditions, run: tuple[Kind, ...], r: int) -> Residence:
-    """What a device of a group of r has to do for a run of sub-layers."""
+    """Return what a device of a group of r has to do for a run of sub-layers."""
     spec, seq, element = conditions.spec, conditions.seq, conditions.element.sent
     activations = float(seq * spec.width * element)
     forward_down = backward_down = forward_up = backward_up = 0.0
@@ -120,7 +121,7 @@ def residence(conditions: Conditions, run: tuple[Kind, ...], r: int) -> Residenc
 
 
 def _flops(spec: ModelSpec, seq: int, kind: Kind, r: int) -> tuple[float, float]:
-    """Forward, and backward with what it recomputes, of a device's part of a sample."""
+    """Return a device's FLOPs for a sample: forward, and backward with what it recomputes."""
     if kind is Kind.FFN:
         into = spec.ffn_width * spec.width * (2.0 if spec.family is Family.LLAMA else 1.0)
         out = float(spec.ffn_width * spec.width)
@@ -136,7 +137,7 @@ def _flops(spec: ModelSpec, seq: int, kind: Kind, r: int) -> tuple[float, float]
 
 
 def _working_bytes(spec: ModelSpec, seq: int, element: int, kind: Kind, r: int) -> float:
-    """What one pass of a sample holds beside its inputs and outputs."""
+    """Return the bytes that one pass of a sample holds besides its inputs and outputs."""
     if kind is Kind.FFN:
         return 2.0 * seq * spec.ffn_width * element / r * (2 if r > 1 else 1)
     return 2.0 * seq * (spec.query_width + 2 * spec.kv_width) * element + 8.0 * seq * seq

@@ -1,4 +1,4 @@
-"""Methods by numbers of devices."""
+"""Simulation of methods with several numbers of devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row:
 def fleet_rates(
     fleet: str, devices: int | None, *, dtype: str, stragglers: float = 0.0, seed: int = 42
 ) -> list[DeviceRates]:
-    """What the planner knows of a fleet; see `profiles.fleets.find_fleet`.
+    """Return the planner's rates of a fleet's devices; see `profiles.fleets.find_fleet`.
 
     Raises:
         UsageError: when there is no such fleet.
@@ -60,7 +60,7 @@ def sweep(
     stragglers: float = 0.0,
     seed: int = 0,
 ) -> list[Row]:
-    """Every method with every number of devices; those that need none once, at the end.
+    """Simulate every method with every number of devices; methods without devices once, last.
 
     Raises:
         UsageError: when there is no such fleet.

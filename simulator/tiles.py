@@ -1,10 +1,10 @@
 """`cleave` and `cleave-2d`: tiles planned by the planner itself, and attention as tasks.
 
-The Linear GEMMs, the LM head among them, take what `cleave plan` predicts for them, one after
-another. Attention of a layer is dealt out as tasks (`attention`), once forward and once backward.
+The Linear GEMMs, with the LM head, take the time that `cleave plan` predicts, one after another.
+Attention of a layer is dealt out as tasks (`attention`), once forward and once backward.
 
-A device that is lost takes its tile with it, nothing else: the others do that one again, which
-delays its GEMM once, however many are lost in it. With n devices, each lost at a rate lambda,
+Losing a device costs its tile, nothing else: the others do that tile again, which delays its GEMM
+once, however many devices are lost in it. With n devices, each lost at a rate lambda,
 
     T = sum over GEMMs and attentions of  t + (1 - exp(-n lambda t)) (detection + tile again)
 """
@@ -35,9 +35,9 @@ class Tiles:
     """Stateless tiles, each GEMM by itself.
 
     Attributes:
-        name: of the method.
-        shape: of tiles; two-dimensional ones are the published scheme.
-        fused: siblings that read the same input are one GEMM.
+        name: name of the method.
+        shape: shape of tiles; two-dimensional ones are the published scheme.
+        fused: whether siblings that read the same input are one GEMM.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Tiles:
     fused: bool
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """One row."""
+        """Return one row."""
         try:
             if self.fused and self.shape is TileShape.THREE_D:
                 step = conditions.once(tiled_step)
@@ -58,25 +58,25 @@ class Tiles:
 
 
 class Share(NamedTuple):
-    """Of a step: seconds, and bytes of all devices together."""
+    """A part of a step: seconds, and bytes of all devices together."""
 
     seconds: float
     download_bytes: float
     upload_bytes: float
 
     def times(self, count: float) -> Share:
-        """So many of it, one after another."""
+        """Return `count` times this share, one after another."""
         return Share(*(count * value for value in self))
 
 
 @dataclass(frozen=True, slots=True)
 class TileLosses:
-    """The formula of the module's text.
+    """The formula for losses in the module's docstring.
 
     Attributes:
-        times: seconds of a GEMM or attention, and how often it occurs.
-        devices: n.
-        again_s: for a lost tile.
+        times: seconds of each GEMM or attention, and how often it occurs.
+        devices: n, the number of devices.
+        again_s: seconds in which a lost tile is done again.
     """
 
     times: tuple[tuple[float, float], ...]
@@ -84,19 +84,19 @@ class TileLosses:
     again_s: float
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """See `UnderLosses`."""
+        """See `UnderLosses.with_losses_s`."""
         rate, delay_s = self.devices * losses_per_s, detection_s + self.again_s
         return math.fsum(n * (t - math.expm1(-rate * t) * delay_s) for t, n in self.times)
 
 
 @dataclass(frozen=True)
 class TiledStep:
-    """Every Linear of a step as planned, and the attention as tasks.
+    """Every Linear of a step as planned, and attention as tasks.
 
     Attributes:
-        planner: that planned it.
-        gemms, report: of the Linears.
-        attention: of one layer, by direction.
+        planner: the planner of the Linears.
+        gemms, report: the Linears and their plans.
+        attention: attention of one layer, forward and backward.
     """
 
     conditions: Conditions
@@ -124,7 +124,7 @@ class TiledStep:
         return cls(conditions, planner, gemms, report, attention)
 
     def linears(self, wanted: Callable[[StepGemm], bool]) -> Share:
-        """Some of them, each as often as it occurs."""
+        """Return the share of the selected Linears, each as often as it occurs."""
         shares = [
             (
                 gemm.count * of.predicted_s,
@@ -137,11 +137,11 @@ class TiledStep:
         return Share(*(math.fsum(column) for column in zip(*shares, strict=True)))
 
     def edges(self) -> Share:
-        """What is outside the layers."""
+        """Return the share of the Linears outside the layers."""
         return self.linears(lambda gemm: gemm.name in EDGES)
 
     def sublayer(self, kind: Kind) -> Share:
-        """One sub-layer, forward and backward."""
+        """Return the share of one sub-layer, forward and backward."""
         layers = self.conditions.spec.layers
         linears = self.linears(lambda g: g.name not in EDGES and _kind(g) is kind)
         linears = linears.times(1 / layers)
@@ -151,7 +151,7 @@ class TiledStep:
         return Share(*(math.fsum(column) for column in columns))
 
     def losses(self, tiled: Sequence[Kind]) -> TileLosses:
-        """What so many sub-layers, and what is outside the layers, take while devices leave."""
+        """Return the model of losses for these sub-layers and the Linears outside the layers."""
         layers = self.conditions.spec.layers
         shares = {kind: tiled.count(kind) / layers for kind in Kind}
         times = [
@@ -164,7 +164,7 @@ class TiledStep:
 
     @cached_property
     def devices_used(self) -> int:
-        """Devices with a tile of some Linear or a task of attention."""
+        """Return the number of devices with a tile of some Linear or a task of attention."""
         conditions, ps = self.conditions, self.conditions.ps
         used = {tile.device for of in self.report.reports for tile in of.plan.tiles}
         behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
@@ -175,7 +175,7 @@ class TiledStep:
 
     @property
     def flops(self) -> float:
-        """Of all devices, the scores that attention computes anew included."""
+        """Return the FLOPs of all devices, with the scores that attention computes again."""
         spec = self.conditions.spec
         tasks = sum(task.flops for task in _tasks(self.conditions))
         attention = spec.layers * self.conditions.batch * spec.kv_heads * tasks
@@ -183,12 +183,12 @@ class TiledStep:
 
     @property
     def attention_bytes(self) -> float:
-        """Memory that a device needs for attention: two tasks."""
+        """Return the memory that a device needs for attention: two tasks."""
         return max(2 * task.memory_bytes for task in _tasks(self.conditions))
 
     @property
     def peaks_bytes_per_s(self) -> tuple[float, float]:
-        """What the PS's card carries in the busiest part, out and in."""
+        """Return what the PS's card carries in the busiest part, out and in."""
         out = [task.download_bytes / task.seconds for task in self.attention]
         in_ = [task.upload_bytes / task.seconds for task in self.attention]
         report = self.report
@@ -199,7 +199,7 @@ class TiledStep:
 
     @cached_property
     def recovery(self) -> tuple[Part, ...]:
-        """The longest tile there is, none of it back, done by the others as a new plan."""
+        """Return the cost of losing the longest tile at its end: the others do it by a new plan."""
         tile = max((t for r in self.report.reports for t in r.plan.tiles), key=lambda t: t.time_s)
         conditions, box = self.conditions, tile.tile
         others = [d for d in conditions.devices if d.device != tile.device]
@@ -210,7 +210,7 @@ class TiledStep:
         return (Part("tile again", part.makespan_s + part.fill_s),)
 
     def tightest_bytes(self) -> tuple[float, float]:
-        """Most that a tile occupies, and what the device that holds it offers."""
+        """Return the bytes of the tile that fills its device most, and what that device offers."""
         offers = {d.device: d.memory_bytes for d in self.conditions.devices}
         tile = max(
             (of.tightest for of in self.report.reports),
@@ -220,7 +220,7 @@ class TiledStep:
 
 
 def tiled_step(conditions: Conditions) -> TiledStep:
-    """A step by the tiles that this project plans.
+    """Plan a step by Cleave's own tiles: three-dimensional, siblings fused.
 
     Raises:
         PlanError: when one of its GEMMs fits no device.
@@ -244,7 +244,7 @@ def _tasks(conditions: Conditions) -> tuple[AttentionTask, AttentionTask]:
 
 
 def tiled_outcome(name: str, step: TiledStep) -> Outcome:
-    """The row of a step all of which is done by tiles and tasks."""
+    """Return the row of a step that is done entirely by tiles and tasks."""
     layers, used = step.conditions.spec.layers, step.devices_used
     head = step.linears(lambda gemm: gemm.name == "lm_head")
     attention = [share.times(layers) for share in step.attention]

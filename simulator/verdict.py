@@ -1,4 +1,4 @@
-"""What a claim is held against: trials under one condition each, a verdict, when it holds."""
+"""Claims: their trials under one condition each, their verdicts, and when they hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS: Final[tuple[str, ...]] = TILES + NOT_BUILT
 
 
 class Verdict(Enum):
-    """Over all conditions that were tried."""
+    """Whether a claim holds, over all conditions that were tried."""
 
     HOLDS = "holds"
     SOMETIMES = "holds only under some conditions"
@@ -30,11 +30,11 @@ class ClaimTrial:
     """A claim under one condition.
 
     Attributes:
-        method: ours.
-        devices: that were offered.
+        method: the method of Cleave.
+        devices: number of devices that were offered.
         against: a baseline, or a way to count; empty where there is only one.
-        card: the PS's, in words.
-        model: that is trained.
+        card: the PS's card, in words.
+        model: the model that is trained.
     """
 
     method: str
@@ -50,8 +50,8 @@ class Claim:
     """A claim, what was found, and how to read it.
 
     Attributes:
-        trials: that the verdicts rest on.
-        columns, rows: of the table that shows them.
+        trials: the trials that decide the verdicts.
+        columns, rows: the table that shows the results.
     """
 
     title: str
@@ -62,16 +62,16 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """By tiles."""
+        """Return the verdict over trials with tiles."""
         return _verdict(self._of(TILES))
 
     @property
     def not_built(self) -> Verdict:
-        """By what is not built yet."""
+        """Return the verdict over trials with methods that are not built yet."""
         return _verdict(self._of(NOT_BUILT))
 
     def only_if(self, methods: Sequence[str]) -> str:
-        """What trials that hold have in common and others do not; empty where all hold or none."""
+        """Say what only the trials that hold have in common; empty if all hold or none does."""
         trials = self._of(methods)
         if _verdict(trials) is not Verdict.SOMETIMES:
             return ""

@@ -1,8 +1,8 @@
 """The work and the memory of a training step, for methods that hold whole layers.
 
-One convention for all methods: a multiply-add is two floating-point operations, attention scores
+All methods use one convention: a multiply-add is two floating-point operations, attention scores
 are the full square of a sequence (no causal half), the backward pass is twice the forward pass.
-Elementwise work is left out everywhere.
+Elementwise operations are left out.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ master weight and two moments of 4 (mixed-precision Adam; Rajbhandari et al., Ze
 
 
 def attention_flops(spec: ModelSpec, samples: float, seq: int) -> float:
-    """Forward, one layer: scores and weighted values, ``2 * 2 S^2 q`` for each sample."""
+    """Return the FLOPs of scores and weighted values, forward: ``2 * 2 S^2 q`` for each sample."""
     return 4.0 * samples * seq * seq * spec.query_width
 
 
 def train_flops(spec: ModelSpec, batch: int, seq: int) -> float:
-    """Of a whole step: every Linear and the attention, forward and backward."""
+    """Return the FLOPs of a whole step: every Linear and the attention, forward and backward."""
     attention = spec.layers * attention_flops(spec, batch, seq)
     return step_flops(spec, batch, seq) + 3 * attention
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One decoder layer on one sample, and what it holds.
+    """The FLOPs of one decoder layer on one sample, and what it holds.
 
     Attributes:
-        parameters: of the layer.
-        forward_flops: for a sample; backward is twice that.
-        boundary_bytes: activations of a sample that go from one layer to the next.
-        kept_bytes: of a sample between forward and backward, when nothing is computed anew. The
+        parameters: number of the layer's parameters.
+        forward_flops: FLOPs forward for a sample; backward is twice that.
+        boundary_bytes: bytes of a sample's activations that go from one layer to the next.
+        kept_bytes: bytes of a sample kept between forward and backward if nothing is recomputed:
             inputs of every Linear and norm and of the nonlinearity, as Korthikanti et al. (2022,
             arXiv 2205.05198, section 4.1: 34 s b h for two bytes, of which two are dropout masks
             that are left out here); no scores, as flash attention keeps none.
@@ -49,7 +49,7 @@ class LayerWork:
 
 
 def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
-    """See `LayerWork`."""
+    """Return the work and memory of a layer; see `LayerWork`."""
     linears = [s for s in linear_shapes(spec) if s.count == spec.layers and s.name != "lm_head"]
     weights = sum(s.inputs * s.outputs for s in linears)
     hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
@@ -64,10 +64,10 @@ def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
 
 
 def edge_parameters(spec: ModelSpec) -> float:
-    """Embedding and LM head: what is not in the layers (positions and last norm left out)."""
+    """Return the parameters of embedding and LM head; positions and last norm are left out."""
     return float((1 if spec.tied_head else 2) * spec.vocabulary * spec.embedding_width)
 
 
 def head_flops(spec: ModelSpec, seq: int) -> float:
-    """The LM head on one sample, forward."""
+    """Return the FLOPs of the LM head on one sample, forward."""
     return 2.0 * seq * spec.vocabulary * spec.embedding_width

@@ -25,6 +25,7 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
+from cleave.fleet.output import Output
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
@@ -44,7 +45,6 @@ from cleave.scheduler.instructions import (
     Place,
     Send,
 )
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
 from cleave.verify import Fault, Judgement

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_floors import MAY_IMPORT
+from tests.test_rooms import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"

@@ -1,9 +1,9 @@
 """Pin everything that development installs: `python -m tools.update_constraints`.
 
-It installs the newest versions that pyproject.toml allows, but for torch, into a fresh environment
-in a temporary folder, and writes them into constraints.txt. The environment that you work in stays
-as it is. Run it with the oldest Python that Cleave supports, so that each pinned version exists for
-all of them.
+It installs the newest versions that pyproject.toml allows, except of torch, into a fresh
+environment in a temporary folder, and writes them into constraints.txt. Your own environment does
+not change. Run it with the oldest Python that Cleave supports, so that each pinned version exists
+for all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADER: Final = """\
 
 
 class UpdateError(Exception):
-    """Say in one sentence why nothing was written, and what to do."""
+    """The reason why nothing was written, and what to do, in one sentence."""
 
 
 def oldest_python(pyproject: str) -> tuple[int, int]:

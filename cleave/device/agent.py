@@ -1,4 +1,4 @@
-"""An agent on somebody's machine: joins while it may, drains when it may not, and comes again."""
+"""An agent on a machine: connects while it may work, drains when it may not, and comes back."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from cleave.device.session import DeviceStatus, RefusedError
 from cleave.errors import CleaveError, VersionError
 
 LOOK_S: Final = 5.0
-"""How often the machine is looked at."""
+"""Seconds between two looks at the machine."""
 
 DRAIN_S: Final = 30.0
-"""How long answering what it was given may take when the machine may not work any more. What is
+"""Seconds that a device has to answer its runs when the machine may not work any more. What is
 missing then goes to other devices."""
 
 LONGEST_WAIT_S: Final = 300.0
-"""The longest wait between two tries to reach a server; the first is a second at most."""
+"""The longest wait between two tries to reach a server, in seconds; the first is at most one
+second."""
 
 STEADY_S: Final = 60.0
-"""A session that lasted this long was a success: waits start from a second again."""
+"""A session that lasted this many seconds was a success: waits start from a second again."""
 
 INTERRUPTED: Final = "interrupted"
 ASKED: Final = "asked to stop"
-"""Reasons that are not the policy's."""
+"""This and `INTERRUPTED` are the reasons for leaving that do not come from the policy."""
 
 
 class State(Enum):
-    """What an agent says that it does."""
+    """What an agent says that it is doing."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -47,13 +48,13 @@ _NOTHING_DONE: Final = DeviceStatus(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A change, for whoever shows it.
+    """A change of state, for people to see.
 
     Attributes:
-        state: the new one.
+        state: the new state.
         reason: for people; empty when ready.
         status: of the session that is ready or left.
-        retry_s: seconds until the server is tried again, if that is what it waits for.
+        retry_s: seconds until the server is tried again, if the agent waits for that.
     """
 
     state: State
@@ -63,46 +64,46 @@ class Notice:
 
 
 class AgentSession(Protocol):
-    """A connection to a server, as `DeviceSession` is."""
+    """A connection to a server, such as `DeviceSession`."""
 
     @property
     def status(self) -> DeviceStatus: ...
 
     @property
     def comes_back_s(self) -> float | None:
-        """Seconds to wait at least before the next one; None when there is to be none."""
+        """Return the least seconds to wait before the next session; None if there is to be none."""
         ...
 
     def run(self) -> Coroutine[Any, Any, str]:
-        """Serve until it ends; why it did."""
+        """Serve until the session ends; return why it did."""
         ...
 
     def drain(self) -> None:
-        """Answer what is there, then end."""
+        """Answer what was asked, then end."""
         ...
 
 
 Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
-"""Opens a session, which calls its argument with the device's number once it is welcome."""
+"""Opens a session. The session calls the function with the device's number once it is welcome."""
 
 Look: TypeAlias = Callable[[], Awaitable[Permission]]
-"""Looks at the machine: may it work now?"""
+"""Looks at the machine, and returns whether it may work now."""
 
 
 class Agent:
-    """Keeps a machine on a server as long as it may work.
+    """Keeps a machine connected to a server as long as it may work.
 
-    With a policy it stays: a server that is not there is tried again, ever less often. Without, it
-    must be welcomed at once, and comes back whenever the connection is lost or the server stops,
-    until the server is done with it or refuses it for good.
+    With a policy it stays: a server that cannot be reached is tried again, less and less often.
+    Without one, the server must welcome it at once. It then comes back whenever the connection is
+    lost or the server stops, until the server has no more use for it or refuses it for good.
 
     Args:
         connect: opens a session.
-        say: told of every change.
-        look: whether the machine may work now; None for no policy.
-        once: without a policy, be there for one session only.
+        say: called with every change of state.
+        look: says whether the machine may work now; None for no policy.
+        once: without a policy, end after one session.
         clock: seconds that never go back.
-        sleep: waits so many seconds.
+        sleep: waits this many seconds.
         jitter: random numbers from 0 to 1, so that many agents do not come back at once.
     """
 
@@ -137,12 +138,12 @@ class Agent:
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Be an agent until `stop`; without a policy, at most until the server is done with it.
+        """Run until `stop`; without a policy, at most until the server needs the device no more.
 
         Raises:
-            CleaveError: when the server refuses the device; without a policy, also when there is
-                none at first. A server that has welcomed it before is tried again; without a policy
-                not when it refuses the device for good.
+            CleaveError: when the server refuses the device; without a policy, also when no server
+                can be reached at first. A server that has welcomed the device before is tried
+                again, except, without a policy, after a refusal for good.
         """
         self._work = asyncio.ensure_future(
             self._come_back() if self._look is None else self._come_and_go(self._look)
@@ -156,7 +157,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """The owner wants it to end: drain if there is anything to; a second time, end at once.
+        """End the agent, draining first if a session is under way; when called again, end at once.
 
         Call it in the agent's loop.
         """
@@ -167,7 +168,7 @@ class Agent:
             self._work.cancel()
 
     async def _come_back(self) -> None:
-        """Without a policy: one session after the other until one ends for good."""
+        """Run one session after another, without a policy, until one ends for good."""
         while True:
             session: AgentSession | None = None
             began_s = self._clock()
@@ -202,7 +203,7 @@ class Agent:
                 await self._sleep(wait_s)
 
     async def _visit(self, look: Look) -> str:
-        """One session; what went wrong, empty if it left because it had to."""
+        """Run one session; return what went wrong, empty if it was drained."""
         try:
             session = await self._connect(self._ready)
         except CleaveError as error:
@@ -221,7 +222,7 @@ class Agent:
         return "" if self._draining else reason
 
     async def _serve(self, session: AgentSession, look: Look | None) -> str:
-        """Run a session to its end; returns why it ended.
+        """Run a session to its end; return why it ended.
 
         Raises:
             CleaveError: when the server ended it as an error.
@@ -248,7 +249,7 @@ class Agent:
         return reason
 
     async def _watch(self, session: AgentSession, running: asyncio.Future[str], look: Look) -> None:
-        """Until the session is over, or has to be; drain it when the machine may not work."""
+        """Wait until the session ends; drain it when the machine may not work any more."""
         while not running.done():
             pause = asyncio.ensure_future(self._sleep(LOOK_S))
             either: set[asyncio.Future[Any]] = {running, pause}
@@ -278,7 +279,7 @@ class Agent:
         self._say(Notice(State.READY, status=DeviceStatus(device, 0, 0, 0, 0)))
 
     def _wait_for(self, what: Cause | str | None, notice: Notice) -> None:
-        """Say what it waits for when that is something new, not every few seconds."""
+        """Report what the agent waits for, but only when that changes."""
         if what != self._waits_for:
             self._waits_for = what
             self._say(notice)
@@ -288,7 +289,7 @@ class Agent:
         self._tell(notice)
 
     def _is_for_good(self, error: CleaveError) -> bool:
-        """Whether the server would say so again; else, when it may be tried again is remembered."""
+        """Say whether the server would refuse again; if not, note when it may be tried again."""
         if not isinstance(error, RefusedError):
             return isinstance(error, VersionError)
         self._told_s = error.comes_back_s or 0.0

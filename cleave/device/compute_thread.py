@@ -1,4 +1,4 @@
-"""Computing beside a connection: an executor in a thread of its own."""
+"""Multiplying beside a connection: a backend in a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 
 INLINE_FLOPS: Final = 4e6
-"""Multiplications below this are over sooner than a thread is woken for them."""
+"""Multiplications of fewer FLOPs take less time than waking a thread."""
 
 Outcome: TypeAlias = tuple[Any, float] | str
-"""Of a computation: its payload and its seconds, or what went wrong."""
+"""A computation's payload and its seconds, or what went wrong."""
 
 
 class Computer(Protocol):
-    """Does the computations of one device, one after another, without holding up its loop."""
+    """Does the computations of one device, one after another, without blocking its loop."""
 
     def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
-        """Begin one; `done` is called in the loop's thread, at once or later."""
+        """Begin a computation; `done` is called in the loop's thread, at once or later."""
         ...
 
     def close(self) -> None:
-        """Forget what is under way."""
+        """Cancel computations that have not begun, and return at once."""
         ...
 
 
 class ComputeThread:
-    """Multiplies with an executor, in a thread of its own unless that would take longer.
+    """Multiplies with a backend, in a thread of its own unless the work is small.
 
     Args:
         backend: what multiplies.
-        inline_flops: what is over sooner than a thread is woken for it.
+        inline_flops: computations of at most this many FLOPs run at once, in the caller's thread.
     """
 
     def __init__(self, backend: MatmulBackend, inline_flops: float = INLINE_FLOPS) -> None:
@@ -69,7 +69,7 @@ class ComputeThread:
 
 
 def multiply(backend: MatmulBackend, order: Compute) -> Outcome:
-    """Do one computation, and take its time; what goes wrong is for the PS, which reassigns it."""
+    """Do one computation and time it; return an error as text, for the PS reassigns the task."""
     began_s = time.perf_counter()
     try:
         payload = execute(backend, order).pack()

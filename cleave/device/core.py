@@ -1,8 +1,8 @@
-"""The device's state machine: arrays in, multiplications wanted, blocks out.
+"""The device's state machine: arrays in, multiplications to do, blocks out.
 
-It knows no socket, clock or element. Messages of the PS go in with `received`; what comes out are
-`Compute` orders for an executor and messages to send. A finished computation comes back through
-`computed` or `failed`.
+It uses no socket and no clock, and looks at no element. Messages of the PS go in with `received`;
+what comes out are `Compute` requests for a backend and messages to send. A finished computation
+comes back through `computed` or `failed`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Action: TypeAlias = Compute | Message
 
 
 class DeviceCore:
-    """One device's memory and tasks.
+    """A device's memory and runs.
 
     Args:
-        memory_bytes: what it offered in `hello`; going over it is the PS's fault and ends the
-            session.
+        memory_bytes: what it offered in `hello`; a PS that exceeds it breaks the protocol, which
+            ends the session.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -40,14 +40,14 @@ class DeviceCore:
 
     @property
     def idle(self) -> bool:
-        """Whether every run it was given is answered."""
+        """Say whether every run that the device was given is answered."""
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
         """Take a message of the PS.
 
         Raises:
-            ProtocolError: for a message that a PS must not send; the session is to be ended.
+            ProtocolError: for a message that a PS must not send; the session must end.
         """
         match message:
             case messages.Put():
@@ -72,7 +72,7 @@ class DeviceCore:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
-        """The executor's result of a run; nothing is sent if it was cancelled meanwhile."""
+        """Take the result of a run; nothing is sent if the run was cancelled meanwhile."""
         order = self._take(run)
         if order is None:
             return []
@@ -83,7 +83,7 @@ class DeviceCore:
         ]
 
     def failed(self, run: int, reason: str) -> list[Action]:
-        """The executor could not do a run."""
+        """Note that a run could not be done; nothing is sent if it was cancelled meanwhile."""
         if self._take(run) is None:
             return []
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
@@ -95,7 +95,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """The owner wants the device back: take nothing new, answer what is there."""
+        """Tell the PS that the device answers the runs that it has and takes no new ones."""
         if self.draining:
             return []
         self.draining = True
@@ -190,7 +190,7 @@ class DeviceCore:
 
 
 class _CannotRunError(Exception):
-    """Why one run cannot be done; the session goes on."""
+    """One run cannot be done; the session goes on."""
 
 
 _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # found faster than by DType(name)

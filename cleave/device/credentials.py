@@ -21,8 +21,8 @@ class SavedCredential:
     """One device's credential for one server.
 
     Attributes:
-        server: the server's id, as its `welcome` told it.
-        name: of the device; a machine that is several devices of a server has several names.
+        server: the server's id, from its `welcome`.
+        name: the device's; a machine that is several devices of one server has several names.
         address: where the server was.
         credential: what `hello` carries from now on.
     """
@@ -34,20 +34,20 @@ class SavedCredential:
 
 
 class SavedCredentials:
-    """The credentials in a folder, one in a file, which only its owner can read.
+    """The credentials in a folder, one per file, which only its owner can read.
 
     Args:
-        folder: made when the first is saved.
+        folder: created when the first credential is saved.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, target: JoinUrl, name: str) -> str:
-        """The credential for a server, by its id where the URL tells it, else by its address.
+        """Return the credential for a server, by its id if the URL has it, else by its address.
 
-        Returns an empty text where there is none. A file that cannot be read is no credential: the
-        server will say what is missing, and a new join code mends it.
+        Returns an empty text where there is none. A file that cannot be read counts as none: the
+        server will say what is missing, and a new join code replaces it.
         """
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
@@ -62,12 +62,15 @@ class SavedCredentials:
         return ""
 
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
-        """What `hello` carries as `credential` and `join_code`: ours, with the URL's in reserve."""
+        """Return `credential` and `join_code` for `hello`: a saved credential and the URL's.
+
+        Without a saved credential the URL's is the credential, and there is no join code.
+        """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Keep a credential; an earlier one for the same server and name is replaced.
+        """Save a credential; an earlier one for the same server and name is replaced.
 
         Raises:
             CleaveError: when it cannot be written.
@@ -101,7 +104,7 @@ def _read(path: Path) -> SavedCredential | None:
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's devices keep credentials: in $CLEAVE_STATE, or the system's own place."""
+    """Return the folder of this user's credentials: in $CLEAVE_STATE, or the system's own place."""
     if chosen := environment.get("CLEAVE_STATE"):
         return Path(chosen) / "credentials"
     from platformdirs import user_state_path

@@ -1,4 +1,4 @@
-"""The device's runtime: one connection, a device core, and a computer beside it."""
+"""The device's runtime: one connection, a device core, and what multiplies beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
 VERSIONS: Final = (limits.VERSION,)
-"""Of the protocol, that a device speaks."""
+"""Versions of the protocol that a device speaks."""
 
 _ANSWER_S: Final = 60.0
 """How long the PS may take to answer: what it sends first may be long, on a slow link."""
@@ -34,9 +34,11 @@ class RefusedError(CleaveError):
     """The server ended the session with an error.
 
     Attributes:
-        code: which.
-        comes_back_s: when the device may be welcome, at the soonest; None for never.
-        for_good: whether it would do so again: credential, version, quarantine, a second session.
+        code: the error's code.
+        comes_back_s: the earliest time at which the device may be welcome, in seconds from now;
+            None for never.
+        for_good: whether it would be refused again: credential, version, quarantine, a second
+            session.
     """
 
     def __init__(self, error: messages.Error) -> None:
@@ -48,7 +50,7 @@ class RefusedError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """How a device session is doing, for whoever shows it."""
+    """How a device session is doing, for people to see."""
 
     device: int
     blocks: int
@@ -58,7 +60,7 @@ class DeviceStatus:
 
 
 TELEMETRY_S: Final = 30.0
-"""How often a device says what it measured of itself."""
+"""Seconds between two telemetry messages of a device."""
 
 
 class DeviceSession:
@@ -68,14 +70,15 @@ class DeviceSession:
         connection: to the PS.
         computer: what multiplies.
         hello: what the device says of itself.
-        on_ready: called once the PS has welcomed the device.
-        on_idle: called, once a second at most, when it has dropped what it held.
+        on_ready: called with the device's number once the PS has welcomed it.
+        on_idle: called, once a second at most, when the device has dropped what it held.
         on_welcome: called with the PS's welcome, which may hold a credential to keep.
-        telemetry: read every `TELEMETRY_S` in a thread; the PS is told what it says, if anything.
-        silence_s: after so long without a message the PS is asked whether it is there.
+        telemetry: called every `TELEMETRY_S` in a thread; what it returns is sent to the PS, if
+            anything.
+        silence_s: after so many seconds without a message the PS is asked whether it is there.
 
     Attributes:
-        bye: the PS's, once it ended the session on purpose.
+        bye: the PS's `bye`, once it ended the session on purpose.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class DeviceSession:
 
     @property
     def status(self) -> DeviceStatus:
-        """A snapshot."""
+        """Return a snapshot of the session."""
         welcome = self.core.welcome
         return DeviceStatus(
             welcome.device if welcome else 0,
@@ -127,15 +130,15 @@ class DeviceSession:
 
     @property
     def comes_back_s(self) -> float | None:
-        """After how long at least the device may come back; None where the PS is done with it."""
+        """Return the least seconds before the device may come back; None where it should not."""
         return 0.0 if self.bye is None else least_wait_s(self.bye)
 
     def drain(self) -> None:
-        """Take nothing new, answer what is there, then end. Call it in the session's loop."""
+        """Take nothing new, answer what was asked, then end. Call it in the session's loop."""
         self._act(self.core.drain())
 
     async def run(self) -> str:
-        """Serve until the session ends; returns why.
+        """Serve until the session ends; return why it ended.
 
         Raises:
             CleaveError: when the PS refuses the device.
@@ -171,7 +174,7 @@ class DeviceSession:
             await asyncio.wait(tasks)
 
     def _begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something beside receiving; where it fails, the session does."""
+        """Run a coroutine beside receiving; if it fails, the session fails."""
 
         def over(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -252,10 +255,10 @@ class DeviceSession:
             return  # the receiving side learns it too, and says so
 
     async def _watch(self) -> None:
-        """End the session when the PS is gone without a word.
+        """End the session when the PS does not answer any more.
 
-        It may have nothing to say for long, but answers when asked. Where its machine or the
-        network vanished, the system would take what is sent for a quarter of an hour.
+        The PS may have nothing to say for long, but answers when asked. If its machine or the
+        network is gone, the system would accept what is sent for a quarter of an hour.
         """
         with suppress(ConnectionLostError):  # the receiving side learns it too
             while True:
@@ -300,7 +303,7 @@ def device_hello(
     profile: str = "",
     kind: DeviceKind | None = None,
 ) -> messages.Hello:
-    """The hello of this machine as a device. Rates of 0, and a kind of None, mean unknown."""
+    """Return this machine's `hello` as a device. Rates of 0, and a kind of None, mean unknown."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,

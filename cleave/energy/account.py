@@ -4,15 +4,16 @@ Fleet, over its devices (`meter` has E_device), in joules:
 
     E = sum E_device supply + network b + E_ps
 
-with b = b_down + b_up the bytes that cross the network, where one end of each is the PS, and
-`supply` the energy at the socket over that used (1 where a power was measured at the wall).
+with b = b_down + b_up the bytes that cross the network between devices and the PS, and `supply` the
+ratio of energy at the socket to energy used (1 where a power was measured at the wall).
 Data centre, with g GPUs of power P for t seconds:
 
     E = PUE (1 + host_share) g P t
 
-Carbon is in `carbon`. Two views of it, since the choice decides the conclusion: *attributed* counts
-the share of making the devices that falls to the run, *sunk cost* does not, for devices that exist
-anyway have been made. Formulae after arXiv 2507.01803 and baselines named in `assumptions.toml`.
+Carbon is in `carbon`. There are two views of it, because the choice decides the conclusion:
+*attributed* counts the share of making the devices that falls to the run; *sunk cost* does not,
+because devices that exist anyway have already been made. The formulae are after arXiv 2507.01803
+and baselines named in `assumptions.toml`.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """What devices of one profile did, in sum.
+    """The total of what devices of one profile did.
 
     Attributes:
-        profile: that they state; empty, or one that nobody knows, leaves their energy unknown but
-            for what follows.
+        profile: the profile that they state. If it is empty or unknown, their energy is unknown,
+            except as `active_power_w`, `measured_j` or `kind` tell it.
         devices: how many.
-        present_s, compute_s: connected, and multiplying.
-        radio_s: receiving and sending, each counted.
+        present_s, compute_s: seconds connected, and multiplying.
+        radio_s: seconds of receiving plus seconds of sending.
         down_bytes, up_bytes: received, sent.
-        active_power_w: drawn by multiplying, above what they draw anyway, as somebody states it;
-            stands in where a profile's power is unknown.
-        network_bytes: that cross the network; None: `down_bytes + up_bytes`, all with the PS. What
-            goes from device to device is in both of these, and crosses once.
-        measured_j: what they measured themselves, all of them; None for devices that do not.
-        kind: as they say; counts where nobody knows the profile.
-        flops_per_s: of the fastest of them; classes of a kind stand in for no faster devices.
+        active_power_w: stated power of multiplying, above what they draw anyway; used where a
+            profile's power is unknown.
+        network_bytes: bytes that cross the network; None means `down_bytes + up_bytes`, all with
+            the PS. Bytes between devices are in both of these, and cross once.
+        measured_j: joules that all of them measured themselves; None for devices that do not.
+        kind: the kind that they state; used if the profile is unknown.
+        flops_per_s: of the fastest of them; decides whether typical power may be used.
     """
 
     profile: str
@@ -62,24 +63,24 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Of their profile, else as they say."""
+        """Return the kind in their profile, or the one that they state."""
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 
     @property
     def crossing_bytes(self) -> float:
-        """Bytes that cross the network, each counted once."""
+        """Return the bytes that cross the network, each counted once."""
         both = self.down_bytes + self.up_bytes
         return both if self.network_bytes is None else self.network_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CloudSpell:
-    """What GPUs of a data centre did.
+    """What the GPUs of a data centre did.
 
     Attributes:
-        time_s: of the run.
-        gpus: at work all that time.
+        time_s: duration of the run.
+        gpus: how many work all that time.
     """
 
     profile: DeviceProfile
@@ -89,10 +90,10 @@ class CloudSpell:
 
 @dataclass(frozen=True, slots=True)
 class EnergyPart:
-    """What went into one thing.
+    """The energy of one part of a run.
 
     Attributes:
-        energy_j: None where it is unknown; it is not in any sum then.
+        energy_j: None if unknown; then it is left out of all sums.
     """
 
     name: str
@@ -102,15 +103,15 @@ class EnergyPart:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a run cost.
+    """The energy and carbon of a run.
 
     Attributes:
-        parts: of its energy.
-        operational_gco2e: of its electricity; None where the grid is unknown.
-        embodied_gco2e: of making what it used, its share.
-        devices, devices_unknown: how many there were, and whose energy is unknown.
-        embodied_unknown: how many devices' making is unknown: not in `embodied_gco2e`.
-        assumed: texts.
+        parts: the parts of its energy.
+        operational_gco2e: of its electricity; None if the grid is unknown.
+        embodied_gco2e: the run's share of making the devices.
+        devices, devices_unknown: how many devices there were, and how many of unknown energy.
+        embodied_unknown: how many devices' making is unknown, and not in `embodied_gco2e`.
+        assumed: what was assumed, as texts for people.
     """
 
     parts: tuple[EnergyPart, ...]
@@ -123,17 +124,17 @@ class Footprint:
 
     @property
     def energy_j(self) -> float:
-        """Of all that is known."""
+        """Return the sum of the known parts."""
         return sum(part.energy_j for part in self.parts if part.energy_j is not None)
 
     @property
     def complete(self) -> bool:
-        """Whether every device's energy is in it."""
+        """Return whether every device's energy is included."""
         return self.devices_unknown == 0
 
     @property
     def attributed_gco2e(self) -> float | None:
-        """Electricity and the share of making what was used."""
+        """Return the carbon of electricity and of making; None if the grid is unknown."""
         if self.operational_gco2e is None:
             return None
         return self.operational_gco2e + self.embodied_gco2e
@@ -141,7 +142,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Ps:
-    """The energy of the parameter server, and how it was come by."""
+    """The energy of the parameter server, and how it was found."""
 
     energy_j: float | None = None
     basis: Basis = Basis.UNKNOWN
@@ -155,14 +156,14 @@ def fleet_footprint(
     gco2e_per_kwh: float | None,
     ps: Ps | None = None,
 ) -> Footprint:
-    """What a run on a fleet cost.
+    """Return the energy and carbon of a run on a fleet.
 
     Args:
-        spells: what its devices did.
+        usages: what its devices did.
         profiles: by name.
-        typical: what stands in where these are silent.
-        gco2e_per_kwh: of the electricity of devices, network and PS; None where nobody said.
-        ps: its energy; unknown unless given.
+        typical: figures to use where profiles lack them.
+        gco2e_per_kwh: of the electricity of devices, network and PS; None if unknown.
+        ps: its energy; unknown by default.
     """
     compute_j = idle_j = radio_j = supply_j = measured_j = embodied_g = 0.0
     unknown = unmade = measured = 0
@@ -245,11 +246,11 @@ def fleet_footprint(
 def cloud_footprint(
     usage: CloudSpell, assumptions: Assumptions, gco2e_per_kwh: float | None
 ) -> Footprint:
-    """What a run in a data centre cost.
+    """Return the energy and carbon of a run in a data centre.
 
     Args:
-        spell: with a profile that states its `compute_w`.
-        gco2e_per_kwh: of the data centre's electricity; None where nobody said.
+        usage: with a profile that states its `compute_w`.
+        gco2e_per_kwh: of the data centre's electricity; None if unknown.
 
     Raises:
         ValueError: when the GPU's power is unknown.
@@ -297,7 +298,7 @@ _MEASURED = "devices, as they measured it"
 
 
 def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
-    """What its devices draw: by their profile or its class, else as their fleet file states."""
+    """Return the devices' power: by their profile or its class, else as their fleet file states."""
     known = KnownPower(None)
     if profile is not None:
         known = typical.power_of(profile)
@@ -325,7 +326,7 @@ def _gaps(known: KnownPower) -> list[Gap]:
 def _making(
     kind: DeviceKind, own: Embodied | None, used_s: float, assumptions: Assumptions
 ) -> float | None:
-    """The share of making devices that falls to their use, in gCO2e; None where it is unknown."""
+    """Return the share of making devices that falls to their use, in gCO2e; None if unknown."""
     stand_in = assumptions.embodied_gco2e.get(kind)
     lifetime = assumptions.lifetime_years.get(kind)
     years = assumptions.one_lifetime_years

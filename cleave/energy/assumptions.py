@@ -1,7 +1,7 @@
-"""What a footprint assumes where nothing was measured: figures with a range and their source.
+"""Assumed figures of a footprint, used where nothing was measured, with their ranges and sources.
 
-They are in `assumptions.toml`, and what was taken from Boavizta's database, under its licence, in
-`embodied.toml`.
+They are in `assumptions.toml`; figures from Boavizta's database are in `embodied.toml`, under its
+licence.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number that is assumed.
+    """An assumed number.
 
     Attributes:
-        value: unless something better is known.
-        low, high: what it may be as well.
-        unit: of the three.
+        value: used unless something better is known.
+        low, high: the ends of its plausible range.
+        unit: of all three.
     """
 
     value: float
@@ -37,17 +37,17 @@ ByKind = Mapping[DeviceKind, Figure]
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """All of them.
+    """All assumed figures of a footprint.
 
     Attributes:
-        supply_ratio: energy at the socket over energy that the device uses, 1 and more.
-        pue: energy of the data centre over energy of its machines, 1 and more.
+        supply_ratio: energy at the socket over energy that the device uses, at least 1.
+        pue: energy of the data centre over energy of its machines, at least 1.
         host_share: energy of the machine around a GPU over energy of the GPU.
         network_j_per_byte: of the network between PS and devices.
         utilisation: share of its lifetime that a device is in use.
-        lifetime_years: from new to thrown away.
+        lifetime_years: from new until it is discarded.
         embodied_gco2e: of making the device.
-        one_lifetime_years: instead of the lifetimes by kind, and of those that profiles state.
+        one_lifetime_years: one lifetime for all, instead of those by kind and in profiles.
     """
 
     supply_ratio: ByKind
@@ -60,12 +60,12 @@ class Assumptions:
     one_lifetime_years: float | None = None
 
     def without_network(self) -> Assumptions:
-        """Nothing for the bytes between devices, as within one house."""
+        """Return the assumptions with no energy for bytes between devices, as within one house."""
         return replace(self, network_j_per_byte=replace(self.network_j_per_byte, value=0.0))
 
 
 def load_assumptions() -> Assumptions:
-    """Those that come with Cleave."""
+    """Load the assumptions that come with Cleave."""
     table, embodied = _read("assumptions.toml"), _read("embodied.toml")
     return Assumptions(
         supply_ratio=_by_kind(table["supply_ratio"]),

@@ -1,7 +1,7 @@
-"""Carbon from energy, and from what making a device cost. Pure numbers.
+"""Carbon from energy, and from making a device. Pure numbers.
 
     C_operational = E / 3.6e6 I                         grams from joules and gCO2e/kWh
-    C_embodied    = M t_used / (lifetime utilisation)   grams; M of making it, times in seconds
+    C_embodied    = M t_used / (lifetime utilisation)   grams; M for making it, times in seconds
 
 after arXiv 2507.01803. A data centre's PUE multiplies E before it comes here (`account`).
 """
@@ -16,7 +16,7 @@ _HOUR_S = 3600.0
 
 
 def operational_gco2e(energy_j: float, gco2e_per_kwh: float) -> float:
-    """Grams of CO2 equivalent of so many joules.
+    """Return the grams of CO2 equivalent of this many joules.
 
     A laptop that draws 36 W for 10 hours takes 0.36 kWh; at 400 g/kWh that is 144 g:
 
@@ -29,7 +29,7 @@ def operational_gco2e(energy_j: float, gco2e_per_kwh: float) -> float:
 def embodied_gco2e(
     made_gco2e: float, used_s: float, lifetime_years: float, utilisation: float
 ) -> float:
-    """The share of making a device that falls to the time it was used.
+    """Return the share of making a device that falls to the time it was used, in gCO2e.
 
     A phone of 53 kg that is in use half of its 2.5 years, used for 0.0125 years (1 % of its time in
     use), carries 1 % of it:
@@ -41,16 +41,16 @@ def embodied_gco2e(
 
 
 def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float) -> float:
-    """The mean intensity over a run, in gCO2e/kWh, where it differs by hour of the day.
+    """Return the mean intensity over a run, in gCO2e/kWh, if it differs by hour of the day.
 
-    Power is taken as even over the run. Two hours from 23:30, where the hour from 23 has 100, that
-    from 0 has 200 and that from 1 has 400, are half an hour, an hour and half an hour of these:
+    Power is taken as constant. Two hours from 23:30 have half an hour at 100, an hour at 200 and
+    half an hour at 400, if those are the intensities of the hours from 23, 0 and 1:
 
         >>> mean_intensity([200, 400] + [300] * 21 + [100], 23.5, 7200)
         225.0
 
     Args:
-        hourly: 24 intensities, from midnight.
+        hourly: 24 intensities, one per hour from midnight.
         start_hour: 0 to 24.
         duration_s: 0 for the intensity at the start.
     """

@@ -1,4 +1,4 @@
-"""A fleet against a data centre: by how much, from which view, and what that depends on."""
+"""A fleet compared with a data centre: ratios of energy and carbon, and what changes them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from profiles.device_profile import DeviceKind, DeviceProfile
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Data centre over fleet: above 1 the fleet takes less. None where something is unknown.
+    """Data centre over fleet: above 1 the fleet takes less. None where a figure is unknown.
 
     Attributes:
-        energy: joules.
-        attributed: carbon, the share of making both counted.
-        sunk_cost: carbon, the devices made already, the data centre's GPU for the job.
-        operational: carbon of electricity alone.
+        energy: ratio of joules.
+        attributed: ratio of carbon, with the share of making on both sides.
+        sunk_cost: ratio of carbon, with the share of making for the data centre only.
+        operational: ratio of carbon of electricity alone.
     """
 
     energy: float | None
@@ -36,7 +36,7 @@ class Ratios:
 
 
 def ratios(fleet: Footprint, cloud: Footprint) -> Ratios:
-    """Of two footprints of the same work."""
+    """Return the ratios of two footprints of the same training."""
     here, there = fleet.operational_gco2e, cloud.operational_gco2e
     if not fleet.complete:
         return Ratios(None, None, None, None)
@@ -56,10 +56,10 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonQuestion:
-    """What is accounted for, apart from what is assumed.
+    """The facts that a comparison is about, without the assumptions.
 
     Attributes:
-        cloud: None for the fleet alone.
+        cloud: None to account for the fleet alone.
     """
 
     usages: Sequence[DeviceUsage]
@@ -70,13 +70,13 @@ class ComparisonQuestion:
 
     @property
     def kinds(self) -> set[DeviceKind]:
-        """Of what is in it."""
+        """Return the kinds of the devices and of the data centre's GPU."""
         found = (usage.kind_by(self.profiles) for usage in self.usages)
         kinds = {kind for kind in found if kind is not None}
         return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
 
     def fleet(self, case: Case) -> Footprint:
-        """The fleet's footprint in a case."""
+        """Return the fleet's footprint in a case."""
         return fleet_footprint(
             self.usages,
             self.profiles,
@@ -87,10 +87,10 @@ class ComparisonQuestion:
         )
 
     def ratios(self, case: Case) -> Ratios:
-        """Against the data centre, which is there.
+        """Return the ratios of data centre to fleet in a case.
 
         Raises:
-            ValueError: when there is none.
+            ValueError: when there is no data centre to compare with.
         """
         if self.cloud is None:
             raise ValueError("there is no data centre to compare with")
@@ -98,7 +98,7 @@ class ComparisonQuestion:
         return ratios(self.fleet(case), cloud)
 
     def figure(self, case: Case) -> float | None:
-        """What sensitivity is asked of: the ratio of attributed carbon, or that of the fleet."""
+        """Return the ratio of attributed carbon; without a data centre, the fleet's."""
         if self.cloud is None:
             return self.fleet(case).attributed_gco2e
         return self.ratios(case).attributed

@@ -1,4 +1,4 @@
-"""How much carbon a country's electricity costs. Figures and their source: `grid_carbon.md`."""
+"""The carbon intensity of countries' electricity. Figures and their source: `grid_carbon.md`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Grid:
 
     Attributes:
         code: ISO 3166-1 alpha-3.
-        gco2e_per_kwh: life cycle, grams of CO2 equivalent.
+        gco2e_per_kwh: grams of CO2 equivalent over the life cycle.
     """
 
     code: str
@@ -28,12 +28,12 @@ class Grid:
     year: int
 
     def gco2e(self, energy_j: float) -> float:
-        """Grams of CO2 equivalent of so many joules."""
+        """Return the grams of CO2 equivalent of this many joules."""
         return operational_gco2e(energy_j, self.gco2e_per_kwh)
 
 
 def load_grids() -> list[Grid]:
-    """Of all countries that there are figures for."""
+    """Load the grids of all countries with figures."""
     text = files("cleave.energy").joinpath("grid_carbon.csv").read_text(encoding="utf-8")
     return [
         Grid(row["iso_country"], row["country"], float(row["gco2e_per_kwh"]), int(row["year"]))
@@ -42,7 +42,7 @@ def load_grids() -> list[Grid]:
 
 
 def load_grid(country: str) -> Grid:
-    """The electricity of a country.
+    """Load the electricity of a country.
 
     Args:
         country: its three-letter code or its English name, in any case.
@@ -64,7 +64,7 @@ def load_grid(country: str) -> Grid:
 
 
 def load_hours(path: Path) -> tuple[float, ...]:
-    """The intensity of each hour of the day, in gCO2e/kWh, from a table of one's own.
+    """Load the intensity of each hour of the day, in gCO2e/kWh, from the user's own table.
 
     Args:
         path: CSV with the columns `hour` (0 to 23, each once) and `gco2e_per_kwh`.
@@ -90,11 +90,11 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """What a kWh costs the climate where a run takes place, and how that is known.
+    """The carbon intensity of the electricity of a run, and where the figure comes from.
 
     Attributes:
-        gco2e_per_kwh: over the run.
-        text: for people.
+        gco2e_per_kwh: mean over the run.
+        text: where it comes from, for people.
     """
 
     gco2e_per_kwh: float
@@ -102,11 +102,11 @@ class Electricity:
 
 
 def electricity(place: str, start_hour: float, duration_s: float) -> Electricity:
-    """The electricity of a run.
+    """Return the electricity of a run.
 
     Args:
         place: a country, see `load_grid`, or a path that ends in `.csv`, see `load_hours`.
-        start_hour: of the day, where the run begins; only for tables of hours.
+        start_hour: the hour of the day at which the run begins; used only with tables of hours.
         duration_s: of the run.
 
     Raises:

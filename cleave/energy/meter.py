@@ -1,12 +1,12 @@
-"""The energy that devices use, from what is known of them and of what they did. Pure numbers.
+"""The energy that devices use, computed from their power and what they did. Pure numbers.
 
 With T the time a device was connected, t the time it multiplied, b the bytes that it received and
 sent and r the rates of its link,
 
     E = P_idle (T - t) + P_compute t + P_radio (b_down / r_down + b_up / r_up)
 
-in joules, from watts, seconds, bytes and bytes/s. P_idle and P_compute are of the whole device,
-P_radio is what its radio draws more while it works, also while the device multiplies.
+in joules, from watts, seconds, bytes and bytes/s. P_idle and P_compute are of the whole device.
+P_radio is what an active radio draws on top, also while the device multiplies.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Activity:
     """What a device did in a session.
 
     Attributes:
-        present_s: connected.
-        compute_s: multiplying; more than `present_s` counts as that.
+        present_s: seconds connected.
+        compute_s: seconds multiplying; at most `present_s` counts.
         down_bytes, up_bytes: PS to device, device to PS.
         downlink_bytes_per_s, uplink_bytes_per_s: of its link, above 0.
     """
@@ -37,12 +37,12 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """How long its radio worked; both directions at once count twice."""
+        """Return the seconds that its radio was active; both directions at once count twice."""
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 
 class Basis(Enum):
-    """How a figure was come by."""
+    """How a figure was found."""
 
     MEASURED = "measured"
     MODELLED = "modelled"
@@ -50,7 +50,7 @@ class Basis(Enum):
 
 
 class Gap(Enum):
-    """What is not known of a device; the values say what is assumed (`typical`)."""
+    """What is unknown about a device; the values say what is assumed instead (`typical`)."""
 
     TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
     TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
@@ -66,14 +66,14 @@ class Gap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Energy that a device used, in joules, and what was assumed for it, each thing once."""
+    """Energy that a device used, in joules, and what was assumed for it, each assumption once."""
 
     energy_j: float
     gaps: tuple[Gap, ...] = ()
 
 
 def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
-    """The energy of a session by the formula above; None where it is unknown.
+    """Return the energy of a session by the formula above, or None if the power is unknown.
 
     A phone (idle 0.5 W, 4 W multiplying, 0.8 W radio) that was connected 100 s, multiplied 40 s,
     received 100 MB at 10 MB/s and sent 20 MB at 2 MB/s used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
@@ -83,9 +83,9 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
         Used(energy_j=206.0, gaps=())
 
     Args:
-        power: of its profile; None, or one without `compute_w`, where nobody knows it.
+        power: from its profile; None, or without `compute_w`, if unknown.
         did: what it did.
-        assumed: what stood in for figures of `power` that its profile lacks.
+        assumed: what was used for figures of `power` that its profile lacks.
     """
     if power is None or power.compute_w is None:
         return None
@@ -101,7 +101,7 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The energy of a device by what it went into."""
+    """The energy of a device while it multiplies and waits, and of its radio."""
 
     compute_j: float
     idle_j: float
@@ -109,12 +109,14 @@ class Parts:
 
     @property
     def energy_j(self) -> float:
-        """In sum."""
+        """Return the sum of the parts."""
         return self.compute_j + self.idle_j + self.radio_j
 
 
 def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -> Parts:
-    """The formula above; unknown powers count as 0. Times may be sums over devices.
+    """Return the parts by the formula above; unknown powers count as 0.
+
+    Times may be sums over devices.
 
     Args:
         power: with `compute_w`.

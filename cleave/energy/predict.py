@@ -1,7 +1,7 @@
-"""What a fleet, or a GPU, would do for so many training steps: for footprints before the fact.
+"""Predicts what a fleet, or a GPU, would do in a number of training steps.
 
-Both sides do the same work: the GEMMs of the Linear layers, which devices multiply. Attention
-scores and elementwise work stay on the PS and are on neither side.
+Both sides do the same GEMMs: those of the Linear layers, which devices multiply. Attention scores
+and elementwise operations stay on the PS and are counted on neither side.
 
     fleet:  the planner's predicted time and bytes; a device multiplies 2 M N K / F of a tile, at
             the speed F it settles at when it is hot, and waits the rest of the step
@@ -30,12 +30,12 @@ TRAINING_BYTES_PER_PARAMETER = 16
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is trained, and for how long.
+    """The model that is trained, and how many steps of what size.
 
     Attributes:
         batch: sequences per step.
         seq: tokens per sequence.
-        dtype: of what is multiplied, `bf16`, `fp16` or `fp32`.
+        dtype: of the operands, `bf16`, `fp16` or `fp32`.
     """
 
     spec: ModelSpec
@@ -46,17 +46,17 @@ class Work:
 
     @property
     def flops(self) -> int:
-        """Of all steps: Linear GEMMs, forward and backward."""
+        """Return the FLOPs of the Linear GEMMs of all steps, forward and backward."""
         return step_flops(self.spec, self.batch, self.seq) * self.steps
 
     @property
     def element_bytes(self) -> int:
-        """Of an operand."""
+        """Return the bytes of one element of an operand."""
         return 4 if self.dtype == "fp32" else 2
 
 
 def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceUsage], float]:
-    """What the devices would do, by profile, and how long the run would take in seconds.
+    """Return what the devices would do, by profile, and how many seconds the run would take.
 
     Raises:
         PlanError: when a GEMM fits no device.
@@ -109,19 +109,19 @@ def _rates(number: int, device: FleetDevice) -> DeviceRates:
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
-    """What one GPU would do.
+    """Return what one GPU would do.
 
     Args:
-        share: of its throughput in matrix multiplication that training reaches.
+        share: the share of its throughput in matrix multiplication that training reaches.
     """
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
 
 
 def fits(work: Work, gpu: DeviceProfile) -> bool:
-    """Whether parameters, gradients and optimizer state are below the GPU's memory.
+    """Return whether parameters, gradients and optimizer state fit the GPU's memory.
 
-    Activations come on top: this is what it needs at least.
+    Activations need memory on top, so this is only a necessary condition.
     """
     needed = TRAINING_BYTES_PER_PARAMETER * work.spec.parameters
     return needed <= (gpu.memory.installed_bytes or gpu.memory.bytes)

@@ -1,7 +1,7 @@
-"""What a run records of what its devices did and of what its machine drew, and reads back.
+"""The energy records of a run: what its devices did and what its machine drew.
 
-A run folder's metrics get one such record each time the run ends or stops; the energy and carbon
-are worked out from them, again with every look, for what is assumed may change.
+A run folder's metrics get one such record each time the run ends or stops. Energy and carbon are
+computed from the records each time they are shown, because assumptions may change.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _USAGES = "spells"  # in records, where it has had this name from the beginning
 
 @dataclass(frozen=True, slots=True)
 class RunEnergy:
-    """What is known of a run.
+    """What is known about a run's energy.
 
     Attributes:
-        duration_s: on the fleet's clock.
-        wall_s: in this process.
+        duration_s: the run's duration on the fleet's clock.
+        wall_s: the run's duration in real time.
         usages: what its devices did; emulated ones on the virtual clock.
-        machine_j: what the machine drew that the run was on; None where it does not tell.
-        machine_source: what that counts, for people.
-        virtual: devices were emulated by this machine, on the virtual clock.
+        machine_j: joules that the run's machine drew; None if the machine does not measure them.
+        machine_source: what `machine_j` includes, as a text for people.
+        virtual: whether devices were emulated by this machine, on the virtual clock.
         devices_here: how many of a server's devices ran on its own machine.
-        machine_basis: how `machine_j` was come by.
+        machine_basis: how `machine_j` was found.
     """
 
     duration_s: float
@@ -47,16 +47,15 @@ class RunEnergy:
     machine_basis: Basis = Basis.MEASURED
 
     def to_record(self) -> dict[str, Any]:
-        """As a line of `metrics.jsonl`."""
+        """Return the record as a line of `metrics.jsonl`."""
         record = msgspec.to_builtins(self)
         return {"event": EVENT, _USAGES: record.pop("usages"), **record}
 
     @property
     def ps(self) -> Ps:
-        """All that its machine drew, where none of its devices ran there; else unknown.
+        """Return the energy of the PS: its machine's, or unknown if devices ran on that machine.
 
-        A machine that runs or emulates devices multiplies for them: what it drew is not the PS's
-        energy.
+        A machine that runs or emulates devices multiplies for them, so its energy is not the PS's.
         """
         if self.machine_j is None or self._shared:
             return Ps()
@@ -67,7 +66,7 @@ class RunEnergy:
         return bool(self.usages) and (self.virtual or self.devices_here > 0)
 
     def notes(self) -> list[str]:
-        """What a reader should know."""
+        """Return what a reader of the figures should know, as sentences."""
         notes = []
         if self.usages and self.virtual:
             notes.append(
@@ -89,7 +88,7 @@ class RunEnergy:
 
 
 def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
-    """What the records of a run say, those of all its resumptions in sum.
+    """Return the sum of a run's records; a resumed run has several.
 
     Raises:
         UsageError: when there is no such record, or a damaged one.
@@ -126,7 +125,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 
 def _merged(usages: Iterable[DeviceUsage]) -> tuple[DeviceUsage, ...]:
-    """One usage a profile: a resumed run goes on with the same devices."""
+    """Return one usage per profile: a resumed run goes on with the same devices."""
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:
         alike = (usage.profile, usage.kind, usage.active_power_w, usage.measured_j is None)

@@ -1,4 +1,4 @@
-"""How much a conclusion depends on what was assumed: one assumption at a time, low and high."""
+"""How much a conclusion depends on assumptions: each varied alone, at its low and its high end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LIFETIME_YEARS = (2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a figure is made from.
+    """The assumptions from which a figure is computed.
 
     Attributes:
-        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: of the electricity here and there; None where
-            nobody said.
-        class_power: which devices' power stands in for what a profile does not state.
+        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: of the fleet's and the data centre's electricity;
+            None if unknown.
+        class_power: which measured devices' power is used where a profile states none.
     """
 
     assumptions: Assumptions
@@ -31,11 +31,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The figure with one assumption at its ends.
+    """The figure with one assumption at its low and its high end.
 
     Attributes:
-        low_setting, high_setting: these ends, for people.
-        low, high: the figure there.
+        low_setting, high_setting: the two ends, for people.
+        low, high: the figure at these ends.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Bar:
 
     @property
     def swing(self) -> float:
-        """How far apart the two are."""
+        """Return the distance between the figures at the two ends."""
         return abs(self.high - self.low)
 
 
@@ -58,15 +58,16 @@ def tornado(
     cloud: bool,
     kinds: Collection[DeviceKind] = tuple(DeviceKind),
 ) -> list[Bar]:
-    """The bars of a tornado plot, widest first; those that change nothing are left out.
+    """Return the bars of a tornado plot, widest first; bars that change nothing are left out.
 
     Args:
-        figure: what is asked about, from a case: a carbon, a ratio. Unknown ones make no bar.
-        case: the middle.
-        intensities: of the world's grids, in gCO2e/kWh; a tenth of them is below the low end, a
-            tenth above the high one.
+        figure: computes the figure of interest from a case, such as carbon or a ratio; None for
+            an unknown figure, which makes no bar.
+        case: the case in the middle, from which one assumption at a time is varied.
+        intensities: of the world's grids, in gCO2e/kWh; a tenth of them lies below the low end
+            and a tenth above the high one.
         kinds: of devices and GPUs in the figure.
-        cloud: whether a data centre is in the figure, which is a ratio above 0 then.
+        cloud: whether a data centre is in the figure; then the figure is a ratio above 0.
     """
     made = case.assumptions
     grids = sorted(intensities)
@@ -144,10 +145,11 @@ def tornado(
 
 
 def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
-    """As a tornado has them; those that change nothing are left out.
+    """Return the bars, widest first, as a tornado plot has them, without those that change nothing.
 
     Args:
-        ratio: the figure is one: how many times the ends differ counts, not by how much.
+        ratio: whether the figure is a ratio: then its ends are compared by quotient, else by
+            difference.
     """
 
     def width(bar: Bar) -> float:
@@ -157,7 +159,7 @@ def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
 
 
 def _span(values: Sequence[float], unit: str) -> str:
-    """Of all kinds of devices, what they come to."""
+    """Return the range of the figures of all kinds of devices, as text."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
 

@@ -19,15 +19,15 @@ def draw_tornado(
     ratio: bool,
     claimed: tuple[float, float] | None = None,
 ) -> None:
-    """Draw the bars into a picture.
+    """Draw the bars and write them as a picture.
 
     Args:
-        path: its format is told by its ending, as .png.
+        path: where to write; its ending says the format, such as .png.
         bars: widest first.
         middle: the figure as assumed.
         unit: of the figure, below the axis.
-        ratio: the figure is one: the axis is logarithmic, and 1 is marked.
-        claimed: least and most that somebody claims; shaded.
+        ratio: whether the figure is a ratio; then the axis is logarithmic and 1 is marked.
+        claimed: a claimed range, lowest and highest; it is shaded.
 
     Raises:
         UsageError: when matplotlib is missing, or the picture cannot be written.

@@ -1,7 +1,7 @@
-"""The power of a device whose profile does not say: what others of its class were measured to draw.
+"""The power of a device whose profile lacks it: measured figures of other devices of its class.
 
-The figures, one device an entry, and their sources are in `typical.toml`; a class draws the median
-of its devices. They stand in where a profile is silent, and what stood in is said (`Gap`).
+The figures, one device per entry, and their sources are in `typical.toml`; a class draws the median
+of its devices. They are used where a profile has no figure, and each use is reported (`Gap`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Power
 
 @dataclass(frozen=True, slots=True)
 class KnownPower:
-    """What is known of a device's power, and what stood in for what is not.
+    """What is known about a device's power, and what was assumed for the rest.
 
     Attributes:
-        power: None where nobody knows what it draws multiplying.
+        power: None if its power while multiplying is unknown.
         assumed: in the order of `Gap`.
     """
 
@@ -32,7 +32,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """Which of the measured devices of a class stands in; values are for people."""
+    """Which of the measured devices of a class is used; the values are for people."""
 
     LEAST = "least measured"
     MEDIAN = "median"
@@ -44,10 +44,10 @@ class ClassPower:
     """What devices of a class draw.
 
     Attributes:
-        power: medians; `idle_w` is None where it was measured of none.
-        devices: that were measured.
-        below_flops_per_s: faster devices are not of this class.
-        least, most: as `power`, of the measured figures the lowest and the highest.
+        power: medians; `idle_w` is None if it was measured on no device.
+        devices: the devices that were measured.
+        below_flops_per_s: devices this fast or faster are not of this class.
+        least, most: like `power`, with the lowest and the highest measured figures.
     """
 
     power: Power
@@ -57,14 +57,14 @@ class ClassPower:
     most: Power
 
     def at(self, spread: Spread) -> ClassPower:
-        """The same class, with another of its devices standing in."""
+        """Return the class with another of its measured devices as the figure to use."""
         power = {Spread.LEAST: self.least, Spread.MOST: self.most}.get(spread, self.power)
         return replace(self, power=power)
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """What stands in for figures that profiles lack.
+    """Figures to use where profiles lack them.
 
     Attributes:
         classes: by kind of device.
@@ -77,26 +77,26 @@ class Typical:
     cards_w: Mapping[str, float]
 
     def at(self, spread: Spread) -> Typical:
-        """The same with other devices of each class standing in."""
+        """Return these figures with another of the measured devices of each class."""
         if spread is Spread.MEDIAN:
             return self
         return replace(self, classes={k: found.at(spread) for k, found in self.classes.items()})
 
     def power_of(self, profile: DeviceProfile) -> KnownPower:
-        """Its own figures, those of its class where it has none.
+        """Return the profile's own figures, and those of its class where it has none.
 
-        A class's idle power stands in for that of any device of its kind; what it draws multiplying
-        only for devices as fast as those that were measured.
+        A class's idle power is used for any device of its kind. Its power while multiplying is used
+        only for devices as fast as those that were measured, or slower.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)
 
     def power_of_kind(self, kind: DeviceKind, flops_per_s: float) -> KnownPower:
-        """The same of a device of which no more is known than its kind and its speed."""
+        """Return the power of a device of which only the kind and the speed are known."""
         return self._power_of(kind, flops_per_s, None, None)
 
     def powers_of(self, profiles: Iterable[DeviceProfile]) -> dict[str, KnownPower]:
-        """Of each, by its name."""
+        """Return the power of each profile, by its name."""
         return {profile.name: self.power_of(profile) for profile in profiles}
 
     def _power_of(
@@ -133,7 +133,7 @@ _COMPUTE = {
 
 
 def load_typical() -> Typical:
-    """The figures that come with Cleave."""
+    """Load the figures that come with Cleave."""
     text = files("cleave.energy").joinpath("typical.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     radio = table["radio"]

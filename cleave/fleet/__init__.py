@@ -1,1 +1,1 @@
-"""What training sees of the devices: `Fleet.submit(...) -> GemmFuture`."""
+"""The fleet as training sees it: `Fleet.submit(...) -> GemmFuture`."""

@@ -1,4 +1,4 @@
-"""The checks of the GEMMs under way, for the runtimes that carry out `Check` orders."""
+"""The checks of the GEMMs under way, for the runtimes that carry out `Check` instructions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cleave.verify import GemmCheck, Judgement, Projector
 
 
 class BlockChecks:
-    """The checks of the GEMMs under way; for the runtimes, one thread at a time.
+    """The checks of the GEMMs under way. It may be called by one thread at a time.
 
     Args:
         rng: makes a generator of secret vectors for each GEMM.
@@ -26,7 +26,7 @@ class BlockChecks:
         self._checks: dict[int, GemmCheck] = {}
 
     def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
-        """Check a result; the payload is a `Buffer`, or bytes."""
+        """Check a result; the payload is a `Buffer` or bytes."""
         check = self._checks.get(future.job.id)
         if check is None:
             plan = future.job.plan
@@ -46,5 +46,5 @@ class BlockChecks:
         return check.judge(block, payload)
 
     def forget(self, job: int) -> None:
-        """A GEMM is over."""
+        """Forget the check of a GEMM that is over."""
         self._checks.pop(job, None)

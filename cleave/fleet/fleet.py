@@ -1,4 +1,4 @@
-"""The fleet as training sees it: operands, and products that are submitted."""
+"""The fleet as training sees it: operands, and GEMMs that are submitted."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 class Fleet:
     """A fleet of devices that multiplies matrices.
 
-    What it does when it has no devices, and which multiplications are worth sending, is decided by
-    what it is wrapped in: `cleave.fleet.local_fallback`, `cleave.fleet.selection`.
+    What happens while it has no devices, and which multiplications are worth sending, is decided by
+    its wrappers: `cleave.fleet.local_fallback`, `cleave.fleet.selection`.
 
     Args:
         runtime: what moves time and bytes.
-        planner: who chooses the tiles.
+        planner: chooses the tiles.
     """
 
     runtime: Runtime
@@ -40,7 +40,7 @@ class Fleet:
 
     @property
     def clock(self) -> str:
-        """`virtual` or `wall`: what `fleet_s` counts."""
+        """Return `virtual` or `wall`: the clock that `fleet_s` counts on."""
         return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
@@ -84,19 +84,19 @@ class Fleet:
         self._under_way.pop(future.job.id, None)
 
     def abandon(self) -> None:
-        """Take back every GEMM that nobody has waited for to its end."""
+        """Withdraw every GEMM that nobody has waited for to its end."""
         for future in list(self._under_way.values()):
             if not future.done:
                 self.runtime.withdraw(future)
         self._under_way.clear()
 
     def counters(self) -> FleetCounters:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return self.runtime.counters()
 
     @property
     def device_count(self) -> int:
-        """How many devices may be given work now."""
+        """Return how many devices may be given work now."""
         return self.runtime.device_count()
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """What training does while no device can work: it waits, or multiplies on the PS itself.
 
-And how it comes away from waiting when it is to stop. All of it happens in the training thread, in
-`submit` and `result`; it knows the fleet by its runtime: how many devices there are, and time.
+It also decides when to stop waiting because training is to stop. Everything runs in the training
+thread, in `submit` and `result`. Of the fleet it needs the runtime: how many devices there are, and
+the time.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5
-"""How often the fleet is looked at while a GEMM is waited for."""
+"""Seconds between two looks at the fleet while a GEMM is waited for."""
 
 _MOST_SAID: Final = 100  # reasons that are remembered, so that each is said once
 
 
 STEP_END_S: Final = 30.0
-"""How long a step may go on after training was asked to stop, while devices are there."""
+"""Seconds that a step may go on after training was asked to stop, while devices are there."""
 
 
 class AbandonedError(CleaveError):
-    """Training is to stop, and the step under way is given up: nothing of it was applied."""
+    """Training is to stop, and the step under way is given up: no part of it was applied."""
 
 
 class FleetPresence(Enum):
-    """Who multiplies now; the values are what users read."""
+    """What multiplies now; users read the values."""
 
     PRESENT = "present"
-    """Devices, as it should be."""
+    """Devices, as usual."""
 
     ABSENT = "absent"
-    """Nobody: no device is connected, or each that is was set aside, and training waits."""
+    """Nothing: no device is connected, or each that is was set aside, and training waits."""
 
     LOCAL = "local"
     """The PS, until a device is connected."""
@@ -48,11 +49,11 @@ class FleetPresence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """The PS in place of a fleet.
+    """The PS as a substitute for the fleet.
 
     Attributes:
         backend: multiplies.
-        after_s: seconds without any device, on the fleet's clock, before it does.
+        after_s: seconds without any device, on the fleet's clock, before the PS multiplies.
     """
 
     backend: MatmulBackend
@@ -60,18 +61,18 @@ class Fallback:
 
 
 class Leaving:
-    """When training is to stop and does not wait any longer for the step under way.
+    """Decides when training that is to stop no longer waits for the step under way.
 
-    A step that no device works on ends at once. While devices are there it gets some time to end
-    by itself.
+    A step that no device works on ends at once. While devices are there, it gets some time to
+    finish.
 
     Args:
-        asked: whether training is to stop.
-        applied: whether something of the step under way was applied to the model already, so that
-            it can only be finished, and not be given up.
-        backend: multiplies what is then left of it.
+        asked: says whether training is to stop.
+        applied: says whether part of the step under way has been applied to the model, so that the
+            step cannot be given up any more and must be finished.
+        backend: multiplies what is left of such a step.
         clock: seconds, of this machine.
-        patience_s: that a step gets while devices are there.
+        patience_s: seconds that a step gets while devices are there.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Leaving:
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
-        """Whether to wait no longer, with so many devices there."""
+        """Say whether to stop waiting, given the number of devices that are there."""
         if not self._asked():
             return False
         if self._since_s is None:
@@ -98,27 +99,27 @@ class Leaving:
         return not devices or self._clock() - self._since_s >= self._patience_s
 
     def give_up(self) -> None:
-        """Leave the step, if it can be left.
+        """Give up the step, if that is still possible.
 
         Raises:
-            AbandonedError: if so.
+            AbandonedError: if it was given up.
         """
         if not self._applied():
             raise AbandonedError("the step under way was given up, for training is to stop")
 
 
 class FallbackFleet:
-    """A fleet that notices that no device is there, or none can do a GEMM, and says so once.
+    """A fleet that reports when no device is there, or none can do a GEMM, and may multiply itself.
 
     Args:
-        fleet: it does what it can.
-        tell: told of every change, in the training thread.
-        fallback: multiplies meanwhile; None for waiting.
-        leaving: when not to wait any longer; None to wait for ever.
-        say: told why no device can do a GEMM, likewise.
+        fleet: the fleet that multiplies while it can.
+        tell: called with every change of presence, in the training thread.
+        fallback: multiplies meanwhile; None to wait.
+        leaving: decides when to stop waiting; None to wait for ever.
+        say: called once with each reason why no device can do a GEMM, in the training thread.
 
     Attributes:
-        presence: as told last.
+        presence: the presence that was last told.
     """
 
     def __init__(
@@ -154,10 +155,10 @@ class FallbackFleet:
         if gemm.volume and (fallback := self._takes()):
             self._multiply(a, b, out, fallback)
             return Finished(out)
-        return _Awaited(self, self._fleet.submit(a, b, out))
+        return _WithFallback(self, self._fleet.submit(a, b, out))
 
     def counters(self) -> FleetCounters:
-        """See `Fleet.counters`; with what was multiplied here."""
+        """See `Fleet.counters`; this adds the GEMMs that were multiplied here."""
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
@@ -205,7 +206,7 @@ class FallbackFleet:
                 return
 
     def _takes(self) -> Fallback | None:
-        """Who multiplies a new GEMM instead of the fleet; None when the fleet is to."""
+        """Return what multiplies a new GEMM instead of the fleet; None if the fleet does."""
         if self._leaving is not None and self._leaving.now(self._runtime.device_count()):
             self._leaving.give_up()
             return Fallback(self._leaving.backend, 0.0)
@@ -241,7 +242,7 @@ class FallbackFleet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _WithFallback:
     """A GEMM under way that is waited for by its `FallbackFleet`."""
 
     fleet: FallbackFleet

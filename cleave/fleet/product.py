@@ -1,4 +1,4 @@
-"""One product on a fleet: its operands, and who waits for it."""
+"""One GEMM on a fleet: its operands, and the future that its caller waits for."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cleave.scheduler.gemm_job import GemmJob
 
 
 class Operand:
-    """One version of one matrix, under one name, for as long as this object lives.
+    """One version of one matrix, under one number, for as long as this object lives.
 
-    Devices may keep what they were sent of it; when the object goes, they are told to forget it.
-    The matrix must not change meanwhile.
+    Devices may keep what they were sent of it. When the object is deleted, they are told to forget
+    it. The matrix must not change meanwhile.
 
     Attributes:
-        id: its name; never used again.
+        id: its number, never used again.
         buffer: the matrix, row-major or not.
     """
 
@@ -33,7 +33,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An operand as one side of a product, as it lies or transposed."""
+    """An operand as one side of a product, as it is stored or transposed."""
 
     operand: Operand
     transposed: bool = False
@@ -45,7 +45,7 @@ class Side:
 
     @property
     def matrix(self) -> Buffer:
-        """The matrix as it enters the product."""
+        """Return the matrix as it enters the product."""
         return self.operand.buffer.T if self.transposed else self.operand.buffer
 
 
@@ -62,7 +62,7 @@ class GemmFuture:
     error: str = ""
 
     def result(self) -> Buffer:
-        """The product, once every block of it is in place.
+        """Wait until every block is in place, then return the product.
 
         Raises:
             FleetError: when the fleet cannot finish it.
@@ -79,7 +79,7 @@ class Pending(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the product is there, so that `result` does not wait."""
+        """Say whether the product is there, so that `result` does not wait."""
         ...
 
     def result(self) -> Buffer:
@@ -88,7 +88,7 @@ class Pending(Protocol):
 
 
 class Multiplier(Protocol):
-    """What a model needs of a fleet; a `Fleet`, or one wrapped in others of this kind."""
+    """What a model needs of a fleet: a `Fleet`, or a wrapper of one."""
 
     def operand(self, buffer: Buffer) -> Operand:
         """See `Fleet.operand`."""
@@ -101,7 +101,7 @@ class Multiplier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A product that is there already."""
+    """A product that is finished already."""
 
     out: Buffer
 
@@ -136,6 +136,6 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
 
 
 def floor_bytes(future: GemmFuture) -> tuple[int, int]:
-    """Bytes down and up if every operand and result of a GEMM crossed once."""
+    """Return the bytes down and up if every operand and result of a GEMM were sent once."""
     down = future.a.operand.buffer.nbytes + future.b.operand.buffer.nbytes
     return down, future.out.nbytes

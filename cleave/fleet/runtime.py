@@ -1,7 +1,7 @@
-"""Carrying out what the server's core wants done.
+"""Runtimes: what carries out the instructions of the server's core.
 
-A `Runtime` executes the instructions of a session manager for a fleet, and keeps its products'
-futures, outputs and checks. What moves time and bytes is left to two kinds: over real connections
+A `Runtime` executes the instructions of a session manager for a fleet, and keeps the futures,
+outputs and checks of its GEMMs. Two subclasses supply time and bytes: over real connections
 (`cleave.server.runtime`), and in virtual time (`emulator.virtual`).
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from cleave.arrays import Buffer
 from cleave.fleet.block_checks import BlockChecks
+from cleave.fleet.output import Output
 from cleave.fleet.product import GemmFuture, floor_bytes
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
@@ -35,7 +36,6 @@ from cleave.scheduler.instructions import (
     Place,
     Send,
 )
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.tasks import Task
 from cleave.verify import Judgement
@@ -50,12 +50,12 @@ class FleetCounters:
         waited_s: wall seconds that the caller spent inside `GemmFuture.result`.
         verify_s: processor seconds spent on checking results.
         downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
-        floor_down_bytes, floor_up_bytes: every operand of every GEMM crossing once, and every
-            result once.
+        floor_down_bytes, floor_up_bytes: bytes if every operand and every result of every GEMM were
+            sent once.
         gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
         reissued: tasks given out again because a device was lost or failed.
         late: answers that nobody waited for any more.
-        local_gemms: multiplied on the PS because no device was there.
+        local_gemms: GEMMs multiplied on the PS because no device was there.
     """
 
     fleet_s: float = 0.0
@@ -84,19 +84,19 @@ class FleetCounters:
 
 
 class Placing(Protocol):
-    """Where the blocks of one product go; `cleave.scheduler.reduction.Output`, or one like it."""
+    """Where the blocks of one product go: `cleave.fleet.output.Output`, or one like it."""
 
     def place(self, task: GemmTask, payload: object) -> None:
         """Put one block in its place."""
         ...
 
     def finish(self) -> None:
-        """Every block is there."""
+        """Complete the product, once every block is there."""
         ...
 
 
 Information = Joined | Overdue | Aside | Note
-"""Instructions that ask for nothing but that somebody be told."""
+"""Instructions that only inform; nothing has to be done."""
 
 
 class Runtime(ABC):
@@ -104,11 +104,11 @@ class Runtime(ABC):
 
     Args:
         manager: the core whose instructions it carries out.
-        rng: makes a secret generator for the checks of each product.
+        rng: makes a generator of secret vectors for the checks of each GEMM.
     """
 
     clock: ClassVar[str]
-    """`virtual` or `wall`: what `FleetCounters.fleet_s` counts."""
+    """`virtual` or `wall`: the clock that `FleetCounters.fleet_s` counts on."""
 
     def __init__(self, manager: SessionManager, rng: Callable[[], np.random.Generator]) -> None:
         self.manager = manager
@@ -121,11 +121,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def start(self, future: GemmFuture) -> None:
-        """Take a GEMM; does not wait."""
+        """Start a GEMM, without waiting."""
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Return when the future is done, or so many seconds have passed on the runtime's clock.
+        """Return when the future is done, or after `timeout_s` seconds on the runtime's clock.
 
         Returns:
             Whether it is done.
@@ -133,15 +133,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:
-        """Take a GEMM back. The future is done then: as withdrawn, or as it ended just before."""
+        """Withdraw a GEMM. Its future is then done: as withdrawn, or as it ended just before."""
 
     @abstractmethod
     def advance_for_local_work(self, flops: float) -> None:
-        """The caller did so much work itself: the clock goes on by what that takes."""
+        """Advance a virtual clock by the time that the caller's own work of `flops` takes."""
 
     @abstractmethod
     def release(self, operand: int) -> None:
-        """An operand's name is not used any more. May be called from any thread, in any state."""
+        """Forget an operand. May be called from any thread, in any state."""
 
     @abstractmethod
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Runtime(ABC):
         return self.manager.ready_devices
 
     def stuck(self, future: GemmFuture) -> str:
-        """Say why no device that is there can finish a GEMM; empty where one can, or none is."""
+        """Say why no connected device can finish a GEMM; empty if one can, or none is there."""
         return self.manager.scheduler.stuck(future.job.id)
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
@@ -177,18 +177,18 @@ class Runtime(ABC):
 
     @abstractmethod
     def send(self, session: int, message: Message) -> None:
-        """Send a message; to a device that is gone, nothing."""
+        """Send a message; do nothing if the device is gone."""
 
     @abstractmethod
     def end(self, session: int) -> None:
-        """End a session, when what was sent on it has left."""
+        """End a session, after everything that was queued for it has been sent."""
 
     @abstractmethod
     def conclude(self, job: int, error: str) -> None:
-        """Note that a GEMM has ended: all of it is in place, or with an error."""
+        """Note that a GEMM has ended: with every block in place, or with an error."""
 
     def tell(self, information: Information) -> None:  # noqa: B027 - nobody need be told
-        """Tell whoever watches."""
+        """Pass information on to those who watch the fleet."""
 
     def place(self, task: Task, payload: Any) -> None:
         """Put a block in its place."""
@@ -197,27 +197,27 @@ class Runtime(ABC):
             output.place(task.detail, payload)
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a block. Returns what follows from it; nothing yet, if that takes a while."""
+        """Check a block; return the instructions that follow, none yet if the check takes long."""
         future = self._futures.get(check.task.job)
         if future is None:  # nobody waits for it any more
             return self.checked(check, Judgement(), 0.0)
         return self.checked(check, *self.judge(check, future))
 
     def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
-        """Return what is found of a block, and the processor seconds that it took."""
+        """Return the judgement on a block, and the processor seconds that it took."""
         began_s = time.thread_time()
         judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Tell the core what was found; returns what follows from it."""
+        """Tell the core what a check found; return the instructions that follow."""
         self._counters.verify_s += took_s
         if check.task.job not in self._futures:  # it ended meanwhile
             self._checks.forget(check.task.job)
         return self.manager.checked(check, judgement, self.now())
 
     def execute(self, instructions: Iterable[ForRuntime]) -> None:
-        """Carry out instructions, and what follows from them, in order."""
+        """Carry out instructions, and those that follow from them, in order."""
         waiting = deque(instructions)
         while waiting:
             match waiting.popleft():

@@ -1,7 +1,7 @@
 """Which GEMMs are worth sending out: the fleet's predicted time against the PS's own.
 
-The PS measures itself once for each dtype. A GEMM that it does faster alone is one that `--offload
-auto` keeps; with `--offload all` the same question is answered for the summary only.
+The PS measures itself once for each dtype. With `--offload auto` it keeps the GEMMs that it does
+faster alone. With `--offload all` it compares as well, but only for the summary.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class PsSpeed:
 
     Attributes:
         flops_per_s: on a square GEMM of side 512.
-        call_s: what a GEMM of next to nothing takes.
+        call_s: seconds of a GEMM of side 1.
     """
 
     flops_per_s: float
     call_s: float
 
     def predicted_s(self, gemm: Gemm) -> float:
-        """How long the PS takes alone."""
+        """Return how long the PS takes alone, in seconds."""
         return self.call_s + gemm.flops / self.flops_per_s
 
 
@@ -44,7 +44,7 @@ def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float])
     """Time a few GEMMs on this machine (some tens of milliseconds).
 
     Args:
-        clock: seconds, as `time.perf_counter`.
+        clock: returns seconds, like `time.perf_counter`.
     """
 
     def best_s(side: int) -> float:
@@ -64,7 +64,7 @@ def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float])
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a GEMM is done sooner, as predicted."""
+    """Where a GEMM is predicted to be done sooner."""
 
     gemm: Gemm
     dtype: DType
@@ -77,7 +77,7 @@ class Decision:
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """Describe the decision for people."""
         faster = "fleet" if self.on_fleet else "PS"
         return (
             f"{self.gemm.m}x{self.gemm.n}x{self.gemm.k} {self.dtype.value}: "
@@ -87,11 +87,11 @@ class Decision:
 
 
 class Selector:
-    """Answers where GEMMs belong, and remembers which there were.
+    """Decides where GEMMs are done sooner, and remembers its decisions.
 
     Args:
         planner: predicts the fleet's time.
-        backend: of the PS; measured when a dtype is first asked for.
+        backend: the PS's; measured when a dtype is first asked for.
         clock: seconds, for the measurement.
     """
 
@@ -118,7 +118,7 @@ class Selector:
         """Compare the fleet as it is now with the PS alone.
 
         Args:
-            gemm: of positive sides.
+            gemm: the GEMM, of positive sides.
             devices: the fleet; without any, the PS is faster.
             epoch: changes whenever the fleet does; decisions are kept until then.
         """
@@ -140,12 +140,13 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What stays on the PS, or would, of the GEMMs that were submitted.
+    """How many of the submitted GEMMs stay on the PS, or would.
 
     Attributes:
-        gemms: how many, of how many in `total`.
-        saves_s: predicted seconds less than with everything on the fleet.
-        reasons: one sentence for each shape, what saves most first.
+        gemms: how many, out of `total`.
+        total: how many GEMMs were submitted.
+        saves_s: predicted seconds saved, compared with sending everything out.
+        reasons: one sentence for each shape; the one that saves most comes first.
     """
 
     gemms: int
@@ -155,7 +156,7 @@ class Kept:
 
 
 def summarise(decisions: Counter[Decision]) -> Kept:
-    """Decisions, each counted as often as its GEMM was submitted, in sum."""
+    """Add up decisions, each counted as often as its GEMM was submitted."""
     kept = [(d, count) for d, count in decisions.items() if not d.on_fleet]
     kept.sort(key=lambda item: (item[0].ps_s - item[0].fleet_s) * item[1])
     return Kept(
@@ -170,16 +171,15 @@ class SelectiveFleet:
     """A fleet that sends out only what is done sooner there than on the PS.
 
     Args:
-        multiplier: multiplies what is sent out.
-        fleet: whose devices it sends it to.
+        inner: multiplies what is sent out.
+        fleet: the fleet that is compared with the PS.
         selector: decides.
-        keep: whether to keep anything; else all is sent out, and `kept` says what might not be.
+        keep: whether to keep GEMMs on the PS; if not, all are sent out, and `kept` says which ones
+            might have stayed.
     """
 
-    def __init__(
-        self, multiplier: Multiplier, fleet: Fleet, selector: Selector, *, keep: bool
-    ) -> None:
-        self._multiplier = multiplier
+    def __init__(self, inner: Multiplier, fleet: Fleet, selector: Selector, *, keep: bool) -> None:
+        self._inner = inner
         self._fleet = fleet
         self._selector = selector
         self._keep = keep
@@ -188,7 +188,7 @@ class SelectiveFleet:
 
     def operand(self, buffer: Buffer) -> Operand:
         """See `Fleet.operand`."""
-        return self._multiplier.operand(buffer)
+        return self._inner.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
         """See `Fleet.submit`."""
@@ -201,10 +201,10 @@ class SelectiveFleet:
                 if not decision.on_fleet:
                     self._selector.backend.matmul(a.matrix, b.matrix, out)
                     return Finished(out)
-        return self._multiplier.submit(a, b, out)
+        return self._inner.submit(a, b, out)
 
     def kept(self) -> Kept:
-        """Say what stayed on the PS; or what would have, on the fleet as it is now."""
+        """Return what stayed on the PS; or what would have, given the fleet as it is now."""
         if self._keep:
             return summarise(self._decisions)
         decisions: Counter[Decision] = Counter()

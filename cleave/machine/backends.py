@@ -1,4 +1,4 @@
-"""Executors: what multiplies. Chosen by what is installed and what is faster here."""
+"""Backends: what multiplies. Chosen by what is installed and what is faster here."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ class MatmulBackend(Protocol):
     def name(self) -> str: ...
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """out = a @ b, or out += a @ b.
+        """Compute out = a @ b, or out += a @ b.
 
         Args:
             a, b: shapes (m, k) and (k, n), of one dtype, any strides.
             out: shape (m, n), of the same dtype or fp32; fp32 when accumulating.
+            accumulate: add to `out` instead of overwriting it.
         """
         ...
 
 
 class NumpyBackend:
-    """Multiplies with numpy alone: 16-bit inputs are widened, exactly, products rounded once."""
+    """Multiplies with numpy alone: 16-bit inputs are widened exactly, products are rounded once."""
 
     name = "numpy"
 
@@ -55,11 +56,11 @@ class TorchBackend:
     """Multiplies with torch.
 
     On the CPU it works in place. Any other device has memory of its own: operands are copied there
-    and the result is copied back, since tiles arrive in the host's memory and leave from it.
+    and the result is copied back, because tiles arrive in the host's memory and leave from it.
 
     Args:
         device: `cpu`, `cuda`, `mps` or `xpu`.
-        by_copies: copy on the CPU, too; so that a machine without accelerator can test that way.
+        by_copies: copy on the CPU too, so that this can be tested without an accelerator.
 
     Raises:
         ImportError: where torch is not installed.
@@ -106,17 +107,17 @@ class TorchBackend:
 
 
 def backend_named(name: str) -> MatmulBackend:
-    """The executor that calls itself so.
+    """Return the backend of this name.
 
     Raises:
-        ImportError: when it is one of torch, which is not installed.
+        ImportError: when it needs torch, which is not installed.
     """
     library, _, device = name.partition(":")
     return TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
 
 
 def torch_devices() -> list[str]:
-    """The devices that torch can multiply on here; none where it is not installed."""
+    """Return the devices that torch can multiply on here; none where it is not installed."""
     try:
         import torch
     except (ImportError, OSError):  # not installed, or a library of it is missing
@@ -130,14 +131,14 @@ def torch_devices() -> list[str]:
 
 
 def as_buffer(array: StoredArray) -> Buffer:
-    """An array of a device's store as a matrix, in place where it can be."""
+    """Return a device's stored array as a matrix, as a view of the stored bytes."""
     if isinstance(array.payload, Buffer):
         return array.payload
     return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
 
 
 def execute(backend: MatmulBackend, order: Compute) -> Buffer:
-    """Do one computation: the sum of the products of its pairs, accumulated in fp32.
+    """Do one computation: add up the products of its pairs in fp32.
 
     Returns:
         A new matrix of shape (order.rows, order.columns) and dtype `order.out`.
@@ -158,7 +159,7 @@ def execute(backend: MatmulBackend, order: Compute) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A quick measurement of an executor."""
+    """A backend and its throughput in a quick measurement."""
 
     backend: MatmulBackend
     flops_per_s: float
@@ -171,7 +172,7 @@ def measure(
     dtype: DType = DType.FP32,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Time a few square multiplications (some ten milliseconds on a laptop)."""
+    """Time a few square multiplications (some tens of milliseconds on a laptop)."""
     rng = np.random.default_rng(0)
     a, b = (
         Buffer(arrays.narrow(rng.standard_normal((side, side), np.float32), dtype), dtype)
@@ -195,9 +196,10 @@ _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare small products with those of float64: every dtype, orientation, and accumulating.
+    """Compare small products with those in float64: every dtype, orientation, and accumulating.
 
-    Finds what silently calculates with less than it is given, as TF32 and 16-bit sums do.
+    It finds backends that silently calculate with less precision than their inputs have, as TF32
+    and 16-bit sums do.
 
     Returns:
         What is wrong, for people; None when nothing is.
@@ -234,7 +236,7 @@ def self_check(backend: MatmulBackend) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An executor that could be used here."""
+    """A backend that could be used here."""
 
     name: str
     make: Callable[[], MatmulBackend]
@@ -245,7 +247,7 @@ _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
-    """What could multiply here; torch is only loaded when it is asked for."""
+    """Return what could multiply here; torch is only loaded when it is asked for."""
     devices = torch_devices() if torch else []
     return [
         Candidate("numpy", NumpyBackend),
@@ -254,10 +256,10 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 
 def known_name(name: str) -> str:
-    """An executor's name, spelled out.
+    """Return a backend's name, spelled out.
 
     Raises:
-        UsageError: when no executor is called that.
+        UsageError: when no backend has that name.
     """
     name = _SHORT.get(name, name)
     if name not in NAMES:
@@ -272,19 +274,19 @@ def choose(
     notify: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """The executor to use, with its measured speed, transfers included: the fastest that is right.
+    """Return the fastest backend that computes right, with its measured speed, transfers included.
 
-    The fastest is the one that needs least time for a product in fp32 and one in bf16: numpy, for
-    one, may be the faster in fp32 and a tenth as fast in bf16.
+    The fastest is the one that needs least time for a product in fp32 and one in bf16 together:
+    numpy, for example, may be faster in fp32 and ten times slower in bf16.
 
     Args:
         name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
         available: what to choose from; what is found here unless given.
-        notify: told of every executor that was found and is not right, and why.
+        notify: called with the reason for every backend that was found and does not compute right.
         clock: seconds.
 
     Raises:
-        UsageError: for an unknown name, or an executor that is not there.
+        UsageError: for an unknown name, or a backend that is not there.
         CleaveError: when what is there does not work.
     """
     name = known_name(name)
@@ -313,7 +315,7 @@ def choose(
 
 
 def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
-    """What a multiply-add in fp32 and one in bf16 take together, in proportion."""
+    """Return a quantity in proportion to the time of one FLOP in fp32 and one in bf16 together."""
     in_bf16 = measure(speed.backend, dtype=DType.BF16, clock=clock)
     return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 

@@ -1,4 +1,4 @@
-"""What sort of thing this machine is, as far as its system tells: for lists, and for its energy."""
+"""What kind of machine this is, as far as its system tells: for lists, and for its energy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BOARDS: Final = re.compile(
 
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
-    """The kind of a machine; None where nothing tells, as of desktops and servers.
+    """Return the kind of a machine; None where nothing tells, as for desktops and servers.
 
     Args:
-        machine: as it describes itself.
+        machine: the machine, as it describes itself.
         android: whether it runs Android, where apps see little of the machine.
     """
     if android:
@@ -35,5 +35,5 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is Android: Python says so from 3.13 on, Termux's runtime always."""
+    """Say whether this is Android: Python says so from 3.13 on, Termux's runtime always."""
     return platform == "android" or "ANDROID_ROOT" in environ

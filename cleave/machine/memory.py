@@ -1,4 +1,4 @@
-"""How a device process holds memory: strips come and go by the hundred megabytes."""
+"""How a device process holds memory, when strips of hundreds of megabytes come and go."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ IDLE_BYTES: Final = 2 * 2**20
 
 
 def hold_strips_well() -> Callable[[], None]:
-    """Tell glibc to reuse freed strips instead of returning and faulting in every page anew.
+    """Tell glibc to reuse the memory of freed strips instead of returning it to the system.
 
-    By default glibc moves its thresholds to what is freed, and a process that stores and drops
-    strips of many sizes spends its time in the kernel and grows by fragmentation.
+    By default glibc adapts its thresholds to what is freed. A process that stores and drops strips
+    of many sizes then spends its time in the kernel, faulting in pages, and grows by fragmentation.
 
     Returns:
-        What gives all free memory back to the system, to be called when the device is idle; it
-        does nothing where there is no glibc.
+        A function that gives all free memory back to the system, to be called when the device is
+            idle. It does nothing without glibc.
     """
     if not sys.platform.startswith("linux"):
         return _nothing

@@ -1,4 +1,4 @@
-"""One multiplication as a device does it: stored arrays, and what is wanted of them. Pure."""
+"""One multiplication on a device: stored arrays, and what to compute from them. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cleave.arrays import DType
 
 @dataclass(slots=True)
 class StoredArray:
-    """An array in the device's store; the payload is not looked at here.
+    """An array in the device's memory; its payload is not looked at here.
 
     Attributes:
         rows, columns, dtype: of its elements.
-        payload: these.
-        nbytes: their size.
-        used: whether it was multiplied; an executor may set it, the emulator's does.
+        payload: its elements.
+        nbytes: size of the payload.
+        used: whether it was multiplied; a backend may set it, the emulator's does.
     """
 
     rows: int
@@ -29,12 +29,12 @@ class StoredArray:
 
 @dataclass(slots=True)
 class Compute:
-    """Order to the executor: the sum of the products of the pairs, as `out`.
+    """A request to the backend: the sum of the products of the pairs, in dtype `out`.
 
     Attributes:
-        run: the run it answers.
+        run: the run that it answers.
         pairs: the arrays to multiply, as they are stored.
-        transpose_a, transpose_b: how they enter the product.
+        transpose_a, transpose_b: whether the first or second arrays are transposed.
         rows, columns: shape of the result.
         out: dtype of the result.
         flops: two for each multiply-add.
@@ -51,5 +51,5 @@ class Compute:
 
     @property
     def result_bytes(self) -> int:
-        """Size of the result."""
+        """Return the size of the result in bytes."""
         return self.rows * self.columns * self.out.itemsize

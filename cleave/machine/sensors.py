@@ -1,7 +1,7 @@
 """What this machine is and what its sensors show. What the system does not tell is None.
 
-On Linux everything is read from `/proc` and `/sys`; a copy of such a tree will do as well.
-Elsewhere `psutil` and `platform` say what they know, and there are no sensors.
+On Linux everything is read from `/proc` and `/sys`; a copy of such a tree works too. Elsewhere
+`psutil` and `platform` say what they know, and there are no sensors.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Machine:
     """This machine, as it describes itself.
 
     Attributes:
-        cpu: its name; empty where unknown.
-        cores: that this process may use.
+        cpu: name of its processor; empty where unknown.
+        cores: how many cores this process may use.
         memory_bytes: installed; None where unknown.
         system: operating system and architecture.
-        has_battery: whether it can run on one; None where unknown.
-        board: what its device tree calls it; empty where it has none, as on PCs.
+        has_battery: whether it has a battery; None where unknown.
+        board: its name in its device tree; empty where it has none, as on PCs.
     """
 
     cpu: str
@@ -60,7 +60,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may run on, by number."""
+    """Return the numbers of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -83,7 +83,7 @@ def _cpu_name(root: Path) -> str:
 
 
 def total_memory_bytes() -> int | None:
-    """The machine's memory; None where the system does not tell."""
+    """Return the size of the machine's memory in bytes; None where the system does not tell."""
     with suppress(ImportError):
         import psutil
 
@@ -117,7 +117,10 @@ class Sensors:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Of the processor, its hottest sensor; of all sensors where none is named after it."""
+        """Return the hottest sensor of the processor in degrees Celsius.
+
+        Where no sensor is named after the processor, all sensors count; None where there are none.
+        """
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
         return max(named or [c for _, c in found], default=None)
@@ -133,14 +136,14 @@ class Sensors:
             yield from _celsius(_read(folder / "type") or "", folder / "temp")
 
     def frequency_hz(self) -> float | None:
-        """Now, as the mean over all cores."""
+        """Return the current mean frequency over all cores in Hz; None where it is unknown."""
         folder = self._root / "sys/devices/system/cpu"
         files = folder.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
         kilohertz = [value for file in files if (value := _number(file)) is not None]
         return 1e3 * sum(kilohertz) / len(kilohertz) if kilohertz else None
 
     def battery_w(self) -> float | None:
-        """What the batteries give; None unless they are the only source."""
+        """Return the power that the batteries give, in W; None unless they are the only source."""
         watts = 0.0
         for folder in _batteries(self._root):
             if _read(folder / "status") != "Discharging":
@@ -155,7 +158,7 @@ class Sensors:
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """RAPL's: the whole platform where it is counted, else processor packages and memory.
+        """Return RAPL's counters: the whole platform's if there is one, else processors and memory.
 
         Empty where there are none, or where only root may read them.
         """
@@ -182,11 +185,11 @@ class EnergyCounter:
         self._last: float | None = None
 
     def microjoules(self) -> float | None:
-        """What it shows; None where it cannot be read."""
+        """Return what the counter shows; None where it cannot be read."""
         return _number(self._folder / "energy_uj")
 
     def joules_since_last(self) -> float:
-        """Counted since the call before; 0 the first time."""
+        """Return the joules counted since the last call; 0 the first time."""
         now, last = self.microjoules(), self._last
         self._last = now
         if now is None or last is None:
@@ -218,11 +221,11 @@ class PowerMeter:
 
     @property
     def available(self) -> bool:
-        """Whether this machine tells its power."""
+        """Say whether this machine tells its power."""
         return bool(self.source)
 
     def sample(self) -> None:
-        """Read the sensors; often enough that a counter is not full twice in between."""
+        """Read the sensors. Call it often enough that no counter overflows twice in between."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -234,24 +237,24 @@ class PowerMeter:
 
     @property
     def joules(self) -> float | None:
-        """Between the first and the last sample; None as `watts` is."""
+        """Return the energy between the first and last sample, in J; None where `watts` is None."""
         return None if self.watts is None else self._joules
 
     @property
     def watts(self) -> float | None:
-        """None where nothing is exposed, or before the second sample."""
+        """Return the mean power in W; None if no sensor shows it, or before the second sample."""
         if not self.available or self._first_s is None or self._last_s <= self._first_s:
             return None
         return self._joules / (self._last_s - self._first_s) or None
 
 
 class SessionEnergy:
-    """What this machine drew since this was made, for telemetry.
+    """What this machine drew since the object was made, for telemetry.
 
-    The whole machine as far as it is counted: also what else it did in that time.
+    It covers the whole machine as far as that is measured, with everything else that it did.
 
     Args:
-        meter: of this machine.
+        meter: this machine's meter.
     """
 
     def __init__(self, meter: PowerMeter) -> None:
@@ -259,7 +262,7 @@ class SessionEnergy:
         meter.sample()
 
     def telemetry(self) -> dict[str, float]:
-        """`energy_j`; nothing where the machine does not tell."""
+        """Return `energy_j`; an empty map where the machine does not tell."""
         self._meter.sample()
         joules = self._meter.joules
         return {} if joules is None else {"energy_j": joules}

@@ -1,1 +1,1 @@
-"""Plans: who multiplies what. Functions of numbers; nothing here knows torch or a network."""
+"""Plans: which device multiplies which tile. Functions of numbers, without torch or network."""

@@ -1,4 +1,4 @@
-"""Which device goes where: columns of C, slabs in depth, rows (docs/planner.md).
+"""Where each device's tile lies: columns of C, slabs in depth, rows (docs/planner.md).
 
 In the fluid limit every device has a best tile: its side depends on the uplink alone, its depth on
 downlink and uplink. Devices sorted by that depth are dealt into columns of equal volume, so that a
@@ -22,7 +22,7 @@ _LEAST_COLUMN = 0.6  # of a column's width: less does not get one of its own
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An arrangement and where its balancing starts."""
+    """An arrangement, with the widths and depths that its balancing starts from."""
 
     arrangement: Arrangement
     widths: Floats
@@ -30,10 +30,10 @@ class Draft:
 
 
 def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
-    """The numbers of columns that are worth trying: around what makes tiles square.
+    """Return the numbers of columns that are worth trying: those near square tiles.
 
     Args:
-        few: only the two nearest ones.
+        few: return only the two nearest.
     """
     active = best.volume > 0
     devices = int(active.sum())
@@ -50,13 +50,13 @@ def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
 def arrange(
     frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int, round_up_at: float
 ) -> Draft:
-    """Deal devices into so many columns of equal volume.
+    """Distribute devices over a number of columns of equal volume.
 
     Args:
         frame: which side the columns cut.
         best: every device's best tile.
         order: the devices to use, deepest first.
-        columns: how many; some may stay empty and are left out.
+        columns: how many columns; those that stay empty are left out.
         round_up_at: the fraction of a slab from which it counts as one more.
     """
     return _stack(frame, best, order, _deal(best.volume[order], columns), round_up_at)
@@ -65,7 +65,9 @@ def arrange(
 def arrange_by_depth(
     frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int
 ) -> Draft:
-    """Deal devices into about so many columns, those of one depth apart from others.
+    """Distribute devices over about `columns` columns; different depths get different columns.
+
+    A depth with too few devices for a column shares one with the next depth.
 
     Args:
         best: with depths that many devices have in common (`shape.snapped`).
@@ -136,12 +138,12 @@ def drafts(
     *,
     few: bool,
 ) -> Iterator[Draft]:
-    """The arrangements that are worth trying, each once.
+    """Return the arrangements that are worth trying, each once.
 
     Args:
         best, order: every device's best tile, and devices by its depth.
-        snapped, snapped_order: likewise with depths that divide k.
-        few: only the likeliest.
+        snapped, snapped_order: the same two for tiles with depths that divide k.
+        few: return only the most promising arrangements.
     """
     seen = set()
     for columns in column_counts(frame, best, few):

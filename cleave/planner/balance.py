@@ -1,9 +1,9 @@
 """Columns, slabs and rows of C's index space, balanced until all devices finish together.
 
 The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (a single
-one where blocks are returned finished), and a slab into rows, one device each. Which device is
-where is fixed here; widths, depths and rows are moved until the predicted times agree. First as
-real numbers, then as integers.
+one where blocks are returned finished), and a slab into rows, one device each. The
+place of each device is given; widths, depths and rows are adjusted until the predicted times agree,
+first as real numbers, then as integers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PULL: Final = 1.25  # time grows like depth or width to the power 0.67 to 1; th
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A GEMM seen from its columns.
+    """A GEMM, and which side of C the columns divide.
 
     Attributes:
         columns_cut_n: the columns divide n, and rows divide m; else the other way round.
@@ -53,7 +53,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Who is where: devices in order, slab by slab, slabs column by column.
+    """The places of devices: devices in order, slab by slab, slabs column by column.
 
     Attributes:
         devices: indices into the fleet.
@@ -67,23 +67,23 @@ class Arrangement:
 
     @property
     def slab_of(self) -> npt.NDArray[np.intp]:
-        """By place in `devices`, its slab."""
+        """Return the slab of each place in `devices`."""
         return _labels(self.slab_starts, len(self.devices))
 
     @property
     def column_of_slab(self) -> npt.NDArray[np.intp]:
-        """By slab, its column."""
+        """Return the column of each slab."""
         return _labels(self.column_starts, len(self.slab_starts))
 
     @property
     def slabs_in_column(self) -> npt.NDArray[np.intp]:
-        """By column, how many slabs it has."""
+        """Return the number of slabs of each column."""
         return np.diff(self.column_starts, append=len(self.slab_starts))
 
 
 @dataclass(frozen=True, slots=True)
 class Fluid:
-    """A balanced arrangement in real numbers; `time_s` is by slab."""
+    """A balanced arrangement in real numbers; `time_s` has one entry per slab."""
 
     arrangement: Arrangement
     widths: Floats
@@ -97,7 +97,7 @@ class Fluid:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Integer tiles, one row of each array a tile: its device, and its bounds in frame terms."""
+    """Integer tiles, one array row each: the device and its bounds in the axes of `Frame`."""
 
     device: npt.NDArray[np.intp]
     slab: npt.NDArray[np.intp]
@@ -111,7 +111,7 @@ class Balancer:
 
     Args:
         frame: the GEMM and which side the columns cut.
-        rates: of the fleet.
+        rates: those of the fleet.
         slowdown: by device, its time as a multiple of what the cost model says for one tile.
     """
 
@@ -130,11 +130,11 @@ class Balancer:
         rounds: int,
         tolerance: float = 1e-3,
     ) -> Fluid:
-        """Move widths and depths until all slabs take the same time, or for so many rounds.
+        """Adjust widths and depths until all slabs take the same time, or for a number of rounds.
 
         Args:
-            widths, depths: to start from, by column and by slab; any positive scale.
-            time_s: a first guess.
+            widths, depths: starting values, by column and by slab; only their proportions matter.
+            time_s: a first guess of the slabs' time.
         """
         starts, column_of = arrangement.column_starts, arrangement.column_of_slab
         lone = arrangement.slabs_in_column[column_of] == 1
@@ -166,7 +166,7 @@ class Balancer:
         return depths * (self.frame.depth / total)[column_of]
 
     def slab_rows(self, slab: Arrangement, width: int, depth: int, guess_s: float) -> Ints:
-        """Rows of one slab of a given width and depth, by device of `slab`."""
+        """Return the rows of one slab of a given width and depth, for each device of `slab`."""
         lone = np.array([depth == self.frame.depth])
         slabs = _Slabs(self, slab, lone)
         widths, depths = np.array([float(width)]), np.array([float(depth)])
@@ -174,10 +174,10 @@ class Balancer:
         return slabs.rows(widths, depths, times, 16)
 
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
-        """The nearest tiles of integer sides; None where a column or slab would vanish.
+        """Return the nearest tiles of integer sides; None if a column or slab would vanish.
 
         Args:
-            most_aligned: sides of 512 and more are multiples of it, or of 16 if that is less.
+            most_aligned: sides of 512 and more become multiples of it, or of 16 if that is less.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -310,7 +310,7 @@ class _Slabs:
 
 
 def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
-    """What the cost model says of each box, fill left out."""
+    """Return the cost model's time for each box, without fill."""
     of = rates.take(boxes.device)
     rows, columns, depth = (
         (span[:, 1] - span[:, 0]).astype(np.float64)

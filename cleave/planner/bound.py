@@ -1,9 +1,9 @@
 """Lower bounds on the time of one GEMM on a fleet (docs/planner.md).
 
-Both are the T at which what the devices can do in T adds up to the whole GEMM. *Overlap*: what no
-plan beats, whatever its tiles; by the Loomis-Whitney inequality a device that received x elements
-and returned z multiplied at most ``(x / 2) sqrt(z)`` pairs. *Isolated*: what no plan beats that
-gives every device one tile, under the readiness curve of wavefront streaming.
+Both are the time T in which the volumes that the devices can multiply add up to the whole GEMM.
+*Overlap*: no plan is faster, whatever its tiles; by the Loomis-Whitney inequality a device that
+received x elements and returned z multiplied at most ``(x / 2) sqrt(z)`` pairs. *Isolated*: no plan
+that gives every device one tile is faster, under the readiness curve of wavefront streaming.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _TOLERANCE = 1e-7
 
 
 def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: PsRates) -> float:
-    """No plan is faster, with any number of tiles of any shape.
+    """Return a time that no plan beats, with any number of tiles of any shape.
 
     Args:
         gemm: of positive sides.
         element: bytes per element.
         rates: the fleet, at least one device.
-        ps: the PS's own card.
+        ps: the PS, of which only the network card counts.
     """
     least = min(element.finished, element.partial)
 
@@ -57,12 +57,12 @@ def isolated_bound_s(
     *,
     two_dimensional: bool = False,
 ) -> float:
-    """No plan with one tile per device is faster; each device is at its own best depth.
+    """Return a time that no plan with one tile per device beats; each tile has its best depth.
 
-    Memory is left out: a device with little of it does several tiles, which only takes longer.
+    Memory is left out: a device with little of it gets several tiles, which only takes longer.
 
     Args:
-        two_dimensional: only tiles of full depth.
+        two_dimensional: allow only tiles of full depth.
     """
     least = min(element.finished, element.partial)
 

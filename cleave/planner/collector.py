@@ -1,4 +1,4 @@
-"""Work that makes millions of objects and no reference cycles, without the search for them."""
+"""Code that makes millions of objects without reference cycles runs with the collector paused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Python looks for reference cycles the more often the more objects are made.
+    """Pause Python's collector of reference cycles; it runs more often the more objects are made.
 
-    A third of the time of large plans and of the emulator's event heap otherwise goes into that.
+    It otherwise takes a third of the time of large plans and of the emulator's event heap.
     """
     was_enabled = gc.isenabled()
     gc.disable()

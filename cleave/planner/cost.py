@@ -20,7 +20,7 @@ PS_BYTE_S: Final = 5e-10
 
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
-    """Time of a tile in the limit of many strips, latency apart.
+    """Return the seconds of a tile in the limit of many strips, without latency.
 
     Design, section 4: after a share f of the download, f^2 of the products are ready, so with
     ``X = max(compute, upload)`` the tile takes ``download`` when ``X <= download / 2``, else
@@ -33,7 +33,7 @@ def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
 
 
 def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
-    """Predicted seconds from the first byte sent to the last byte back, fill left out."""
+    """Return the predicted seconds from the first byte sent to the last byte back, without fill."""
     return 2 * device.latency_s + streamed_s(
         download_bytes / device.downlink_bytes_per_s,
         flops / device.flops_per_s,

@@ -1,8 +1,8 @@
-"""Which devices to use when time is not all that counts: time against energy, or carbon.
+"""Which devices to use when energy or carbon counts as well as time.
 
-Fewer devices take longer and may draw less, or draw from cleaner grids. Subsets are taken in the
-order of what each device spends on a unit of work, and in the order of its speed; what no other
-subset beats in both respects is the front.
+Fewer devices take longer, but may draw less, or draw from cleaner grids. Subsets are tried in order
+of what each device spends per operation, and in order of speed. The front consists of the subsets
+that no other beats in both time and cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JOULES_PER_KWH = 3.6e6
 
 
 class Objective(Enum):
-    """What a plan should spend least of."""
+    """What a plan should minimise."""
 
     TIME = "time"
     ENERGY = "energy"
@@ -30,13 +30,13 @@ class Objective(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a device spends while it works: watts, and grams of CO2 equivalent for each kWh."""
+    """What a device draws while it works, in W, and its grid's grams of CO2 equivalent per kWh."""
 
     power_w: float
     gco2e_per_kwh: float = 0.0
 
     def cost(self, seconds: float, objective: Objective) -> float:
-        """Joules, or grams of CO2 equivalent."""
+        """Return joules, or grams of CO2 equivalent, for the given objective."""
         joules = self.power_w * seconds
         return (
             joules
@@ -50,8 +50,8 @@ class Choice:
     """A subset of the fleet and what a step costs on it.
 
     Attributes:
-        devices: their ids.
-        cost: joules or grams, as asked for; devices that wait draw nothing.
+        devices: the ids of the devices.
+        cost: joules or grams of CO2 equivalent; waiting devices count as drawing nothing.
     """
 
     devices: tuple[int, ...]
@@ -68,12 +68,12 @@ def front(
     draws: Mapping[int, Draw],
     objective: Objective,
 ) -> list[Choice]:
-    """The Pareto front of time against cost, fastest first.
+    """Return the Pareto front of time against cost, fastest first.
 
     Args:
-        gemms: of one step.
-        draws: by device; every device needs one.
-        objective: energy or carbon.
+        gemms: the GEMMs of one step.
+        draws: by device id; every device needs an entry.
+        objective: what the cost is: energy or carbon.
 
     Raises:
         PlanError: when the GEMMs fit no device.
@@ -110,7 +110,7 @@ def front(
 
 
 def _share_s(gemm: Gemm, element: ElementBytes, device: DeviceRates, fleet: int) -> float:
-    """How long a device takes for an equal, square share of a GEMM."""
+    """Return the seconds that a device takes for an equal, square share of a GEMM."""
     side = (gemm.m * gemm.n / fleet) ** 0.5
     rows, columns = min(side, gemm.m), min(side, gemm.n)
     return tile_s(
@@ -122,7 +122,7 @@ def _share_s(gemm: Gemm, element: ElementBytes, device: DeviceRates, fleet: int)
 
 
 def _sizes(most: int) -> list[int]:
-    """Half as many each time."""
+    """Return the sizes of subsets: each half the one before."""
     sizes = []
     while most >= 1:
         sizes.append(most)

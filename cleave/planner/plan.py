@@ -12,15 +12,15 @@ from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What the planner knows of one device.
+    """What the planner knows about one device.
 
     Attributes:
-        device: the scheduler's id of it.
+        device: the scheduler's id of the device.
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one way, taken equal in both directions.
         memory_bytes: what strips and blocks may occupy.
-        dtypes: what it can multiply, as the protocol names it.
+        dtypes: what it can multiply, as the protocol names them.
     """
 
     device: int
@@ -34,13 +34,13 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class PsRates:
-    """What the planner knows of the parameter server.
+    """What the planner knows about the parameter server.
 
     Attributes:
         egress_bytes_per_s, ingress_bytes_per_s: its network card, each direction.
         memory_bytes: for partial sums that wait for lower ones of their elements.
-        block_s: what one block costs its event loop (decode, assemble, account).
-        byte_s: what one byte sent or received costs it.
+        block_s: seconds of its event loop for one block (decode, assemble, account).
+        byte_s: seconds of its event loop for one byte sent or received.
     """
 
     egress_bytes_per_s: float = math.inf
@@ -52,7 +52,7 @@ class PsRates:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """Bytes per element: of what is sent, of a finished block, of a partial sum."""
+    """Bytes per element of the operands as sent, of a finished block, and of a partial sum."""
 
     sent: int
     finished: int
@@ -67,9 +67,9 @@ ALIGNED_FROM: Final = 64
 
 
 class EvenCut(NamedTuple):
-    """A tile to be cut into so many strips a side; cut when it is asked for.
+    """A tile and the number of strips on each side; it is cut only when `cut` is called.
 
-    A plan for ten thousand devices has millions of strips, and most plans are only looked at.
+    A plan for ten thousand devices has millions of strips, and most plans are only compared.
     """
 
     tile: Tile
@@ -78,11 +78,11 @@ class EvenCut(NamedTuple):
 
     @property
     def align(self) -> int:
-        """What inner boundaries of strips are multiples of."""
+        """Return the number of which inner boundaries of strips are multiples."""
         return ALIGN if min(self.tile.m.size, self.tile.n.size) >= ALIGNED_FROM else 1
 
     def cut(self) -> TileCut:
-        """The strips."""
+        """Cut the tile into strips."""
         return cut_tile(self.tile, self.rows, self.columns, align=self.align)
 
 
@@ -93,8 +93,8 @@ class PlannedTile(NamedTuple):
         device: the scheduler's id.
         strips: the tile and how it is cut.
         download_bytes, upload_bytes: without message headers.
-        time_s: from the first byte sent to the last byte back, with strips without number.
-        fill_s: what finitely many strips add.
+        time_s: from the first byte sent to the last byte back, in the limit of many strips.
+        fill_s: what the finite number of strips adds.
     """
 
     device: int
@@ -114,7 +114,7 @@ class PlannedTile(NamedTuple):
 
     @property
     def memory_bytes(self) -> int:
-        """What the tile occupies at most: all its strips and all its blocks."""
+        """Return the most memory that the tile occupies: all its strips and all its blocks."""
         return self.download_bytes + self.upload_bytes
 
 
@@ -141,9 +141,9 @@ class Plan:
     Attributes:
         makespan_s: predicted, strip fill left out.
         fill_s: what strip fill adds to it.
-        bound_s: the isolated bound of the whole fleet; 0 where it was not computed.
-        regions: how C is divided; empty for a plan that follows what devices hold.
-        columns_cut_n: its columns divide n, and the rows of a slab m; else the other way round.
+        bound_s: the isolated bound of the whole fleet; 0 if it was not computed.
+        regions: how C is divided; empty for a plan that follows the arrays that devices hold.
+        columns_cut_n: the columns divide n and the rows of a slab m; if False, the reverse.
     """
 
     gemm: Gemm
@@ -169,11 +169,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Which part of the GEMM's operands devices hold already, as the tiles that would reuse it.
+    """The part of a GEMM's operands that devices hold already, as the tiles that would reuse it.
 
     Attributes:
-        tiles: by device, the box of the index space whose resident operand it holds, with cuts
-            equal to the strips as they are held. Together they cover the GEMM exactly once.
+        tiles: by device, the box of the index space whose operand it holds, cut into strips as
+            they are held. Together the tiles cover the GEMM exactly once.
         held_bytes: by device, bytes of the tile's operands that need no download.
     """
 
@@ -194,10 +194,10 @@ class Planner(Protocol):
         """Plan one GEMM.
 
         Args:
-            gemm: the work, of positive sides.
+            gemm: the GEMM, of positive sides.
             element: bytes per element.
             devices: the fleet, at least one device; the plan may leave some idle.
-            residencies: covers that reuse what devices hold; taken where predicted faster.
+            residencies: covers that reuse what devices hold; used if predicted faster.
 
         Raises:
             PlanError: when no tile fits any device.
@@ -207,15 +207,15 @@ class Planner(Protocol):
 
 @runtime_checkable
 class PartPlanner(Protocol):
-    """A planner that is also quick."""
+    """A planner that can also plan a part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan what a lost device left undone, while the others wait for the plan.
+        """Plan what a lost device left undone, quickly, because the other devices wait for it.
 
         Args:
             gemm: the part, of positive sides.
             element: bytes per element.
-            devices: that are left, at least one.
+            devices: the devices that remain, at least one.
 
         Raises:
             PlanError: when no tile fits any device.

@@ -1,8 +1,8 @@
 """The planner: which devices take part, and which tile each of them gets.
 
-It takes the fluid limit from the bound (`shape`, `bound`), deals the devices into columns and slabs
-(`arrange`), balances a few such arrangements (`balance`), and keeps the one of the least predicted
-makespan. It plans the same for the same numbers, in whatever order the devices come.
+It computes the fluid limit with the bound (`shape`, `bound`), distributes the devices over columns
+and slabs (`arrange`), balances a few such arrangements (`balance`), and keeps the one with the
+least predicted makespan. The same numbers give the same plan, whatever the order of the devices.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BARELY_USABLE: Final = 3.0  # and one that takes so much longer not at all
 
 
 class PlanMethod(Enum):
-    """How tiles are shaped: in three dimensions, or as published, rows and columns only."""
+    """The shapes of tiles: cut in three dimensions, or as published, in rows and columns only."""
 
     THREE_D = "3d"
     TWO_D = "2d"
@@ -71,11 +71,11 @@ class _Latest:
 
 @dataclass
 class TilePlanner:
-    """Plans GEMMs for fleets; see the module's text.
+    """Plans GEMMs for fleets, as the module's text describes.
 
     Args:
         ps: what the parameter server can send, receive and hold.
-        method: shapes of tiles.
+        method: the shapes of tiles.
     """
 
     ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
@@ -115,7 +115,7 @@ class TilePlanner:
         return min([fresh, *filter(None, reusing)], key=self._score_s)
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """See `PartPlanner.plan_part`: a few sets of devices, the likeliest arrangements."""
+        """See `PartPlanner.plan_part`: tries few sets of devices and few arrangements."""
         ordered = sorted(devices, key=lambda d: d.device)
         rates = RateArrays.of(ordered)
         two_dimensional = self.method is PlanMethod.TWO_D
@@ -138,10 +138,10 @@ class TilePlanner:
     def _changed(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> Plan | None:
-        """The latest plan of this GEMM with the few devices that came or went; None for many.
+        """Return the latest plan of this GEMM, changed for the few devices that came or went.
 
-        Small fleets are planned anew, which is as quick; so is what a card limits, where every
-        device's share depends on how many there are.
+        Return None if many did. Small fleets are planned anew, which is as quick. So are fleets
+        that the PS's card limits, because each device's share depends on their number.
         """
         latest = self._latest.get((gemm, element))
         if latest is None or len(devices) <= _SMALL_FLEET:
@@ -237,7 +237,7 @@ class TilePlanner:
         return min(found, key=self._score_s, default=None)
 
     def _score_s(self, plan: Plan) -> float:
-        """What plans are compared by: the fleet's time, and what the plan costs the PS itself."""
+        """Return what plans are compared by: the fleet's time plus the plan's cost to the PS."""
         fleet_s = plan.makespan_s + plan.fill_s
         if not self.ps.block_s:
             return fleet_s
@@ -251,10 +251,10 @@ class TilePlanner:
     def _subsets(
         self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
     ) -> tuple[list[Indices], list[Indices]]:
-        """The sets of devices that are worth planning for, best guess first; and the others.
+        """Return the sets of devices worth planning for, best guess first; and the other sets.
 
-        All of them, where nothing speaks against it. Fewer, where the PS's card cannot feed all, or
-        the GEMM is so small that the shares are crumbs.
+        The first is the set of all devices, unless the PS's card cannot feed all of them or the
+        GEMM is so small that their shares would be tiny.
         """
         roomy = _roomy(gemm, element, rates)
         best = best_tile(gemm, element, rates, 2 * bound_s)
@@ -312,7 +312,7 @@ class TilePlanner:
 
 
 def _ladder(most: int) -> list[int]:
-    """Sizes of subsets from all down to one, otherwise the same for every fleet."""
+    """Return sizes of subsets from all down to one; smaller ones are equal for every fleet."""
     share = 1.5 if most <= _SMALL_FLEET else 1.25
     sizes = [1]
     while sizes[-1] < most:
@@ -470,7 +470,7 @@ class _Task:
         return found
 
     def _order(self, best: BestTile) -> Indices:
-        """Deepest tiles first, among equals the widest; devices that can do nothing left out."""
+        """Return the devices that can do something, deepest tiles first, then widest."""
         active = np.flatnonzero(best.volume > 0)
         sides = best.volume[active] / best.depth[active]
         return active[np.lexsort((active, -sides, -best.depth[active]))]

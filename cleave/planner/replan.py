@@ -1,4 +1,4 @@
-"""Plans changed where a device left or joined: only the tiles of one slab move."""
+"""Plans changed after a device left or joined: only the tiles of one slab change."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def without_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """The plan after a device left: its slab's rows go to the others of the slab.
+    """Return the plan after a device left: its slab's rows go to the other devices of the slab.
 
     Args:
-        rates: by id, of the devices that are left.
+        rates: by id, of the devices that remain.
 
     Returns:
-        None when that cannot be done: the device was alone in its slab, or did several tiles.
+        None if that is impossible: the device was alone in its slab, or had several tiles.
     """
     own = [t for t in plan.tiles if t.device == gone]
     if not own:
@@ -47,10 +47,10 @@ def with_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """The plan after a device joined: it shares the slab that takes longest.
+    """Return the plan after a device joined: it gets a part of the slab that takes longest.
 
     Args:
-        rates: by id, the new device's among them.
+        rates: by id, with those of the new device.
     """
     slowest = max(plan.tiles, key=lambda t: (t.time_s, -t.device))
     mates = [t.device for t in _slab(plan, slowest.tile)]

@@ -1,4 +1,4 @@
-"""What a plan amounts to: gap to the bounds, what limits it, bytes, memory, energy."""
+"""Reports on plans: their gap to the bounds, what limits them, bytes and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cleave.planner.tiles import box_sizes
 
 
 class Bottleneck(Enum):
-    """What makes most of the predicted time; the values are what users read."""
+    """The resource that takes most of the predicted time; users read the values."""
 
     DOWNLINK = "downlink"
     UPLINK = "uplink"
@@ -31,17 +31,18 @@ class Bottleneck(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A plan held against its bounds.
+    """A plan compared with its bounds.
 
     Attributes:
         gap: predicted makespan over the isolated bound, less one.
-        overlap_bound_s: what no plan beats.
+        overlap_bound_s: a time that no plan can be faster than.
         predicted_s: makespan with the strips as they are cut (`cleave.planner.streaming`).
-        bottleneck: what a little more of would shorten the plan most.
+        bottleneck: the resource whose increase would shorten the plan most.
         download_bytes: of the device that is sent most.
-        memory_bytes: of the device that holds most at once.
+        upload_bytes: of the device that returns most.
+        memory_bytes: of the tile that occupies most.
         tightest: the tile that leaves its device least memory, as a share of what it offers.
-        devices_used: by the plan.
+        devices_used: how many devices the plan uses.
     """
 
     plan: Plan
@@ -57,22 +58,22 @@ class PlanReport:
 
     @property
     def egress_bytes_per_s(self) -> float:
-        """What the PS sends, on average over the makespan."""
+        """Return the mean rate at which the PS sends during the makespan."""
         return self.plan.egress_bytes / self.plan.makespan_s
 
     @property
     def ingress_bytes_per_s(self) -> float:
-        """What the PS receives, on average over the makespan."""
+        """Return the mean rate at which the PS receives during the makespan."""
         return self.plan.ingress_bytes / self.plan.makespan_s
 
 
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Hold a plan against its bounds.
+    """Compare a plan with its bounds.
 
     Args:
-        plan: made for these devices behind this PS.
+        plan: a plan for these devices and this PS.
         element: bytes per element, as it was planned with.
     """
     return _report(plan, element, _Fleet.of(devices), ps)
@@ -149,7 +150,7 @@ def _bottleneck(
 
 
 class CountedGemm(Protocol):
-    """A GEMM that occurs so many times in a step (`cleave.workload.step.StepGemm`)."""
+    """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`)."""
 
     @property
     def gemm(self) -> Gemm: ...
@@ -160,11 +161,11 @@ class CountedGemm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """All GEMMs of a training step, one after another.
+    """The plans of all GEMMs of a training step, which run one after another.
 
     Attributes:
-        reports: by GEMM, in the order they were given.
-        counts: how often each occurs.
+        reports: one for each GEMM, in the order given.
+        counts: how often each GEMM occurs in the step.
     """
 
     reports: tuple[PlanReport, ...]
@@ -203,7 +204,7 @@ class StepReport:
 
     @property
     def blocks(self) -> int:
-        """Results that the PS receives in the step."""
+        """Return how many blocks the PS receives in the step."""
         return round(
             self._sum(
                 sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in (t.cut for t in r.plan.tiles))
@@ -213,17 +214,17 @@ class StepReport:
 
     @property
     def peak_egress_bytes_per_s(self) -> float:
-        """The PS bandwidth that the busiest GEMM needs, out."""
+        """Return the highest rate at which the PS sends during any GEMM of the step."""
         return max(r.egress_bytes_per_s for r in self.reports)
 
     @property
     def peak_ingress_bytes_per_s(self) -> float:
-        """The PS bandwidth that the busiest GEMM needs, in."""
+        """Return the highest rate at which the PS receives during any GEMM of the step."""
         return max(r.ingress_bytes_per_s for r in self.reports)
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """What limits most of the step's time."""
+        """Return the bottleneck of the plans that take the most time in the step."""
         shares = dict.fromkeys(Bottleneck, 0.0)
         for r, count in zip(self.reports, self.counts, strict=True):
             shares[r.bottleneck] += r.plan.makespan_s * count
@@ -237,10 +238,10 @@ def plan_step(
     devices: Sequence[DeviceRates],
     ps: PsRates,
 ) -> StepReport:
-    """Plan every GEMM of a step; equal ones are planned once.
+    """Plan every GEMM of a step; equal GEMMs are planned once.
 
     Raises:
-        PlanError: when one of them fits no device.
+        PlanError: when a GEMM fits no device.
     """
     known: dict[Gemm, PlanReport] = {}
     fleet = _Fleet.of(devices)
@@ -266,5 +267,5 @@ _ADVICE = {
 
 
 def advice(step: StepReport) -> str:
-    """One sentence: what to change to go faster."""
+    """Return one sentence that says what limits the step and what would make it faster."""
     return f"{step.bottleneck.value} limits most of the step: {_ADVICE[step.bottleneck]}."

@@ -32,9 +32,9 @@ SEARCH_ERROR: Final = 3e-4
 
 @dataclass(frozen=True, slots=True)
 class RateArrays:
-    """Rates of many devices, one array each; see `DeviceRates` for the meaning.
+    """The rates of many devices, one array per field; `DeviceRates` gives their meanings.
 
-    `latency_s` counts both ways.
+    `latency_s` is for a round trip.
     """
 
     downlink: Floats
@@ -45,7 +45,7 @@ class RateArrays:
 
     @classmethod
     def of(cls, devices: Sequence[DeviceRates]) -> RateArrays:
-        """The rates of these devices, in this order."""
+        """Return the rates of these devices, in this order."""
         columns = np.array(
             [
                 (
@@ -65,7 +65,7 @@ class RateArrays:
         return len(self.downlink)
 
     def take(self, chosen: npt.NDArray[np.intp]) -> RateArrays:
-        """Some of them, in the order of `chosen`."""
+        """Return the rates of the devices at the indices `chosen`, in that order."""
         return RateArrays(
             self.downlink[chosen],
             self.uplink[chosen],
@@ -75,7 +75,7 @@ class RateArrays:
         )
 
     def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
-        """Links slowed in proportion until together they fit through the PS's card."""
+        """Return the rates with links slowed in proportion until they fit the PS's network card."""
         down = min(1.0, egress_bytes_per_s / float(self.downlink.sum()))
         up = min(1.0, ingress_bytes_per_s / float(self.uplink.sum()))
         if down == up == 1.0:
@@ -87,7 +87,7 @@ class RateArrays:
 
 @dataclass(frozen=True, slots=True)
 class BestTile:
-    """By device: the volume it can do in some time, and the depth of the tile that does it."""
+    """By device: the largest volume it can multiply in some time, and the depth of that tile."""
 
     volume: Floats
     depth: Floats
@@ -104,15 +104,16 @@ def best_tile(
     two_dimensional: bool = False,
     memory: Floats | None = None,
 ) -> BestTile:
-    """The largest volume of one tile that each device returns within `time_s`.
+    """Return the largest tile that each device can return within `time_s`.
 
     Design, section 4: the tile's sides and depth are free within the GEMM's; a tile of full depth
-    returns finished elements, any other partial sums.
+    returns finished elements, any other tile returns partial sums.
 
     Args:
-        least_depth: no shallower tile than this (memory of the PS for partial sums).
-        two_dimensional: full depth only.
-        memory: by device, bytes that all strips and blocks of the tile must fit; None for any.
+        least_depth: the least depth of a tile (limits the PS's memory for partial sums).
+        two_dimensional: use tiles of full depth only.
+        memory: by device, bytes that all strips and blocks of the tile must fit in; None for no
+            limit.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     depth = np.full(len(rates), float(gemm.k))
@@ -138,9 +139,9 @@ def snapped(
     least_depth: float = 1.0,
     memory: Floats | None = None,
 ) -> BestTile:
-    """The best tiles with depths that divide k: k, k/2, k/3 ... down to the `SNAPPED`-th part.
+    """Return the best tiles with depths that divide k: k, k/2, k/3 ... down to k / `SNAPPED`.
 
-    Shallower ones stay as they are; there the nearest divisor is near. See `best_tile`.
+    Shallower tiles keep their depth, because a divisor of k is near in any case. See `best_tile`.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     deep = best.depth * (SNAPPED + 0.5) > gemm.k
@@ -250,7 +251,7 @@ def _area(
 
 
 class LongestSide:
-    """The longest tile of a given width that comes back in time; 0 where none does.
+    """The greatest length of a tile of a given width that returns in time; 0 if no length does.
 
     With a the length and b the width: ``download = (a + b) per_side_s``, ``X = a b per_element_s``,
     and the time is ``download`` where ``X <= download / 2``, else ``X + download^2 / (4 X)``.
@@ -277,7 +278,7 @@ class LongestSide:
         self._meeting = per_side_s * 2 * per_length_s * width
 
     def __call__(self, available: Floats) -> Floats:
-        """The lengths in so many seconds."""
+        """Return the lengths for tiles that may take this many seconds."""
         linear = self._per_length_s * available
         linear -= self._half_width
         root = linear * linear
@@ -298,12 +299,12 @@ class LongestSide:
 def longest_side(
     width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
 ) -> Floats:
-    """See `LongestSide`."""
+    """Return the greatest length of a tile of a given width; see `LongestSide`."""
     return LongestSide(width, per_side_s, per_element_s)(available)
 
 
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
-    """`cost.streamed_s` for arrays; `slower_s` is the larger of compute and upload."""
+    """Compute `cost.streamed_s` on arrays; `slower_s` is the larger of compute and upload time."""
     slower = np.maximum(slower_s, 1e-300)
     return np.where(
         slower_s <= download_s / 2, download_s, slower_s + download_s * download_s / (4 * slower)
@@ -311,14 +312,14 @@ def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
 
 
 def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
-    """What finitely many strips add: about half a strip's share of the tile's own time."""
+    """Return the seconds that a finite number of strips adds: about half a strip's share."""
     return np.divide(
         FILL_SHARE * np.asarray(tile_time_s, np.float64), np.asarray(strips, np.float64)
     )
 
 
 def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
-    """How many strips a side tiles are cut into; for one time or many.
+    """Return into how many strips each side of a tile is cut, for one time or many.
 
     More strips shorten the fill (0.48 T / p) and cost the PS p^2 blocks for each of `tiles`; the
     sum is least where ``2 tiles block_s p^3 = 0.48 T``.

@@ -1,9 +1,10 @@
 """How long a plan takes with its strips as they are cut: the wavefront, message by message.
 
-`cost.streamed_s` is the limit of many strips and `shape.fill_s` what few of them add, on average. A
-plan that is known can be followed exactly: strips go out in the order A0 B0 A1 B1 ..., a product
-starts when both of its strips are there and the one before it is done, and its block leaves when
-the link has sent those before. Message headers, a few dozen bytes each, are left out.
+`cost.streamed_s` is the time in the limit of many strips, and `shape.fill_s` is what a finite
+number of strips adds on average. For a known plan the time can be computed strip by strip: strips
+are sent in the order A0 B0 A1 B1 ..., a product starts when both of its strips have arrived and the
+previous product is done, and its block is sent when the link has sent the blocks before it. Message
+headers, a few dozen bytes each, are left out.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from cleave.planner.tiles import box_sizes
 def finish_s(
     plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]
 ) -> dict[int, float]:
-    """By device, seconds from the plan's first byte to the device's last block at the PS.
+    """Return, by device, seconds from the plan's first byte to the device's last block at the PS.
 
     Args:
-        plan: whose devices hold nothing when it starts.
+        plan: a plan whose devices hold no arrays when it starts.
         element: bytes per element.
         devices: rates by the ids that the plan uses.
     """
@@ -36,15 +37,15 @@ def finish_s(
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
-    """Makespan of a plan with its strips as they are cut; see `finish_s`."""
+    """Return the makespan of a plan with its strips as they are cut; see `finish_s`."""
     return max(finish_s(plan, element, devices).values())
 
 
 def tile_finish_s(plan: Plan, element: ElementBytes, rates: RateArrays) -> Floats:
-    """By tile of the plan, when its device is done with all of its tiles; see `finish_s`.
+    """Return, for each tile of the plan, when its device has done all its tiles; see `finish_s`.
 
     Args:
-        rates: of the tiles' devices, by tile.
+        rates: of the tiles' devices, one entry per tile.
     """
     tiles = plan.tiles
     places: dict[int, list[int]] = {}
@@ -72,7 +73,10 @@ def tile_finish_s(plan: Plan, element: ElementBytes, rates: RateArrays) -> Float
 def _one_device_s(
     plan: Plan, element: ElementBytes, rates: RateArrays, places: Sequence[int]
 ) -> float:
-    """A device's tiles in turn, by place in the plan; a strip of two is sent once."""
+    """Return when a device is done with its tiles, given by place in the plan.
+
+    They are done one after another, and a strip that two tiles share is sent once.
+    """
     downlink, uplink = float(rates.downlink[places[0]]), float(rates.uplink[places[0]])
     flops, latency_s = float(rates.flops[places[0]]), float(rates.latency_s[places[0]]) / 2
     held: dict[tuple[str, Span, Span], float] = {}
@@ -101,7 +105,10 @@ def _even_tiles_s(
     rows: int,
     columns: int,
 ) -> Floats | None:
-    """The same for one tile each on many devices, all cut into equally many strips, if they can."""
+    """Return when devices of one tile each are done, all tiles cut into equally many strips.
+
+    Return None if a tile is too small for so many strips.
+    """
     m, n, k = box_sizes(boxes)
     align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
     a, b = even_sizes(m, rows, align), even_sizes(n, columns, align)
@@ -128,9 +135,9 @@ def _even_tiles_s(
 def even_sizes(
     sides: npt.NDArray[np.int_], pieces: int, align: npt.NDArray[np.int_]
 ) -> Floats | None:
-    """The sizes of `gemm.even_cuts` for many sides at once, (pieces, sides).
+    """Return the sizes of `gemm.even_cuts` for many sides at once, shape (pieces, sides).
 
-    None where a side is too short for so many pieces.
+    Return None if a side is too short for so many pieces.
     """
     units = -(-sides // align)
     if (units < pieces).any():
@@ -141,7 +148,7 @@ def even_sizes(
 
 
 def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Blocks (i, j) in wavefront order, each with the strips that are sent just before it."""
+    """Return blocks (i, j) in wavefront order, each with the strips sent just before it."""
     order: list[tuple[int, int, list[tuple[int, int]]]] = []
     have_a = have_b = 0
     unsent: list[tuple[int, int]] = []

@@ -44,12 +44,12 @@ def planned_tiles(
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """The tile of each device, or several where its memory does not hold it at once.
+    """Return the tile of each device, or several if its memory does not hold it at once.
 
     Args:
         devices, boxes: pairs of a device and its part of the index space.
         tiles: how many tiles the plan has, about.
-        block_s: what a block costs the PS.
+        block_s: seconds that a block costs the PS.
 
     Raises:
         PlanError: when not even a single multiplication fits.
@@ -73,7 +73,7 @@ def planned_tiles(
 
 
 def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
-    """Rows, columns and depths of tiles."""
+    """Return the rows, columns and depths of tiles."""
 
     def sizes(spans: Iterable[Span]) -> Ints:
         bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
@@ -135,7 +135,7 @@ def _messages(nbytes: Floats, rate: Floats) -> Floats:
 def fit_memory(
     tile: Tile, gemm: Gemm, element: ElementBytes, device: DeviceRates
 ) -> Iterable[Tile]:
-    """The tile, halved along its longest side until strips and blocks fit the device.
+    """Return the tile, halved along its longest side until strips and blocks fit the device.
 
     Raises:
         PlanError: when not even a single multiplication fits.
@@ -165,7 +165,7 @@ def fit_memory(
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
-    """Makespan without and with strip fill: a device does its tiles one after another."""
+    """Return the makespan without and with strip fill; devices do their tiles in sequence."""
     tiles = list(tiles)
     bare = busy_s(tiles)
     fill: dict[int, float] = {}
@@ -175,7 +175,7 @@ def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
 
 
 def busy_s(tiles: Iterable[PlannedTile]) -> dict[int, float]:
-    """By device, how long its tiles take."""
+    """Return, by device, the seconds that its tiles take."""
     total: dict[int, float] = {}
     for tile in tiles:
         total[tile.device] = total.get(tile.device, 0.0) + tile.time_s
@@ -188,7 +188,7 @@ def resident_plan(
     devices: Sequence[DeviceRates],
     residency: Residency,
 ) -> Plan | None:
-    """The plan that follows what devices hold; None when it does not fit them."""
+    """Return the plan that follows what devices hold; None if it does not fit them."""
     rates = {d.device: d for d in devices}
     tiles = []
     for device, cut in residency.tiles.items():

@@ -1,8 +1,9 @@
-"""What a device may say that it was not asked for: heartbeats, telemetry, answers nobody awaits.
+"""What a device may send unasked: heartbeats, telemetry, and answers that nobody waits for.
 
-Honest devices say little of it, but it may come all at once after a network was stuck. So it is
-counted in buckets that hold what an hour of ordinary life brings, and fill faster than a device
-may empty them. Answers to runs that were really sent are not counted, however late they come.
+Honest devices send little of it, but it may come all at once after the network was stuck. So it is
+counted in token buckets that hold as much as a device normally sends in an hour, and refill faster
+than a device normally empties them. Answers to runs that were sent are not counted, however late
+they come.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ class Bucket:
     """Tokens that are taken one by one and come back with time.
 
     Args:
-        per_s: how many come back a second.
-        most: a full bucket.
-        now_s: the time; it is full then.
+        per_s: tokens that come back per second.
+        most: tokens in a full bucket.
+        now_s: the time; the bucket is full then.
     """
 
     def __init__(self, per_s: float, most: float, now_s: float) -> None:
@@ -28,7 +29,7 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, count: float, now_s: float) -> bool:
-        """Take so many tokens, unless there are fewer."""
+        """Take `count` tokens, unless there are fewer; return whether they were taken."""
         back = max(0.0, now_s - self._at_s) * self._per_s
         self._tokens = min(self._most, self._tokens + back)
         self._at_s = now_s
@@ -39,10 +40,10 @@ class Bucket:
 
 
 class Allowance:
-    """Of one session.
+    """What one session may send unasked.
 
     Args:
-        now_s: the time at which it begins.
+        now_s: the time at which the session begins.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -50,7 +51,7 @@ class Allowance:
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """A message came that was not asked for; what is wrong with that, if anything."""
+        """Count a message that was not asked for; return why it is too much, empty if it is not."""
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
@@ -64,12 +65,12 @@ class Allowance:
         return ""
 
 
-class Crossing:
-    """Runs that were cancelled, whose answers may be on the way all the same.
+class CancelledRuns:
+    """Cancelled runs whose answers may still arrive.
 
-    A device that has read a `cancel` does not answer what it names. So an answer to a run that was
-    sent after it tells that no more will come; and where no answers come at all, the oldest are
-    forgotten. Ids of runs are in the order in which they are sent.
+    A device that has read a `cancel` does not answer the runs in it. So when it answers a run that
+    was sent after the `cancel`, no more answers to the cancelled runs will come. If no answers come
+    at all, the oldest runs are forgotten. Ids of runs grow in the order in which they are sent.
     """
 
     def __init__(self) -> None:
@@ -77,17 +78,17 @@ class Crossing:
         self._sent = 0
 
     def sent(self, run: int) -> None:
-        """A run was sent."""
+        """Note that a run was sent."""
         self._sent = run
 
     def cancelled(self, run: int, result_bytes: int) -> None:
-        """A run was cancelled, whose result would have been so large."""
+        """Note that a run was cancelled, whose result would have had this size."""
         self._runs[run] = result_bytes, self._sent
         if len(self._runs) > limits.MAX_RUNS_IN_FLIGHT:
             del self._runs[next(iter(self._runs))]
 
     def overtaken(self, run: int) -> None:
-        """A run was answered that was not cancelled."""
+        """Note an answer to a run that was not cancelled; runs cancelled before it are over."""
         while self._runs:
             first = next(iter(self._runs))
             if self._runs[first][1] >= run:
@@ -95,18 +96,18 @@ class Crossing:
             del self._runs[first]
 
     def answered(self, run: int) -> bool:
-        """Whether an answer is one of these; once for each."""
+        """Say whether an answer belongs to one of these runs; at most once for each."""
         return self._runs.pop(run, None) is not None
 
     @property
     def largest_bytes(self) -> int:
-        """Of the results that may come."""
+        """Return the size of the largest result that may still come."""
         return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 
-def is_answer(run: int, awaited: Container[int], crossing: Crossing) -> bool:
-    """Whether an answer belongs to a run that was sent and not answered before."""
+def is_answer(run: int, awaited: Container[int], cancelled_runs: CancelledRuns) -> bool:
+    """Say whether an answer belongs to a run that was sent and not answered before."""
     if run in awaited:
-        crossing.overtaken(run)
+        cancelled_runs.overtaken(run)
         return True
-    return crossing.answered(run)
+    return cancelled_runs.answered(run)

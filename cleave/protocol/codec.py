@@ -1,7 +1,7 @@
-"""Messages to bytes and back: one msgpack array ``[type, fields, payload?]`` a message.
+"""Messages to bytes and back: each is one msgpack array ``[type, fields, payload?]``.
 
-The payload comes last and is a msgpack `bin`, so that a sender hands header and payload to the
-socket one after the other without joining them, and a receiver views the payload where it lies.
+The payload comes last and is a msgpack `bin`. So a sender gives header and payload to the socket
+one after the other without joining them, and a receiver views the payload where it lies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAIR = b"\x92"  # the header of an array of two
 
 
 class Packable(Protocol):
-    """What a payload in process is: knows its size, and packs itself when it has to travel."""
+    """A payload that is not packed yet: it knows its size, and packs itself to be sent."""
 
     @property
     def nbytes(self) -> int: ...
@@ -39,7 +39,7 @@ class Packable(Protocol):
 
 
 def payload_bytes(payload: Any) -> int:
-    """Size of a payload, as it came or as it lies in process."""
+    """Return the size of a payload, as it was received or as it is held in this process."""
     return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
 
 
@@ -49,7 +49,7 @@ def _header(message: Message) -> bytes:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The message as parts to send in turn: a header and, where there is one, a payload.
+    """Return the message as parts to send in turn: a header and, where there is one, a payload.
 
     Raises:
         ProtocolError: when the message is larger than the protocol allows.
@@ -80,19 +80,20 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def wire_size(message: Message) -> int:
-    """Bytes of the encoded message, without encoding its payload."""
+    """Return the size of the encoded message in bytes, without encoding its payload."""
     cls: Any = type(message)
     return _sizer(cls)(message)
 
 
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
-    """Read one message. Its payload, if any, is a view into `data`; texts of it are cleaned.
+    """Read one message. Its payload, if any, is a view into `data`; its texts are cleaned.
 
-    Of a `hello` in another version only what says so is read: the rest may mean something else.
+    Of a `hello` in another version only the fields that tell this are read: the others may have
+    another meaning.
 
     Args:
         data: the message.
-        header_bytes: how long its header may be; who sends it may be held to less than others.
+        header_bytes: how long its header may be; some senders are held to less than others.
 
     Raises:
         ProtocolError: for anything that is not a message of this protocol.
@@ -126,7 +127,7 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
 
 
 def _read_head(data: bytes, header_bytes: int) -> tuple[str, dict[Any, Any], int, int]:
-    """Type, fields, offset behind them and number of parts."""
+    """Return the type, the fields, the offset behind them and the number of parts."""
     for window in (min(_PEEK_BYTES, header_bytes), header_bytes):
         unpacker = msgpack.Unpacker(
             max_buffer_size=limits.MAX_HEADER_BYTES,
@@ -207,7 +208,7 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 
 @cache
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
-    """The size of what `_writer` makes, and of the payload: emulators ask for it all the time."""
+    """Return a function for the size of an encoded message; emulators call it all the time."""
     names, has_payload = _fields(cls)
     pack = _packer()
     # A map has the header of an array of as many items, and its keys are always the same.
@@ -225,7 +226,7 @@ def _sizer(cls: type[Any]) -> Callable[[Any], int]:
 
 
 def _fields(cls: type[Any]) -> tuple[list[str], bool]:
-    """The names of a message's fields, and whether a payload follows them."""
+    """Return the names of a message's fields, and whether a payload follows them."""
     names = [f.name for f in fields(cls) if f.name != "payload"]
     return names, len(names) < len(fields(cls))
 
@@ -255,7 +256,7 @@ _OF_ALL_VERSIONS = ("version", "versions")
 
 
 def _role_of_any_version(raw: dict[Any, Any]) -> messages.Role:
-    """The role in a `hello` of another version; whoever has one that is new is told so as well."""
+    """Return the role in a `hello` of another version; an unknown role counts as a device's."""
     operates = raw["role"] == messages.Role.OPERATOR.value
     return messages.Role.OPERATOR if operates else messages.Role.DEVICE
 
@@ -305,10 +306,10 @@ def _reader(cls: type[Any]) -> Callable[[dict[Any, Any]], dict[str, Any]]:
 
 
 def _check(hint: Any, *, verbatim: bool = False) -> Callable[[Any], Any]:
-    """A function that returns the value in the type of `hint`, or raises ValueError.
+    """Return a function that returns a value in the type of `hint`, or raises ValueError.
 
     Args:
-        hint: of a field.
+        hint: a field's type.
         verbatim: leave texts as they are.
     """
     text = _check_text if verbatim else _check_clean_text
@@ -337,7 +338,7 @@ def _check(hint: Any, *, verbatim: bool = False) -> Callable[[Any], Any]:
 
 
 def _check_plain(value: Any, depth: int = 1) -> Any:
-    """An untyped value: what JSON has, not nested too deep."""
+    """Return an untyped value if it is what JSON can hold and not nested too deep."""
     if depth > limits.MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, list):

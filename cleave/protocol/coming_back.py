@@ -15,10 +15,10 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Seconds to wait at least before coming back, a lost connection's wait aside; None for never.
+    """Return the least seconds to wait before coming back; None for never.
 
     Args:
-        message: what the PS ended the session with.
+        message: the message with which the PS ended the session.
     """
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):

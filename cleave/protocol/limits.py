@@ -54,37 +54,39 @@ MAX_RUNS_IN_FLIGHT: Final = 4096
 """Most unanswered `run` messages on one session."""
 
 UNASKED_PER_S: Final = 20
-"""Messages a second that a device may send for long, besides answers to runs it was sent."""
+"""Messages per second that a device may go on sending, besides answers to runs that it was sent."""
 
 MAX_UNASKED: Final = 1000
-"""Most such messages at once: what comes after a network, or the server, was stuck."""
+"""Most such messages at once, as may come after a network or the server was stuck."""
 
 UNASKED_BYTES_PER_S: Final = 64 * 2**10
-"""Bytes a second of such messages."""
+"""Bytes per second of such messages."""
 
 MAX_UNASKED_BYTES: Final = 4 * 2**20
 """Most bytes of such messages at once."""
 
 REST_S: Final = 60.0
-"""A device that sent too much is not let in again for so long."""
+"""Seconds for which a device that sent too much is not let in again."""
 
 MAX_FRAMES: Final = 4096
 """Most WebSocket frames of one message."""
 
 FREE_FRAMES: Final = 16
-"""Frames that any message may come in, and one more for each `FRAME_BYTES`; more count as pings."""
+"""Frames that any message may have, plus one for each `FRAME_BYTES`; further ones count like
+pings."""
 
 FRAME_BYTES: Final = 1024
-"""See `FREE_FRAMES`. Browsers cut messages where their buffers happen to end."""
+"""See `FREE_FRAMES`. Browsers split messages where their buffers happen to end."""
 
 MAX_UNFINISHED_BYTES: Final = 256 * 2**20
-"""Most bytes, over all sessions, of messages that are not complete and no results of a job."""
+"""Most bytes, over all sessions, of incomplete messages that are not results of a job."""
 
 HANDSHAKE_S: Final = 10.0
 """A peer that has not completed `hello` / `welcome` after this time is disconnected."""
 
 MAX_UNADMITTED_BYTES: Final = 64 * 2**10
-"""All that a connection may send, the HTTP request included, before its `hello` is accepted."""
+"""Most bytes that a connection may send, the HTTP request included, before its `hello` is
+accepted."""
 
 MAX_WAITING_PER_ADDRESS: Final = 128
 """Most connections from one address whose `hello` is not accepted yet."""

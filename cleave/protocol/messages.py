@@ -1,4 +1,4 @@
-"""The messages, as dataclasses. What each means is written in `docs/protocol.md`."""
+"""The messages, as dataclasses. `docs/protocol.md` says what each means."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECRET: Final = {"secret": True}
 """Marks a field whose value appears in no error, whatever is wrong with it."""
 
 VERBATIM: Final = {"verbatim": True}
-"""Marks a field whose texts are taken as they are: they are compared, or name files. All other
-texts are cleaned as they come in, see `cleave.protocol.texts`."""
+"""Marks a field whose texts are not changed, because they are compared or name files. All other
+texts are cleaned when they are received, see `cleave.protocol.texts`."""
 
 
 class Op(Enum):
@@ -29,20 +29,20 @@ class Op(Enum):
 
 
 class Role(Enum):
-    """Who says hello."""
+    """The kind of client that says hello."""
 
     DEVICE = "device"
     OPERATOR = "operator"
 
 
 class Feature(Enum):
-    """What a peer may have besides what all of this version have."""
+    """Optional features of a peer, besides what all peers of this version have."""
 
     MEASURE = "measure"
 
 
 class _OpenEnum(StrEnum):
-    """Names that newer peers may have more of: an unknown one is a value like any other."""
+    """Names of which newer peers may have more: an unknown name is a value like any other."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -161,7 +161,7 @@ class Result:
 
 @dataclass(slots=True)
 class TaskError:
-    """Device to PS: this `run` could not be done; the session goes on."""
+    """Device to PS: this `run` could not be done; the session continues."""
 
     TYPE: ClassVar[str] = "task_error"
     FEATURE: ClassVar[Feature | None] = None
@@ -189,7 +189,7 @@ class Cancel:
 
 @dataclass(slots=True)
 class Measured:
-    """PS to a device that asked to be measured: its link; `bye` follows."""
+    """PS to a device that asked to be measured: the rates of its link; `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE
@@ -200,7 +200,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Device to PS: still here."""
+    """Device to PS: the device is still connected."""
 
     TYPE: ClassVar[str] = "heartbeat"
     FEATURE: ClassVar[Feature | None] = None
@@ -208,7 +208,7 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Device to PS: how the device is. Any subset of values, SI units in their names."""
+    """Device to PS: values measured on the device, any subset. Their names end in SI units."""
 
     TYPE: ClassVar[str] = "telemetry"
     FEATURE: ClassVar[Feature | None] = None
@@ -217,7 +217,7 @@ class Telemetry:
 
 @dataclass(slots=True)
 class Drain:
-    """Device to PS: give me nothing new; I answer what I have and go."""
+    """Device to PS: send nothing new; the device answers what it has and leaves."""
 
     TYPE: ClassVar[str] = "drain"
     FEATURE: ClassVar[Feature | None] = None

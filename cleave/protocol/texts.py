@@ -1,4 +1,4 @@
-"""What a peer says, as it can be shown anywhere."""
+"""Cleaning a peer's texts, so that they can be shown anywhere."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """A text without line ends, codes for terminals, marks that turn writing around, and the like.
+    """Return a text without line ends, terminal codes, marks that change direction, and the like.
 
-    What is left is on one line and shows as what it is: white space of any kind is a space, and of
-    the rest only what Unicode calls printable stays.
+    The result is on one line: white space of any kind becomes a space, and of the rest only what
+    Unicode calls printable is kept.
     """
     if text.isprintable():  # nearly all
         return text
@@ -17,7 +17,7 @@ def clean(text: str) -> str:
 
 
 def clean_plain(value: Any) -> Any:
-    """An untyped value with all its texts clean, keys included."""
+    """Return an untyped value with all its texts cleaned, keys included."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):

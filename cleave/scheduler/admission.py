@@ -1,4 +1,4 @@
-"""Who may come in: what the session manager asks, and a server with one credential for all."""
+"""Who may join: what the session manager asks, and an authenticator with one credential for all."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MAX_NAME: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """This device may come in.
+    """The device may join.
 
     Attributes:
-        identity: which device it is, whatever its session; None for one that nobody keeps track of.
-        name: under which it is known; empty for the name in its `hello`.
-        credential: a new one, that the device is to keep; empty if it has one.
+        identity: which device it is, the same in all its sessions; None if none is recorded.
+        name: the name under which it is known; empty for the name in its `hello`.
+        credential: a new credential that the device is to keep; empty if it has one.
         faults: wrong results that still count against it.
-        penalty: what these add up to (`cleave.scheduler.reputation`).
-        conduct: how it worked when it was here last.
-        measured_by: of one that only wants its link measured, what it came by; empty where any
-            number may come by that.
-        at_once: how many may at once.
-        measures: which device it is that only wants its link measured, where that is known; such a
-            session has no `identity`, for it is no device's working one.
+        penalty: the sum of their points (`cleave.scheduler.reputation`).
+        conduct: how it worked in its last session.
+        measured_by: for a device that only has its link measured, the credential or code that let
+            it in; empty where any number of devices may use that.
+        at_once: how many devices may use `measured_by` at the same time.
+        measures: the identity of a device that only has its link measured, where it is known. Such
+            a session has no `identity`, because it does no work.
     """
 
     identity: int | None = None
@@ -46,16 +46,16 @@ class Admission:
 
     @property
     def known_as(self) -> int | None:
-        """Which device it is, whether it works or only has its link measured."""
+        """Return which device it is, whether it works or only has its link measured."""
         return self.identity if self.identity is not None else self.measures
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """This peer may not come in; the reason says what is wrong and what to do.
+    """The peer may not join; the reason says what is wrong and what to do.
 
     Attributes:
-        retry_after_s: when the same peer may be let in, where that is known; else 0.
+        retry_after_s: seconds after which the same peer may be let in, where that is known; else 0.
     """
 
     code: ErrorCode
@@ -64,13 +64,13 @@ class Refusal:
 
 
 class AccessLevel(Enum):
-    """What somebody who is no device may do."""
+    """What a client that is not a device may do."""
 
     OPERATOR = "operator"
-    """Everything."""
+    """It may do everything."""
 
     VIEWER = "viewer"
-    """Look at what the fleet is doing."""
+    """It may only look at what the fleet is doing."""
 
 
 AdmissionResult: TypeAlias = Admission | Refusal
@@ -78,14 +78,14 @@ AdmissionResult: TypeAlias = Admission | Refusal
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a device did.
+    """What a device contributed.
 
     Attributes:
         blocks: results that were asked for and came.
-        flops: of these.
+        flops: floating-point operations of these results.
         downlink_bytes, uplink_bytes: encoded messages, to the device and from it.
-        compute_s: as the device states it.
-        energy_j: as its telemetry states it (`energy_j`); 0 where it does not.
+        compute_s: seconds of computing, as the device states them.
+        energy_j: joules, as its telemetry states them (`energy_j`); 0 where it does not.
         failures: runs that it could not do, or answered in another form than was asked for.
     """
 
@@ -108,19 +108,19 @@ CONTRIBUTION_FIELDS: Final = tuple(field.name for field in fields(Contribution))
 
 
 class Authenticator(Protocol):
-    """Knows who may come in, and keeps what is learnt of devices. Called in the server's loop.
+    """Decides who may join, and keeps what is learnt of devices. Called in the server's loop.
 
     Attributes:
-        server: the server's id, which devices are told; empty for one that nobody comes back to.
+        server: the server's id, which devices are told; empty if devices keep no credential for it.
     """
 
     server: str
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Let a device in, or say why not. A join code may be used up by it.
+        """Let a device in, or say why not. This may use up a join code.
 
         Args:
-            hello: its first message; everything else in it is in order.
+            hello: its first message; everything else in it has been checked.
             address: where it connects from; empty where there is no network.
         """
         ...
@@ -130,39 +130,38 @@ class Authenticator(Protocol):
         ...
 
     def failed(self, address: str) -> None:
-        """Who came from this address said something that is no `hello`: a failed attempt."""
+        """Count a failed attempt: a peer at this address sent something that is not a `hello`."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """A device's session ended: because it wanted to, or because it was lost."""
+        """Note that a device's session ended: as intended, or because the device was lost."""
         ...
 
     def contributed(self, identity: int, done: Contribution) -> None:
-        """A device did this, since the last call."""
+        """Note what a device contributed since the last call."""
         ...
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """How a device works is to be remembered for its next session."""
+        """Remember how a device works for its next session."""
         ...
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """A device sent a wrong result, which costs it so many points."""
+        """Note that a device sent a wrong result, which costs it this many penalty points."""
         ...
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """A device gets no work any more, until an operator releases it."""
+        """Note that a device gets no tasks any more, until an operator releases it."""
         ...
 
 
 class SharedSecretAuth:
-    """One credential for all devices, who have no identity, and one for operators.
+    """One credential for all devices, without identities, and one for operators.
 
-    It is what a program's own fleet has. The credentials are random and long, so that guessing
-    needs no limit.
+    A program's own fleet uses it. Its credentials are random and long, so guesses need no limit.
 
     Args:
-        credential: what `hello` must carry; empty for none.
-        operator_credential: likewise for operators.
+        credential: what a device's `hello` must carry; empty for none.
+        operator_credential: what an operator's `hello` must carry; empty for none.
     """
 
     server = ""
@@ -188,39 +187,39 @@ class SharedSecretAuth:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def failed(self, address: str) -> None:
-        """Nothing is kept."""
+        """See `Authenticator.failed`: nothing is kept."""
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Nothing is kept."""
+        """See `Authenticator.departed`: nothing is kept."""
 
     def contributed(self, identity: int, done: Contribution) -> None:
-        """Nothing is kept."""
+        """See `Authenticator.contributed`: nothing is kept."""
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """Nothing is kept."""
+        """See `Authenticator.conducted`: nothing is kept."""
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Nothing is kept."""
+        """See `Authenticator.faulted`: nothing is kept."""
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Nothing is kept."""
+        """See `Authenticator.quarantined`: nothing is kept."""
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
-    """Whether one of some keys is the secret; every one is compared."""
+    """Say whether one of the keys is the secret; all of them are compared."""
     return sum([same_secret(key, secret) for key in keys]) > 0
 
 
 def clean_name(name: str) -> str:
-    """A device's name as it can be shown anywhere: printable, on one line, not too long."""
+    """Return a device's name as it can be shown anywhere: printable, on one line, not too long."""
     return clean_text(name, MAX_NAME)
 
 
 def clean_text(text: str, most: int) -> str:
-    """What a device sent, as it can be shown anywhere: no line ends, no codes for terminals."""
+    """Return a device's text as it can be shown anywhere: no line ends, no terminal codes."""
     return clean(text)[:most].strip()
 
 
 def same_secret(one: str, other: str) -> bool:
-    """Whether two secrets are equal, in a time that does not tell where they differ."""
+    """Say whether two secrets are equal, in a time that does not tell where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

@@ -12,14 +12,15 @@ from cleave.scheduler.reputation import Reputation
 
 
 class CheckScope(Enum):
-    """The values are those of `--verify`."""
+    """Which results are checked; the values are those of `--verify`."""
 
     AUTO = "auto"
-    """What crossed a process boundary."""
+    """All results that crossed a process boundary."""
 
     ALL = "all"
     SAMPLE = "sample"
-    """A share of the results of devices that were never wrong; all of the others."""
+    """A share of the results of known devices that were never wrong, and all results of the
+    others."""
 
     OFF = "off"
 
@@ -32,8 +33,8 @@ class Verification:
     """Which results are checked.
 
     Attributes:
-        scope: as above.
-        share: of sampling, in (0, 1].
+        scope: which results, see `CheckScope`.
+        share: with `SAMPLE`, the share of results that are checked, in (0, 1].
     """
 
     scope: CheckScope = CheckScope.AUTO
@@ -45,7 +46,7 @@ class Verification:
 
     @classmethod
     def of(cls, value: Verification | str | bool) -> Verification:
-        """Read what `--verify` takes; True and False are `auto` and `off`.
+        """Read a value of `--verify`; True stands for `auto` and False for `off`.
 
         Raises:
             UsageError: when it is none of these.
@@ -67,7 +68,7 @@ class Verification:
         return cls(scope, share)
 
     def active(self, crossed: bool) -> bool:
-        """Whether anything is checked at all.
+        """Say whether any result is checked at all.
 
         Args:
             crossed: whether results cross a process boundary.
@@ -75,11 +76,12 @@ class Verification:
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
-        """Whether to check a result that has just come. Call it only where checking is active.
+        """Say whether to check a result that has just come. Call it only where checking is active.
 
         Args:
-            reputation: of its sender.
-            rng: secret, and drawn from now: nobody can know beforehand which results are checked.
+            reputation: the sender's.
+            rng: secret. The number is drawn now, so no device can know beforehand whether a result
+                will be checked.
         """
         if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True

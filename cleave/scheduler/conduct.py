@@ -10,9 +10,10 @@ class Conduct:
     """How a device worked when it was here last.
 
     Attributes:
-        setbacks: how often it was set aside for failing, since it did a run (`fleet.setbacks`).
+        setbacks: how often it was set aside for failing, since it did a run
+            (`cleave.scheduler.setbacks`).
         failure: why it failed last, as it said; empty for one that never did.
-        slowness: how many times longer its work took than its rates say (`fleet.pace`).
+        slowness: how many times longer its work took than its rates say (`cleave.scheduler.pace`).
         late_s: how much later each of its answers came, seconds.
     """
 

@@ -1,7 +1,7 @@
-"""Devices beyond one session: what they did, how they worked, and the link they had.
+"""Devices beyond one session: what they contributed, how they worked, and the link they had.
 
-Those with an identity are known by it. Of others only how they worked is remembered, by address and
-name, and only while the server runs.
+Devices with an identity are known by it. Of others only how they worked is remembered, by address
+and name, and only while the server runs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from cleave.scheduler.session import Session
 from profiles.power_limits import believable_j
 
 CREDIT_S: Final = 15.0
-"""How often the authenticator is told what devices did."""
+"""Seconds between two reports to the authenticator of what devices contributed."""
 
 GRACE_S: Final = 60.0
-"""A device that comes back within this time goes on with the link, and the speed, that were
-measured before."""
+"""A device that comes back within this time keeps the link rates and the speed that were measured
+before."""
 
 SAME_CLAIM: Final = 2.0
-"""Claims of speed that differ by no more than this factor are of the same processor: a device may
-measure itself anew each time that it starts."""
+"""Claims of speed that differ by no more than this factor count as the same processor's, since a
+device may measure itself again each time it starts."""
 
 MAX_STRANGERS: Final = 1000
-"""Devices without an identity whose conduct is remembered, those that were heard of last."""
+"""How many devices without an identity are remembered: the most recent ones."""
 
 MAX_CREDIT: Final = 1e12
-"""The most seconds that are believed of a session, so that sums stay numbers."""
+"""The most compute seconds that are believed of a session, so that sums stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class _Departure:
     claimed_flops_per_s: float
 
     def flops_per_s(self, claimed: float) -> float | None:
-        """How fast it is, when it claims this now; None where that has to be found out again.
+        """Return its speed, given what it claims now; None where that has to be measured again.
 
-        One that did not show what it claimed, and claims about as much as before, would not show it
-        now either.
+        A device that did not show the speed it claimed, and claims about the same now, would not
+        show it now either.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -56,10 +56,10 @@ class _Departure:
 
 
 class DeviceHistory:
-    """Tells the authenticator of devices that it knows.
+    """Tells the authenticator about devices, and remembers those that left.
 
     Args:
-        auth: who is told.
+        auth: is told about devices that have an identity.
     """
 
     def __init__(self, auth: Authenticator) -> None:
@@ -69,7 +69,7 @@ class DeviceHistory:
         self._strangers: dict[tuple[str, str], Conduct] = {}  # by address and name
 
     def tick(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Time passed: say what these sessions did, unless that was a moment ago."""
+        """Report what these sessions did, unless that was done less than `CREDIT_S` ago."""
         if now_s - self._credited_s < CREDIT_S:
             return
         self.credit(sessions, now_s)
@@ -78,19 +78,19 @@ class DeviceHistory:
             del self._departed[who]
 
     def credit(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Say what these sessions did since it was said last."""
+        """Report what these sessions did since the last report."""
         self._credited_s = now_s
         for session in sessions:
             self._credit(session, now_s)
 
     def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
-        """A session is over.
+        """Note that a session is over.
 
         Args:
-            session: in the state that it had until now.
+            session: in its last state.
             reason: why it is over.
             now_s: the time.
-            lost: whether nobody meant it to be.
+            lost: whether the session ended unintentionally.
         """
         if session.identity is None:
             return
@@ -102,7 +102,7 @@ class DeviceHistory:
         self._auth.departed(session.identity, reason, lost=lost)
 
     def remember(self, session: Session) -> None:
-        """How a device works has changed: it is to count in its next session, too."""
+        """Keep how a device works for its next session, after that has changed."""
         if session.identity is not None:
             self._auth.conducted(session.identity, session.conduct)
             return
@@ -114,10 +114,10 @@ class DeviceHistory:
                 del self._strangers[next(iter(self._strangers))]
 
     def conduct_before(self, session: Session, known: Conduct) -> Conduct:
-        """How a device worked when it was here last.
+        """Return how a device worked in its last session.
 
         Args:
-            session: a new one, with its name.
+            session: the new session, with the device's name.
             known: what the authenticator knows.
         """
         if session.identity is not None:
@@ -125,8 +125,11 @@ class DeviceHistory:
         return self._strangers.get((session.address, session.name), known)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """The session's rates with link and speed as they were measured, if it was here a moment
-        ago; None where either has to be measured."""
+        """Return the session's rates with the link and speed that were measured before.
+
+        Returns:
+            None where the link or the speed has to be measured.
+        """
         if session.identity is None or session.rates is None:
             return None
         left = self._departed.pop(session.identity, None)

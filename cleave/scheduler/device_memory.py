@@ -1,7 +1,7 @@
-"""Which arrays there are, and which devices hold them or will.
+"""Which arrays exist, and which devices hold them or will.
 
-The scheduler's book of the fleet's memory: arrays get their names here, devices are said to want
-them and to hold them, and what has to go to make room is chosen.
+The scheduler's record of the fleet's memory. It names arrays, keeps which devices need and hold
+them, and chooses what to drop to make room.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Names:
 
 
 class DeviceMemory:
-    """Arrays and their holders; the `HeldArrays` that work sees.
+    """Arrays and their holders; jobs see them as `HeldArrays`.
 
     Args:
         names: where the next array's name comes from.
-        present: the devices that may be given work now.
+        present: returns the devices that may be given work now.
     """
 
     def __init__(self, names: Names, present: Callable[[], Iterable[DeviceRates]]) -> None:
@@ -39,11 +39,11 @@ class DeviceMemory:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no array, and nobody who would hold one."""
+        """Say whether there is no array, and no device that holds one."""
         return not self._arrays and not self._holders
 
     def devices_with(self, array: int) -> Set[int]:
-        """The devices that hold an array, or will."""
+        """Return the devices that hold an array, or will."""
         return self._holders.get(array, frozenset())
 
     def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
@@ -68,13 +68,13 @@ class DeviceMemory:
         return found
 
     def retain(self, device: DeviceLoad, task: Task) -> None:
-        """A device is to do a task: it will hold its inputs."""
+        """Note that a device was given a task: it will hold the task's inputs."""
         for array in task.inputs:
             device.needed[array.id] += 1
             self._holders.setdefault(array.id, set()).add(device.id)
 
     def release_inputs(self, device: DeviceLoad, task: Task) -> None:
-        """A device did a task, or is not to do it any more."""
+        """Note that a device no longer needs a task's inputs: the task is done or given up."""
         for array in task.inputs:
             device.needed[array.id] -= 1
             if not device.needed[array.id]:
@@ -85,15 +85,15 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop what a device can best do without, until there is room for what a task needs.
+        """Drop the arrays that a device needs least, until there is room for what a task needs.
 
         Args:
-            device: whose memory it is.
-            task: its own inputs stay.
-            room_bytes: what must fit beside what is kept.
+            device: the device whose memory it is.
+            task: the task; its own inputs are kept.
+            room_bytes: bytes that must fit beside what is kept.
 
         Returns:
-            Whether it fits now.
+            Whether they fit now.
         """
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
@@ -113,24 +113,24 @@ class DeviceMemory:
         return device.occupied_bytes + room_bytes <= limit
 
     def invalidate(self, device: DeviceLoad, task: Task) -> None:
-        """A device's copies of a task's inputs may be wrong: it is to forget them."""
+        """Drop a device's copies of a task's inputs, because they may be wrong."""
         for array in dict.fromkeys(task.inputs):
             if array.id in device.held:
                 self._drop(device, array)
 
     def clear(self, device: DeviceLoad) -> None:
-        """A device is to hold nothing but what its runs need."""
+        """Drop everything that a device holds and its runs and queue do not need."""
         for array in list(device.held.values()):
             if not device.needed[array.id]:
                 self._drop(device, array)
 
     def leave(self, device: DeviceLoad) -> None:
-        """A device is gone, with everything it held."""
+        """Remove a device that is gone, with everything it held."""
         for array in {*device.held, *device.needed}:
             self._unhold(array, device)
 
     def forget(self, operand: int, devices: Mapping[int, DeviceLoad]) -> None:
-        """Nobody will use an operand again: of its arrays only those stay that are still needed."""
+        """Forget an operand that will not be used again; arrays that tasks still need stay."""
         for array in self._arrays.pop(operand, {}).values():
             for device_id in sorted(self._holders.get(array.id, ())):
                 device = devices[device_id]

@@ -1,4 +1,4 @@
-"""What the scheduler is told. What it wants done: `cleave.scheduler.instructions`."""
+"""The events that the scheduler is told. Its answers: `cleave.scheduler.instructions`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.scheduler.tasks import Job
 class DeviceReady:
     """A device is connected and may be given work.
 
-    With `careful`, one run at a time until it did one right.
+    With `careful` it is sent one run at a time until it has done one right.
     """
 
     rates: DeviceRates
@@ -22,14 +22,14 @@ class DeviceReady:
 
 @dataclass(slots=True)
 class DeviceAside:
-    """A device is to get nothing new for now, and to hold nothing that no run of it needs."""
+    """A device gets nothing new for now, and keeps only the arrays that its runs need."""
 
     device: int
 
 
 @dataclass(slots=True)
 class DeviceBack:
-    """A device that was set aside may be given work again; `careful` as above."""
+    """A device that was set aside may be given work again; `careful` as in `DeviceReady`."""
 
     rates: DeviceRates
     careful: bool = False
@@ -37,14 +37,14 @@ class DeviceBack:
 
 @dataclass(slots=True)
 class DeviceRated:
-    """A device is to be planned with other rates from now on."""
+    """A device is planned with other rates from now on."""
 
     rates: DeviceRates
 
 
 @dataclass(slots=True)
 class DeviceDraining:
-    """A device answers what it has been sent and wants nothing new."""
+    """A device answers what it was sent and gets nothing new."""
 
     device: int
 
@@ -58,14 +58,14 @@ class DeviceLost:
 
 @dataclass(slots=True)
 class Submitted:
-    """There is new work."""
+    """A new job was submitted."""
 
     job: Job
 
 
 @dataclass(slots=True)
 class ResultArrived:
-    """A device answered a run. The payload is not looked at."""
+    """A device answered a run. The scheduler does not look at the payload."""
 
     device: int
     run: int
@@ -76,7 +76,7 @@ class ResultArrived:
 class RunFailed:
     """A device could not do a run, or its answer was not valid.
 
-    With `invalidated`, its copies of the inputs may be at fault: they are sent again when needed.
+    With `invalidated`, its copies of the inputs may be corrupt: they are sent again when needed.
     """
 
     device: int
@@ -87,28 +87,28 @@ class RunFailed:
 
 @dataclass(slots=True)
 class LateAnswer:
-    """A device answered something that nobody waits for any more."""
+    """A device answered a run that nobody waits for any more."""
 
     device: int
 
 
 @dataclass(slots=True)
 class OperandReleased:
-    """Nobody will use this operand again; devices may forget it."""
+    """An operand will not be used again; devices may forget it."""
 
     operand: int
 
 
 @dataclass(slots=True)
 class Alive:
-    """A device that answers nothing said that it is still here."""
+    """An overdue device said that it is still connected."""
 
     device: int
 
 
 @dataclass(slots=True)
 class Paused:
-    """Nothing more is submitted for now: devices are told at once what they may forget."""
+    """No more jobs are submitted for now: devices are told at once what they may forget."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Tick:
 
 @dataclass(slots=True)
 class Withdrawn:
-    """Nobody wants this work done here any more: it fails, unless it is finished."""
+    """A job is not wanted any more: it fails, unless it is finished."""
 
     job: int
 

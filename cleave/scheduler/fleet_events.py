@@ -1,4 +1,4 @@
-"""What happens to a fleet, for those who watch it; nothing in the fleet depends on them."""
+"""Events of a fleet, for those who watch it; nothing in the fleet depends on them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from cleave.scheduler.session import Session
 
 
 class EventKind(Enum):
-    """The values are what users read."""
+    """Kinds of events; users read the values."""
 
     JOIN = "join"
     LEAVE = "leave"
     QUARANTINE = "quarantine"
-    """It left, or was turned away, because of wrong results."""
+    """A device was disconnected or refused because of wrong results."""
 
     OVERDUE = "overdue"
-    """It does not answer what it should have long ago, or does again."""
+    """A device did not answer in time, or answers again."""
 
     ASIDE = "aside"
-    """It fails all that it is asked and gets no work for now, or passed a trial."""
+    """A device fails everything and gets no tasks for now, or it passed a trial and gets tasks
+    again."""
 
     REISSUE = "reissue"
-    """Tasks were given to other devices, or to others as well."""
+    """Tasks were given to other devices, instead of the first one or in addition to it."""
 
     WRONG = "wrong"
     JOB = "job"
     PAUSE = "pause"
-    """Training has no device to multiply, or has one again."""
+    """Training has no device that can multiply, or has one again."""
 
 
 class EventListener(Protocol):
-    """Is told, in the server's loop, at once."""
+    """Called in the server's loop as soon as something happens."""
 
     def __call__(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Something happened.
+        """Take note of an event.
 
         Args:
-            kind: what.
-            session: to whom, as it was then; None where it is nobody's.
-            text: for people.
+            kind: what happened.
+            session: the session that it concerns, as it was then; None where it concerns no
+                session.
+            text: a description for people.
         """
         ...

@@ -1,4 +1,4 @@
-"""A GEMM as work for the scheduler: its plan turned into tasks, its partial sums kept in order."""
+"""A GEMM as a job of the scheduler: its plan turned into tasks, its partial sums kept in order."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from cleave.planner.plan import (
 )
 from cleave.protocol import limits
 from cleave.protocol.messages import Op
+from cleave.scheduler.reduction import ReductionOrder
 from cleave.scheduler.tasks import ArrayRef, HeldArrays, Repartition, Task
 
 RESIDENCY_DEVICES: Final = 64
-"""In larger fleets what devices hold is not looked at: comparing holders pairwise costs too
+"""In larger fleets the planner is not told what devices hold: comparing holders in pairs costs too
 much."""
 
 _BLOCK_BYTES = 8 * 2**20
@@ -31,19 +32,19 @@ _PARTIAL = "fp32"  # partial sums travel and are added in fp32
 
 @dataclass(frozen=True, slots=True)
 class MatrixRef:
-    """A side of a GEMM: an operand as it lies, or transposed."""
+    """A side of a GEMM: an operand, taken as it is stored or transposed."""
 
     operand: int
     transposed: bool
 
     def region(self, rows: Span, columns: Span) -> tuple[Span, Span]:
-        """Rows and columns in the operand's own orientation."""
+        """Return rows and columns in the operand's own orientation."""
         return (columns, rows) if self.transposed else (rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class GemmTask:
-    """What runtimes need to know of a task: how to ask for it and where its block goes."""
+    """What runtimes need to know of a task: how to ask for it, and where its block goes."""
 
     block: Block
     tile: int
@@ -56,12 +57,12 @@ class GemmTask:
 
 @dataclass(slots=True)
 class TileProgress:
-    """A tile under way.
+    """The progress of a tile.
 
     Attributes:
-        device: that it was planned for; when that one is late or lost, others do some of it.
+        device: the device that it was planned for; if that is late or lost, others do some of it.
         tile: the box.
-        blocks: that it is cut into, and are not in another tile by now.
+        blocks: how many blocks it has, without those that were moved to other tiles.
         done: how many of them are back.
     """
 
@@ -75,7 +76,7 @@ class GemmJob:
     """C = A @ B on a fleet.
 
     Attributes:
-        tiles: by number, those that have blocks, once it is assigned.
+        tiles: by number, the tiles that have blocks; empty until the job is assigned.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class GemmJob:
 
     @property
     def title(self) -> str:
-        """See `Job.title`: the shapes of A and B."""
+        """See `Job.title`: it shows the shapes of A and B."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 
@@ -136,7 +137,7 @@ class GemmJob:
             number: TileProgress(tile.device, tile.tile)
             for number, tile in enumerate(self.plan.tiles)
         }
-        self._count(assigned_unit for _, assigned_unit in assigned)
+        self._count(assigned_task for _, assigned_task in assigned)
         if any(task.detail.partial for _, task in assigned):
             self._order = ReductionOrder([task for _, task in assigned if task.detail.partial])
         return assigned
@@ -187,7 +188,7 @@ class GemmJob:
         busy_s: Mapping[int, float],
         device_memory: HeldArrays,
     ) -> Repartition | None:
-        """See `Job.repartition`: every box of undone blocks is planned like a GEMM of its own."""
+        """See `Job.repartition`: every box of undone blocks is planned as a GEMM."""
         found = Repartition([], 0.0)
         self._repartitioned_tiles = {}
         planned_s, number = 0.0, self._tiles
@@ -244,7 +245,7 @@ class GemmJob:
     # --- what devices hold already ---
 
     def _residencies(self, device_memory: HeldArrays, fleet: int) -> Iterator[Residency]:
-        """Covers of the GEMM by tiles whose A side, or B side, devices hold without overlap."""
+        """Yield covers of the GEMM by tiles whose A side, or B side, devices hold."""
         if fleet > RESIDENCY_DEVICES:
             return
         held_a, held_b = (
@@ -268,7 +269,7 @@ class GemmJob:
     def _follow(
         self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
     ) -> TileCut | None:
-        """The tile of a device that holds `cut_a` (or `cut_b`), and all of the third side."""
+        """Return a tile of what a device holds, `cut_a` or `cut_b`, and the whole third side."""
         grid = cut_a if follow_a else cut_b
         if grid is None:
             return None
@@ -314,7 +315,7 @@ class _Grid:
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """The grid that arrays form, in the orientation of the GEMM; None when they form none."""
+    """Return the grid that arrays form, in the orientation of the GEMM; None when there is none."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):
@@ -335,75 +336,8 @@ def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
     return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])
 
 
-class ReductionOrder:
-    """Partial sums are added in the order of k: each waits for the lower ones of its elements.
-
-    Results then do not depend on the order in which devices answer.
-    """
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._waits = dict.fromkeys(tasks, 0)
-        self._followers: dict[Task, list[Task]] = {task: [] for task in tasks}
-        self._parked: dict[Task, Any] = {}
-        # All cuts together divide C into cells. In a cell a task waits for the one before it in k,
-        # which waited for the one before that.
-        rows = _cells({span for task in tasks for span in task.detail.block.m})
-        columns = _cells({span for task in tasks for span in task.detail.block.n})
-        latest: dict[tuple[int, int], Task] = {}
-        for task in sorted(tasks, key=lambda u: u.detail.block.k):
-            block = task.detail.block
-            before = set()
-            for row in range(rows[block.m.start], rows[block.m.stop]):
-                for column in range(columns[block.n.start], columns[block.n.stop]):
-                    cell = (row, column)
-                    if cell in latest:
-                        before.add(latest[cell])
-                    latest[cell] = task
-            self._waits[task] = len(before)
-            for lower in before:
-                self._followers[lower].append(task)
-
-    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Tasks that have not arrived give way to others that cover the same elements."""
-        gone = {task for task in tasks if task in self._waits}
-        before, after = [], []
-        for task, later in self._followers.items():
-            kept = [u for u in later if u not in gone]
-            if task not in gone and len(kept) < len(later):
-                before.append(task)
-                self._followers[task] = kept
-        for task in gone:
-            del self._waits[task]
-            for follower in self._followers.pop(task):
-                if follower not in gone:
-                    self._waits[follower] -= 1
-                    after.append(follower)
-        added = dict.fromkeys(task for task in others if task.detail.partial)
-        self._waits |= dict.fromkeys(added, 0)
-        self._followers |= {task: [] for task in added}
-        around = ReductionOrder([*before, *added, *dict.fromkeys(after)])
-        for lower, later in around._followers.items():
-            for upper in later:
-                if lower in added or upper in added:
-                    self._followers[lower].append(upper)
-                    self._waits[upper] += 1
-
-    def arrived(self, task: Task, payload: Any) -> list[tuple[Task, Any]]:
-        """A partial sum came: those that are to be added now, in order."""
-        if self._waits[task]:
-            self._parked[task] = payload
-            return []
-        ready = [(task, payload)]
-        for lower, _ in ready:  # which grows
-            for follower in self._followers.pop(lower):
-                self._waits[follower] -= 1
-                if not self._waits[follower] and follower in self._parked:
-                    ready.append((follower, self._parked.pop(follower)))
-        return ready
-
-
 def _moved(cut: TileCut, box: Tile) -> TileCut:
-    """A tile of a box, in the coordinates of the GEMM that the box is a part of."""
+    """Return a tile of a box in the coordinates of the GEMM that the box is a part of."""
 
     def moved(spans: Iterable[Span], by: Span) -> tuple[Span, ...]:
         return tuple(Span(s.start + by.start, s.stop + by.start) for s in spans)
@@ -411,8 +345,3 @@ def _moved(cut: TileCut, box: Tile) -> TileCut:
     m_cuts, n_cuts = moved(cut.m_cuts, box.m), moved(cut.n_cuts, box.n)
     k_cuts = moved(cut.k_cuts, box.k)
     return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)
-
-
-def _cells(bounds: set[int]) -> dict[int, int]:
-    """Boundaries, numbered in order."""
-    return {bound: number for number, bound in enumerate(sorted(bounds))}

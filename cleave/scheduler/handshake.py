@@ -1,4 +1,4 @@
-"""What a device says in its hello: whether it can take part, and the rates to begin with. Pure."""
+"""A device's `hello`: whether the device can take part, and the rates to begin with. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from cleave.scheduler.admission import Refusal
 _MOST_VERSIONS: Final = 8  # in a text
 
 FULL_RETRY_S: Final = 30.0
-"""When one for whom there was no room is told to try again."""
+"""Seconds after which a device that found the server full should try again."""
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
-"""What is assumed of a device that does not state its speed: a modest laptop."""
+"""Assumed of a device that does not state its speed: a modest laptop."""
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
-    """Say why a device cannot take part, whoever it is; None when it can.
+    """Return why a device cannot take part, whatever its identity; None when it can.
 
     Args:
-        hello: what it said.
-        full_with: how many devices there may be, where there are that many already.
+        hello: what the device said.
+        full_with: the most devices there may be, if there are that many already; else None.
 
     Raises:
         ProtocolError: when it lacks what every device must have.
@@ -48,7 +48,7 @@ def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
 
 
 def other_version(hello: Hello) -> str:
-    """What a client is told whose `hello` is in another version of the protocol."""
+    """Return what to tell a client whose `hello` is in another version of the protocol."""
     if limits.VERSION in hello.versions:
         return (
             f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
@@ -62,7 +62,7 @@ def other_version(hello: Hello) -> str:
 
 
 def stated_rates(session: int, hello: Hello) -> DeviceRates:
-    """Return the rates that a device states, within bounds; what it does not state is assumed."""
+    """Return the rates that a device states, within bounds; a missing speed is assumed."""
     return bounded(
         DeviceRates(
             device=session,
@@ -77,7 +77,7 @@ def stated_rates(session: int, hello: Hello) -> DeviceRates:
 
 
 def bounded(rates: DeviceRates) -> DeviceRates:
-    """Rates that the planner can calculate with, whatever a device states or a probe finds."""
+    """Return rates within the protocol's limits, whatever a device states or a probe finds."""
     return replace(
         rates,
         downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),

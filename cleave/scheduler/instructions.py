@@ -1,7 +1,7 @@
-"""What the server's core wants done: one language for its scheduler, its sessions and its runtime.
+"""What the server's core wants done by the session manager and by the runtime.
 
-The scheduler speaks of arrays and runs; the session manager turns these into messages, so that a
-runtime (`cleave.fleet.runtime`) carries out the `Instruction`s of the second half alone.
+The scheduler speaks of arrays and runs, and the session manager turns these into messages. So a
+runtime (`cleave.fleet.runtime`) carries out only the instructions of the second half.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SendArray:
 
 @dataclass(slots=True)
 class SendRun:
-    """Ask the device to do this task, as run `run`."""
+    """Ask the device to do this task, under this run's number."""
 
     device: int
     run: int
@@ -57,7 +57,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Stuck:
-    """For information: no device that is there can do this work, or some of it; it waits."""
+    """For information: no connected device can do this job, or part of it; it waits."""
 
     job: int
     reason: str
@@ -93,7 +93,7 @@ class Check:
 
 @dataclass(slots=True)
 class Place:
-    """Put this result in its place in the output of its work, at once."""
+    """Put this result in its place in the output of its job, at once."""
 
     task: Task
     payload: Any
@@ -101,14 +101,14 @@ class Place:
 
 @dataclass(slots=True)
 class Done:
-    """All results of this work are in place."""
+    """All results of this job are in place."""
 
     job: int
 
 
 @dataclass(slots=True)
 class Failed:
-    """This work cannot be completed."""
+    """This job cannot be completed."""
 
     job: int
     reason: str
@@ -123,7 +123,7 @@ class Joined:
 
 @dataclass(slots=True)
 class Overdue:
-    """For information: a device does not answer what it should have long ago, or does again."""
+    """For information: a device does not answer in time, or answers again."""
 
     session: int
     overdue: bool

@@ -1,16 +1,16 @@
-"""How long a device's answers take, against what its rates say; and so how to plan with it. Pure.
+"""How long a device's answers take, compared with its rates, and how to plan with it. Pure.
 
-What a device was asked since it was idle is one sample: how long it should take by its rates, and
-how long it took, from when the PS began to send until the last answer was there, whatever was done
-with the answers then. The PS's own delays are in every device's samples, so a device is held
-against the fleet: what the median of all takes longer than its rates say is nobody's fault, and
-slow is who takes much longer than that, most of the time.
+A sample covers what a device was asked from when it was idle until it is idle again: how long that
+should take by its rates, and how long it took, from when the PS began to send until the last answer
+came. What the PS then does with the answers makes no difference. The PS's own delays are part of
+every device's samples, so a device is compared with the fleet: the median delay of all devices is
+nobody's fault, and a device is slow if it takes much longer than that in most samples.
 
-A device is slow in one of two ways: it takes some times longer for everything, or each answer comes
-some time late. Whichever explains its samples better is what it is planned with. The planner then
-gives it less, or nothing, as for any other device of such rates; and one that gets nothing is tried
-now and then, so that it comes back when it has recovered: also one whose latency was found to be
-large when it joined.
+A device is slow in one of two ways: everything takes some factor longer, or each answer comes some
+time late. It is planned with the one that explains its samples better. The planner then gives it
+less work, or none, as it would any device of such rates. A device that gets none is tried from time
+to time, so that it comes back when it has recovered. So is one whose latency was found to be large
+when it joined.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from cleave.planner.plan import DeviceRates
 from cleave.scheduler.setbacks import trial_in_s
 
 SLOW: Final = 2.0
-"""A device is slow when its work takes so many times as long as it should, the fleet's median delay
-allowed for,"""
+"""A device is slow when it takes this many times as long as it should, allowing for the fleet's
+median delay, and takes `LEAST_LATE_S` longer as well."""
 
 LEAST_LATE_S: Final = 0.05
-"""and so much longer; below that what the PS does itself decides."""
+"""The shortest delay, in seconds, that makes a device slow; below it, what the PS does itself
+decides."""
 
 SAMPLES: Final = 8
-"""The latest, of which the lower median counts: what happens once says nothing."""
+"""Latest samples that are kept. Their lower median counts, so a single slow one has no effect."""
 
 ENOUGH: Final = 2
-"""Samples before a device is judged, and judged anew."""
+"""New samples that are needed to judge a device, and each time to judge it again."""
 
 _STEPS: Final = 2  # of an estimate, for each doubling: plans are kept as long as it does not change
 _CLEARLY: Final = 0.8  # of samples that look alike both explain all: then it is slow
@@ -46,7 +47,7 @@ _CHANGE: Final = 1.5  # an estimate changes by so much, or not at all
 
 
 class Sample(NamedTuple):
-    """How long something should have taken, and took; or took at least, where it was given up."""
+    """How long something should have taken, and took; if given up, how long it took at least."""
 
     expected_s: float
     took_s: float
@@ -66,12 +67,12 @@ class Estimate:
 
     @property
     def slow(self) -> bool:
-        """Whether it is anything but what its rates say."""
+        """Say whether the device differs from what its rates say."""
         return self.slowness > 1 or self.late_s > 0
 
     @property
     def text(self) -> str:
-        """For people; empty where there is nothing to say."""
+        """Describe the estimate for people; empty where there is nothing to say."""
         if self.late_s:
             how = f"its answers come {self.late_s:.2g} s late"
         elif self.slowness > 1:
@@ -81,7 +82,7 @@ class Estimate:
         return f"{how}; it gets less work, or none, until that changes"
 
     def of(self, rates: DeviceRates) -> DeviceRates:
-        """Rates to plan with."""
+        """Return the rates to plan with."""
         if not self.slow:
             return rates
         return replace(
@@ -93,7 +94,7 @@ class Estimate:
         )
 
     def near(self, other: Estimate) -> bool:
-        """Whether it is not worth planning anew for the difference."""
+        """Say whether the difference to another estimate is too small to plan anew."""
         if (self.late_s > 0) != (other.late_s > 0) or self.slow != other.slow:
             return False
         pairs = (self.slowness, other.slowness), (self.late_s or 1.0, other.late_s or 1.0)
@@ -105,7 +106,7 @@ AS_STATED: Final = Estimate()
 
 @dataclass(slots=True)
 class _Burst:
-    """What a device was asked since it was idle."""
+    """What a device was asked since it was last idle."""
 
     asked_s: float
     begun_s: float | None = None  # when the PS began to send it
@@ -121,11 +122,11 @@ class Pace:
     """One device's samples, and what follows from them.
 
     Attributes:
-        estimate: how it is planned with now.
-        samples: the latest.
-        fresh: of them since it was judged last.
-        times: trials that it did not pass, or that were followed by slow work, in a row.
-        trial_s: when it is to be tried, if it had nothing to do until then.
+        estimate: how the device is planned with now.
+        samples: the latest samples.
+        fresh: how many of them are new since it was last judged.
+        times: trials in a row that it failed, or that were followed by slow work.
+        trial_s: when it is to be tried, if it gets no work until then.
     """
 
     estimate: Estimate = AS_STATED
@@ -140,11 +141,11 @@ class Pace:
     # --- what happens ---
 
     def array(self, nbytes: int) -> None:
-        """It is sent an array for the run that follows."""
+        """Count an array that is sent to the device for the run that follows."""
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: int, now_s: float) -> None:
-        """It is asked for a result."""
+        """Count a run that the device is asked to do."""
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)
@@ -155,12 +156,12 @@ class Pace:
         self._waiting_bytes = 0
 
     def sending(self, now_s: float) -> None:
-        """The PS begins to send something of what it was asked."""
+        """Note that the PS begins to send the device something that it was asked."""
         if self._burst is not None and self._burst.begun_s is None:
             self._burst.begun_s = now_s
 
     def answered(self, run: int, rates: DeviceRates, now_s: float, *, failed: bool = False) -> None:
-        """It answered a run; how long it takes to fail one says nothing of how it works."""
+        """Note that the device answered a run; a burst with a failed run gives no sample."""
         burst = self._burst
         if burst is None or run not in burst.runs:
             return
@@ -172,7 +173,10 @@ class Pace:
                 self._take(_sample(burst, rates, now_s), now_s)
 
     def given_up(self, runs: Iterable[int], rates: DeviceRates, now_s: float) -> None:
-        """It need not answer some runs any more: it would have taken longer than this."""
+        """Note that the device need not answer some runs any more.
+
+        It would have taken longer than until now; that is a sample if it is longer than predicted.
+        """
         burst = self._burst
         if burst is None:
             return
@@ -197,17 +201,20 @@ class Pace:
 
     @property
     def delay_s(self) -> float | None:
-        """How much longer than it should its work takes; None where that is not known."""
+        """Return how much longer than predicted the device takes; None where that is not known."""
         if len(self.samples) < ENOUGH:
             return None
         return median_low(sample.took_s - sample.expected_s for sample in self.samples)
 
     def judge(self, common_s: float, now_s: float) -> bool:
-        """Judge it anew, if there is something new; returns whether it is to be planned anew.
+        """Judge the device again if there are enough new samples.
 
         Args:
-            common_s: the delay that all have (`common_delay_s`).
+            common_s: the delay that all devices have (`common_delay_s`).
             now_s: the time.
+
+        Returns:
+            Whether the device is to be planned with another estimate.
         """
         if self.fresh < (1 if self._wary else ENOUGH):
             return False
@@ -222,17 +229,18 @@ class Pace:
         return True
 
     def due(self, rates: DeviceRates, now_s: float) -> bool:
-        """Whether it is to be tried: it is slow, or far away, so that it had nothing to do."""
+        """Say whether to try the device: it is slow or far away, and had no work for a while."""
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s
 
     def tried(
         self, sample: Sample, rates: DeviceRates, common_s: float, now_s: float
     ) -> DeviceRates:
-        """It did a trial: it is planned with as it showed there, if that is better by half.
+        """Take a trial's time: if it is at most half of what was predicted, change the estimate.
 
         Returns:
-            Its rates: its latency may have been measured while it was busy otherwise.
+            The device's rates, with a new latency if the trial shows that the measured one was too
+                large.
         """
         if sample.took_s < sample.expected_s / 2:
             rates = replace(rates, latency_s=sample.took_s / 2)
@@ -249,18 +257,18 @@ class Pace:
         return rates
 
     def put_off(self, now_s: float) -> None:
-        """It did not do a trial as it should: the next one comes later."""
+        """Put the next trial off, because the device did not do one as it should."""
         self.times += 1
         self.trial_s = now_s + trial_in_s(self.times + 1)
 
 
 def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False) -> Estimate:
-    """What explains samples best: as stated, so many times slower, or each answer so much later.
+    """Return the estimate that explains samples best: as stated, a factor slower, or a delay later.
 
     Args:
-        samples: of one device, at least one.
-        common_s: how much longer than it should everybody's work takes.
-        slow: whether it is planned with as slow until now: then it is until it clearly is not.
+        samples: one device's samples, at least one.
+        common_s: how much longer than predicted all devices take.
+        slow: whether the device counts as slow now; then it stays slow until it clearly is not.
     """
     expected = [sample.expected_s + common_s for sample in samples]
     took = [sample.took_s for sample in samples]
@@ -277,7 +285,7 @@ def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False)
 
 
 def common_delay_s(delays_s: Iterable[float | None]) -> float:
-    """What the PS itself does to the times of all: the lower median of their delays, 0 for none."""
+    """Return the delay that the PS itself causes: the lower median of all delays, 0 without any."""
     known = sorted(delay_s for delay_s in delays_s if delay_s is not None)
     return max(0.0, known[(len(known) - 1) // 2]) if known else 0.0
 
@@ -297,7 +305,7 @@ def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
 
 
 def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
-    """How long something takes by a device's rates, from the first byte to the last one back."""
+    """Return the seconds something takes by a device's rates, first byte sent to last back."""
     return 2 * rates.latency_s + streamed_s(
         down_bytes / rates.downlink_bytes_per_s,
         flops / rates.flops_per_s,

@@ -1,16 +1,19 @@
-"""Probing a device before it gets work: ordinary `put` and `run`, timed and checked at the PS.
+"""Testing a device before it gets work: ordinary `put` and `run` messages, timed and checked.
 
-Link: a row times a column is all download (one number comes back), a column times a row all upload,
-and a 1 x 1 product is a round trip. Each direction goes on to larger arrays until one takes a
-while; what a round trip and the device's own arithmetic took is subtracted.
+Link: a row times a column is nearly all download (one number comes back), a column times a row
+nearly all upload, and a 1 x 1 product is a round trip. In each direction the arrays grow until one
+takes long enough to be timed. The time of a round trip and that of the device's own arithmetic are
+subtracted.
 
-Arithmetic: one product of secret numbers in every dtype that the device claims, as that dtype and
-in fp32, as they lie and transposed, checked like any result (`cleave.verify`). They are deep and of
-one sign, so that sums kept in 16 bits, or fp32 inputs cut to fewer bits, show.
+Arithmetic: one product of secret numbers in every dtype that the device claims, returned in that
+dtype and in fp32, as stored and transposed, and checked like any result (`cleave.verify`). The
+products are deep and their numbers mostly of one sign, so that sums kept in 16 bits, or fp32 inputs
+rounded to fewer bits, are noticed.
 
-Speed: one product of two arrays, added up as often as it takes to tell its time from the link's. A
-device that shows less than a tenth of what it claims is planned with what it shows. Only where the
-link is measured, too: without its rates, times at the PS say nothing of a device's arithmetic.
+Speed: one product of two arrays, added up until its time can be told from the link's. A device that
+shows less than a tenth of the speed that it claims is planned with the speed that it shows. This is
+done only where the link is measured too: without its rates, times at the PS say nothing about the
+device's arithmetic.
 """
 
 from __future__ import annotations
@@ -33,19 +36,20 @@ from cleave.protocol.messages import Message, Op
 from cleave.verify import GemmCheck
 
 FIRST_ID: Final = 2**52
-"""Probes name their arrays and runs from here on, so that they never meet the scheduler's; still
-a whole number in JavaScript."""
+"""Probes number their arrays and runs from here on, so that they never use the scheduler's numbers.
+It is still an exact integer in JavaScript."""
 
 _FIRST_BYTES: Final = 8 * 1024  # over within 12 s on the slowest link that a device may have
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
 
 _TEST_SIDES: Final = (4, 192, 5)
-"""Rows, depth, columns of the arithmetic's tests: all dtypes together are 14 kB, and sums are deep
-enough for 16 bits to be lost in them."""
+"""Rows, depth and columns of the arithmetic tests: all dtypes together are 14 kB, and the sums are
+deep enough for errors of 16-bit sums to show."""
 
 CLAIM: Final = 10.0
-"""How much faster than it shows a device may claim to be: a probe is no benchmark."""
+"""How many times faster than it shows a device may claim to be, since a probe is not a
+benchmark."""
 
 _SPEED_ROWS: Final = 128
 _SPEED_SIDES: Final = (128, 512)  # least and most; what a slow link takes no smaller one tells
@@ -59,9 +63,9 @@ class Effort:
     """How thoroughly a link is measured.
 
     Attributes:
-        round_trips: of which the shortest counts.
-        largest_bytes: most that is sent at once.
-        enough_s: an array that takes this long needs no larger one.
+        round_trips: how many are timed; the shortest counts.
+        largest_bytes: the most bytes that are sent at once.
+        enough_s: after an array that takes this long, no larger one is sent.
     """
 
     round_trips: int
@@ -70,18 +74,18 @@ class Effort:
 
 
 STATED: Final = Effort(0, 0, 0.0)
-"""A device that states its link's rates: nothing is measured."""
+"""For a device that states its link's rates: nothing is measured."""
 
 JOINING: Final = Effort(2, 2 * 2**20, 0.1)
-"""A device wants to work soon."""
+"""For a device that wants to work soon."""
 
 THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
-"""A device came to have its link measured."""
+"""For a device that came to have its link measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """What a probe found.
+    """What a probe found about a link.
 
     Attributes:
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
@@ -95,7 +99,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One product that is timed: how often a (rows, depth) array times a (depth, columns) one."""
+    """One timed product: a (rows, depth) array times a (depth, columns) one, `pairs` times."""
 
     rows: int
     depth: int
@@ -118,17 +122,17 @@ class _Test:
 
 
 class Probe:
-    """The probe of one device. Feed it results until `rates` is there, or `fault` is.
+    """The probe of one device. Give it results until `rates` or `fault` is set.
 
     Args:
-        device: what it says of itself.
+        device: what the device says of itself.
         effort: how thoroughly its link is measured.
-        rng: draws the numbers of tests, secret; None for measuring the link alone.
-        ids: names for arrays and runs, where probes follow one another in a session.
+        rng: secret; draws the numbers of the tests. None to measure the link alone.
+        ids: names for arrays and runs, where a session has several probes.
 
     Attributes:
-        rates: what its link was found to be; as stated where it is not measured.
-        device: how to plan with it, once `rates` is there.
+        rates: the measured rates of its link; as stated where it is not measured.
+        device: the rates to plan with, once `rates` is set.
         fault: what is wrong with its arithmetic.
     """
 
@@ -155,29 +159,29 @@ class Probe:
         self._tests: dict[int, _Test] = {}
 
     def begin(self, now_s: float) -> list[Message]:
-        """The first messages to send."""
+        """Return the first messages to send."""
         if self._rng is not None:
             return self._send_tests(self._rng)
         return self._go_on(now_s)
 
     def awaits(self, run: int) -> bool:
-        """Whether an answer to this run is awaited."""
+        """Say whether an answer to this run is awaited."""
         return run in self._tests or run == self._run
 
     def abandon(self) -> list[Message]:
-        """The last messages to send where the rest is not wanted any more."""
+        """Return the last messages to send when the probe is given up."""
         runs, self._tests = tuple(self._tests), {}
         arrays, self._arrays, self._run = self._arrays, (), -1
         return [messages.Cancel(runs), messages.Drop(arrays)]
 
     @property
     def awaited_bytes(self) -> int:
-        """The size of the largest result that is awaited."""
+        """Return the size of the largest result that is awaited."""
         tests = (test.shape[0] * test.shape[1] * test.out.itemsize for test in self._tests.values())
         return max(DType.FP32.itemsize * self._step.rows * self._step.columns, *tests, 0)
 
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
-        """Take an answer; returns what to send next.
+        """Take an answer; return the messages to send next.
 
         Raises:
             ProtocolError: when it is not the answer that is awaited.
@@ -251,7 +255,7 @@ class Probe:
     # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
-        """What to multiply, one after the other; `_took_s` is known when it is resumed."""
+        """Yield what to multiply next; `_took_s` is set when the generator is resumed."""
         stated = self.device
         if self._effort is STATED:
             self.rates = LinkRates(
@@ -289,7 +293,7 @@ class Probe:
         self.rates = found
 
     def _speed(self, link: LinkRates) -> Iterator[_Step]:
-        """Products until the device has shown a tenth of what it claims, or what it can do."""
+        """Yield products until the device shows a tenth of what it claims, or what it can do."""
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))

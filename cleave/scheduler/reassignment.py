@@ -1,4 +1,4 @@
-"""Who takes over what a device leaves undone, and who helps a device that is late.
+"""Who takes over the tasks that a device left undone, and who helps a device that is late.
 
 Pure choices over predicted times; the scheduler carries them out.
 """
@@ -14,22 +14,23 @@ from typing import Final
 from cleave.scheduler.tasks import Task
 
 WORTH_HELPING: Final = 0.8
-"""A task is given to a second device that is predicted to finish it within this share of the time
-that its own device still needs: below 1, for predictions err and what is done twice is paid for."""
+"""A task is given to a second device if that device is predicted to finish within this share of the
+time that the first one still needs. It is below 1 because predictions err and because work that is
+done twice costs twice."""
 
 _COMPARED: Final = 16
 
 UnitSeconds = Callable[[int, Task], float]
-"""What a task takes on a device, predicted."""
+"""Predicts the seconds that a task takes on a device."""
 
 
 @dataclass(slots=True)
 class Reassignment:
-    """Tasks for other devices.
+    """Tasks given to other devices.
 
     Attributes:
-        assigned: tasks with the device of each, in order.
-        finish_s: when the last of these devices is done, predicted, seconds from now.
+        assigned: (device, task) pairs, in order.
+        finish_s: when the last of these devices is predicted to finish, in seconds from now.
         unassigned: tasks that no device may take.
     """
 
@@ -47,10 +48,10 @@ def reassign(
     """Give every task to the device that is predicted to finish it first.
 
     Args:
-        tasks: to be given away, in this order.
-        remaining_s: by device, what it has to do already, seconds.
-        able: whether a device may take a task.
-        unit_s: what it takes.
+        tasks: the tasks to give away, in this order.
+        remaining_s: by device, the seconds of work that it already has.
+        able: says whether a device may take a task.
+        task_s: predicts the seconds that a task takes on a device.
     """
     takers = _Takers(remaining_s, able, task_s)
     found = Reassignment()
@@ -72,17 +73,18 @@ def speculate(
     able: Callable[[int, Task], bool],
     task_s: UnitSeconds,
 ) -> list[tuple[int, int, Task]]:
-    """Give the last tasks of late devices to others as well; the first valid answer will count.
+    """Give the last tasks of late devices to other devices too; the first valid answer counts.
 
     Args:
-        late: by device, the tasks that it has still to answer, in its order.
-        remaining_s: by late device, how long it is expected to need for them; may be infinite.
-        helpers: by device, what it has to do already, seconds.
-        able: whether a helper may take a task.
-        unit_s: what it takes.
+        late: by late device, the tasks that it has not answered, in its order.
+        remaining_s: by late device, the seconds that it is expected to need for them; may be
+            infinite.
+        helpers: by helper, the seconds of work that it already has.
+        able: says whether a helper may take a task.
+        task_s: predicts the seconds that a task takes on a device.
 
     Returns:
-        Late device, helper, task.
+        (late device, helper, task) for each task that is given to a helper.
     """
     takers = _Takers(helpers, able, task_s)
     left = {device: list(tasks) for device, tasks in late.items() if tasks}
@@ -108,9 +110,10 @@ def speculate(
 
 
 class _Takers:
-    """Devices by how busy they are; of the least busy, who would finish a task first.
+    """Devices ordered by how busy they are, to find the one that would finish a task first.
 
-    Comparing all devices for every task would cost a large fleet more than it wins.
+    Only the least busy are compared: comparing all of them for every task would cost a large fleet
+    more time than it saves.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class _Takers:
         self._task_s = task_s
 
     def best(self, task: Task) -> tuple[float, int] | None:
-        """When it would be finished, and by whom; None when nobody may take it."""
+        """Return when the task would be finished, and by which device; None if none may take it."""
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
             busy, device = heapq.heappop(self._queue)
@@ -141,7 +144,7 @@ class _Takers:
         return found
 
     def take(self, taken: tuple[float, int]) -> None:
-        """A device takes what `best` found."""
+        """Add the task to the load of the device that `best` found for it."""
         finish_s, device = taken
         self._queue = [entry for entry in self._queue if entry[1] != device]
         self._queue.append((finish_s, device))

@@ -1,61 +1,80 @@
-"""Results put in their places: finished blocks copied, partial sums folded in fp32."""
+"""The order in which partial sums of the same elements are added, whoever answers first."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from cleave import arrays
-from cleave.arrays import Buffer, DType
-from cleave.gemm import Span
-from cleave.scheduler.gemm_job import GemmTask
+from cleave.scheduler.tasks import Task
 
 
-class Output:
-    """The matrix C of one GEMM while its blocks come in.
+class ReductionOrder:
+    """Adds partial sums in the order of k: each waits for the lower ones of the same elements.
 
-    Args:
-        out: where the result goes, shape (m, n).
+    So results do not depend on the order in which devices answer.
     """
 
-    def __init__(self, out: Buffer) -> None:
-        self.out = out
-        self._sums: Buffer | None = None
-        self._summed: list[tuple[Span, Span]] = []  # which elements are sums
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._waits = dict.fromkeys(tasks, 0)
+        self._followers: dict[Task, list[Task]] = {task: [] for task in tasks}
+        self._parked: dict[Task, Any] = {}
+        # All cuts together divide C into cells. In a cell a task waits for the one before it in k,
+        # which waited for the one before that.
+        rows = _cells({span for task in tasks for span in task.detail.block.m})
+        columns = _cells({span for task in tasks for span in task.detail.block.n})
+        latest: dict[tuple[int, int], Task] = {}
+        for task in sorted(tasks, key=lambda u: u.detail.block.k):
+            block = task.detail.block
+            before = set()
+            for row in range(rows[block.m.start], rows[block.m.stop]):
+                for column in range(columns[block.n.start], columns[block.n.stop]):
+                    cell = (row, column)
+                    if cell in latest:
+                        before.add(latest[cell])
+                    latest[cell] = task
+            self._waits[task] = len(before)
+            for lower in before:
+                self._followers[lower].append(task)
 
-    def place(self, task: GemmTask, payload: Any) -> None:
-        """Put one result in its place. Partial sums must come in the order of k."""
-        block = task.block
-        dtype = DType.FP32 if task.partial else self.out.dtype
-        if not isinstance(payload, Buffer):
-            payload = arrays.unpack(payload, block.m.size, block.n.size, dtype)
-        if not task.partial:
-            self.out.region(block.m, block.n).array[...] = payload.array
-            return
-        target = self.sums(block.m, block.n, first=block.k.start == 0).array
-        if block.k.start == 0:
-            target[...] = payload.array
-        else:
-            target += payload.array
+    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
+        """Replace tasks that have not arrived by others that cover the same elements."""
+        gone = {task for task in tasks if task in self._waits}
+        before, after = [], []
+        for task, later in self._followers.items():
+            kept = [u for u in later if u not in gone]
+            if task not in gone and len(kept) < len(later):
+                before.append(task)
+                self._followers[task] = kept
+        for task in gone:
+            del self._waits[task]
+            for follower in self._followers.pop(task):
+                if follower not in gone:
+                    self._waits[follower] -= 1
+                    after.append(follower)
+        added = dict.fromkeys(task for task in others if task.detail.partial)
+        self._waits |= dict.fromkeys(added, 0)
+        self._followers |= {task: [] for task in added}
+        around = ReductionOrder([*before, *added, *dict.fromkeys(after)])
+        for lower, later in around._followers.items():
+            for upper in later:
+                if lower in added or upper in added:
+                    self._followers[lower].append(upper)
+                    self._waits[upper] += 1
 
-    def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """The fp32 accumulator of some elements: C itself where it is fp32.
+    def arrived(self, task: Task, payload: Any) -> list[tuple[Task, Any]]:
+        """Take a partial sum; return those that are to be added now, in order."""
+        if self._waits[task]:
+            self._parked[task] = payload
+            return []
+        ready = [(task, payload)]
+        for lower, _ in ready:  # which grows
+            for follower in self._followers.pop(lower):
+                self._waits[follower] -= 1
+                if not self._waits[follower] and follower in self._parked:
+                    ready.append((follower, self._parked.pop(follower)))
+        return ready
 
-        Args:
-            rows, columns: which elements.
-            first: whether this is their first partial sum.
-        """
-        if self._sums is None:
-            fp32 = self.out.dtype is DType.FP32
-            self._sums = self.out if fp32 else arrays.empty(*self.out.shape, DType.FP32)
-        if first:
-            self._summed.append((rows, columns))
-        return self._sums.region(rows, columns)
 
-    def finish(self) -> None:
-        """Everything is in: round the sums to the dtype of C."""
-        if self._sums is not None and self._sums is not self.out:
-            for rows, columns in self._summed:
-                exact = self._sums.region(rows, columns).array
-                self.out.region(rows, columns).array[...] = arrays.narrow(exact, self.out.dtype)
-        self._sums = None
-        self._summed.clear()
+def _cells(bounds: set[int]) -> dict[int, int]:
+    """Number boundaries in ascending order."""
+    return {bound: number for number, bound in enumerate(sorted(bounds))}

@@ -1,10 +1,10 @@
 """The scheduler's state machine.
 
-It keeps, for every device, a queue of tasks, what the device holds, and what it has been asked.
-Arrays are sent when a task that needs them comes up, which yields the wavefront order by itself,
-and only as far as the device's memory goes. What a lost device had not answered goes to the others,
-cut anew where that is faster; what a late one has not answered they get as well, and the first
-valid answer counts.
+For every device it keeps a queue of tasks, the arrays that the device holds, and the runs that it
+was sent. Arrays are sent when a task that needs them comes up, which gives the wavefront order, and
+only as far as the device's memory goes. Tasks that a lost device had not answered go to other
+devices, cut anew where that is faster. Tasks that a late device has not answered are given to
+others as well, and the first valid answer counts.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ from cleave.scheduler.tasks import Job, Task
 from cleave.scheduler.validation import broken_invariants, leftovers
 
 MAX_FAILURES: Final = 4
-"""How often a task may fail, and on every device that is there, before it is kept back."""
+"""A task that failed this often, and on every device that can take it, is kept back."""
 
 HOLD_S: Final = 5.0
-"""For so long the first time, then for twice as long, and tried as soon as another device comes."""
+"""Seconds for which a task is kept back the first time, then twice as long each time. It is tried
+earlier if another device joins."""
 
 HOLD_MOST_S: Final = 300.0
 
@@ -53,10 +54,10 @@ _RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes 
 _HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
 
 WITHDRAWN: Final = "it was withdrawn"
-"""The reason of a job's failure that is none."""
+"""The reason given when a job ends because it was withdrawn, which is not a failure."""
 
 FINISHED_KEPT: Final = 64
-"""Jobs that are remembered when they are done."""
+"""Finished jobs that are remembered."""
 
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
@@ -76,7 +77,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """What was predicted of some work, and what became of it."""
+    """How long a job was predicted to take, and how long it took."""
 
     id: int
     title: str
@@ -85,7 +86,7 @@ class FinishedJob:
 
 
 class Scheduler:
-    """Runs work on a fleet. See `handle`."""
+    """Runs jobs on a fleet. See `Scheduler.handle`."""
 
     def __init__(self) -> None:
         self.counters = Counters()
@@ -123,7 +124,7 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Take one event and return what is to be done about it, in order."""
+        """Take one event and return the instructions that follow from it, in order."""
         self._instructions = []
         self._now_s = now_s
         self.story.add(now_s, event)
@@ -133,10 +134,10 @@ class Scheduler:
         return self._instructions
 
     def validate(self) -> None:
-        """Check the books.
+        """Check that the scheduler's state is consistent.
 
         Raises:
-            AssertionError: with what is wrong, and what happened to the first device of it.
+            AssertionError: with what is inconsistent.
         """
         kept_back = (*self._orphans, *self._held)
         broken = broken_invariants(
@@ -146,7 +147,7 @@ class Scheduler:
             raise AssertionError("; ".join(broken))
 
     def leftovers(self) -> list[str]:
-        """Say what is kept, a sentence each: nothing, with no job and no operand in use."""
+        """List what is still kept, in sentences; empty when no job and no operand is in use."""
         kept = {
             "jobs": self._jobs,
             "jobs that wait": self._waiting,
@@ -160,23 +161,23 @@ class Scheduler:
 
     @property
     def devices(self) -> Sequence[int]:
-        """The devices that may be given work."""
+        """Return the devices that may be given work."""
         return [d for d, state in list(self._devices.items()) if state.present]
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """What is known of the devices that may be given work; overdue ones only if all are."""
+        """Return the rates of the devices that may be given work; overdue ones only if all are."""
         present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
     @property
     def idle(self) -> bool:
-        """Whether no work is unfinished."""
+        """Say whether no job is unfinished."""
         return not self._jobs
 
     @property
     def oldest(self) -> tuple[Job, float] | None:
-        """The work that is under way for longest, and since when; None where there is none."""
+        """Return the assigned job that was submitted first, and when; None where there is none."""
         for id, begun_s in self._begun_s.items():
             if self._jobs[id].expected_s is not None:  # else it waits for a device
                 return self._jobs[id], begun_s
@@ -184,26 +185,26 @@ class Scheduler:
 
     @property
     def blank(self) -> bool:
-        """Whether no work is under way and no device holds an array, as when it was new."""
+        """Say whether no job is under way and no device holds an array, as when it was new."""
         return not self._jobs and not any(d.held or d.forget for d in self._devices.values())
 
     def runs_of(self, device: int) -> Set[int]:
-        """The runs that a device was sent and has not answered."""
+        """Return the runs that a device was sent and has not answered."""
         state = self._devices.get(device)
         return state.running.keys() if state is not None else frozenset()
 
     def busy(self, device: int) -> bool:
-        """Whether a device has something to do."""
+        """Say whether a device has something to do."""
         state = self._devices.get(device)
         return state is not None and bool(state.running or state.queue)
 
     def overdue(self, device: int) -> bool:
-        """Whether a device has not answered what it should have long ago."""
+        """Say whether a device is overdue: it did not answer in time, and still has not."""
         state = self._devices.get(device)
         return state is not None and state.overdue
 
     def stuck(self, job: int) -> str:
-        """Why no device that is there can do some work; empty where one can, or none is there."""
+        """Return why no connected device can do a job; empty if one can, or none is connected."""
         return self._stuck.get(job, "")
 
     # --- devices come and go ---
@@ -225,7 +226,7 @@ class Scheduler:
             device.rates = event.rates
 
     def _welcome(self, newcomer: int, now_s: float) -> None:
-        """A device takes what waited for one, and some of what others are at."""
+        """Give a device the tasks that waited for one, and some of what others are busy with."""
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._start(job)
@@ -246,7 +247,7 @@ class Scheduler:
         self._tell_forgotten(device)
 
     def _give_away_queue(self, device: DeviceLoad) -> None:
-        """Others do what a device was not sent yet."""
+        """Give other devices the tasks that a device was not sent yet."""
         unsent = list(device.queue)
         device.queue.clear()
         for task in unsent:
@@ -313,8 +314,8 @@ class Scheduler:
         """Give tasks to the devices that are predicted to finish them first.
 
         Args:
-            tasks: that no device is to do any more.
-            repartition: whether their work may cut them anew, to share them among more devices.
+            tasks: tasks that no device has any more.
+            repartition: whether their job may cut them anew, to share them among more devices.
         """
         by_job: dict[int, list[Task]] = {}
         for task in tasks:
@@ -361,7 +362,7 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: Job) -> list[DeviceRates]:
-        """The devices that may do some of a job; overdue ones only where no others are."""
+        """Return the devices that may do some of a job; overdue ones only where all are."""
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
@@ -377,7 +378,7 @@ class Scheduler:
     # --- tasks that two devices were given ---
 
     def _copied(self, device_id: int, task: Task) -> bool:
-        """A device will not do a task: whether another does it still."""
+        """Note that a device will not do a task; return whether another device still will."""
         others = self._copies.get(task)
         if others is None:
             return False
@@ -390,8 +391,8 @@ class Scheduler:
         """Give the last tasks of late devices to others too.
 
         Args:
-            late: by device, how long it is expected to need for what it was given.
-            helpers: by device, what it has to do already, seconds.
+            late: by late device, how long it is expected to need for its tasks, in seconds.
+            helpers: by helper, the seconds of work that it already has.
         """
         undone = {}
         for device_id in late:
@@ -419,7 +420,7 @@ class Scheduler:
                 self._pump(self._devices[helper])
 
     def _help_with_newcomer(self, newcomer: int, now_s: float) -> None:
-        """A device that comes while others are at work takes some of it."""
+        """Give a new device some of the tasks that others are busy with."""
         busy = [
             (device.remaining_s(now_s), device_id)
             for device_id, device in self._devices.items()
@@ -429,7 +430,7 @@ class Scheduler:
         self._speculate(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
 
     def _cancel_copies(self, device_id: int, task: Task) -> None:
-        """A device answered a task: the others need not."""
+        """Cancel a task on the other devices that were given it, because one has answered."""
         for other_id in sorted(self._copies.pop(task) - {device_id}):
             other = self._devices[other_id]
             runs = tuple(run for run, asked in other.running.items() if asked is task)
@@ -444,7 +445,7 @@ class Scheduler:
             self._finish_draining(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
-        """Time passed: where work is overdue, others get what is missing, before anyone is lost."""
+        """Give missing tasks of overdue jobs to other devices, before any device is lost."""
         due = [task for task, until_s in self._held.items() if until_s <= now_s]
         for task in due:
             task.failed_on.clear()
@@ -465,11 +466,11 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _expected_since(self) -> dict[int, float]:
-        """By job, since when something of it should have come: jobs follow one another."""
+        """Return, by job, since when a result of it should have come: jobs follow one another."""
         return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
-        """A device whose tasks others took over may be asked again: an answer was lost, not it."""
+        """Let an overdue device be asked again: only its answer may have been lost."""
         device = self._devices.get(event.device)
         if device is None or not device.overdue or device.running:
             return
@@ -480,13 +481,13 @@ class Scheduler:
     # --- tasks that no device can do ---
 
     def _stick(self, job: Job, reason: str) -> None:
-        """Some of a job waits for another device, or a better day; said once for each reason."""
+        """Note that part of a job waits, and why; report each reason once."""
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
             self._instructions.append(Stuck(job.id, reason))
 
     def _hold(self, job: Job, task: Task, last: str) -> None:
-        """Every device failed a task: it is kept back, so that they are not busy with failing."""
+        """Keep back a task that every device failed, so that they do not go on failing it."""
         task.held += 1
         for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (task.held - 1))
         self._held[task] = self._now_s + for_s
@@ -497,7 +498,7 @@ class Scheduler:
         )
 
     def _try_again(self, tasks: Sequence[Task]) -> None:
-        """Tasks that were kept back are given out again."""
+        """Give out again tasks that were kept back."""
         for task in tasks:
             del self._held[task]
         for job in {task.job for task in tasks} - {task.job for task in self._held}:
@@ -541,7 +542,7 @@ class Scheduler:
         self._tell_if_much(device)
 
     def _tell_if_much(self, device: DeviceLoad) -> None:
-        """Arrays that nobody needs are not left on a device for want of a next message."""
+        """Tell a device to drop unneeded arrays if there are many, before its next run."""
         if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
             self._tell_forgotten(device)
 
@@ -554,7 +555,7 @@ class Scheduler:
     # --- answers ---
 
     def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Task] | None:
-        """The task of a run, taken off the device; None for an answer nobody waits for."""
+        """Take a run's task off the device; None for an answer that nobody waits for."""
         self._heard(device_id)
         device = self._devices.get(device_id)
         task = device.ended(run) if device else None
@@ -663,5 +664,5 @@ class Scheduler:
 
 
 def _need(task: Task) -> int:
-    """Bytes that a device holds at once to do a task."""
+    """Return the bytes that a device holds at once to do a task."""
     return sum({a.id: a.nbytes for a in task.inputs}.values()) + task.output_bytes

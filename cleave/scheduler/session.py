@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import count
 
 from cleave.planner.plan import DeviceRates
-from cleave.protocol.allowance import Allowance, Crossing
+from cleave.protocol.allowance import Allowance, CancelledRuns
 from cleave.protocol.messages import Feature
 from cleave.scheduler.admission import Contribution
 from cleave.scheduler.conduct import Conduct
@@ -21,7 +21,7 @@ from profiles.device_profile import DeviceKind
 
 
 class DeviceState(Enum):
-    """What a device session is doing; the values are what users read."""
+    """What a device session is doing; users read the values."""
 
     JOINING = "joining"
     PROBING = "probing"
@@ -29,7 +29,7 @@ class DeviceState(Enum):
     BUSY = "busy"
     OVERDUE = "overdue"
     ASIDE = "set aside"
-    """It failed all that it was asked, and gets no work until it passes a trial."""
+    """It failed several runs in a row, and gets no work until it passes a trial."""
 
     DRAINING = "draining"
     LOST = "lost"
@@ -37,12 +37,12 @@ class DeviceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A device that gets no work is tried.
+    """A test of a device that gets no work.
 
     Attributes:
-        probe: with what.
-        begun_s: since when.
-        expected_s: how long it should take.
+        probe: the test.
+        begun_s: when it began.
+        expected_s: how many seconds it should take.
     """
 
     probe: Probe
@@ -58,7 +58,7 @@ class Session:
     opened_s: float
     address: str = ""
     identity: int | None = None  # which device it is, see `Admission`
-    known_as: int | None = None  # likewise, also of one that only has its link measured
+    known_as: int | None = None  # the same, also where only its link is measured
     state: DeviceState = DeviceState.JOINING
     reason: str = ""
     name: str = ""
@@ -71,7 +71,7 @@ class Session:
     compute_s: float = 0.0
     downlink_bytes: int = 0  # counted by the runtime
     uplink_bytes: int = 0
-    credited: Contribution = field(default_factory=Contribution)  # what the door knows of these
+    credited: Contribution = field(default_factory=Contribution)  # what the authenticator was told
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
@@ -79,13 +79,13 @@ class Session:
     pace: Pace = field(default_factory=Pace)
     noted_s: float | None = None  # when a failure of it was last said
     rates: DeviceRates | None = None
-    claimed_flops_per_s: float = 0.0  # by its hello, bounded; `rates` has what it showed
+    claimed_flops_per_s: float = 0.0  # in its hello, bounded; `rates` has what it showed
     features: frozenset[Feature] = frozenset()  # that it has, and we have
     measure: bool = False  # it came to have its link measured, not to work
     measured_by: str = ""  # what it came by then, see `Admission`
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Task] = field(default_factory=dict)
-    crossing: Crossing = field(default_factory=Crossing)
+    cancelled_runs: CancelledRuns = field(default_factory=CancelledRuns)
     allowance: Allowance | None = None  # from its welcome on
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
@@ -93,12 +93,12 @@ class Session:
 
     @property
     def conduct(self) -> Conduct:
-        """What is to be remembered of it."""
+        """Return how the device worked, to be remembered for its next session."""
         estimate = self.pace.estimate
         return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
 
     @property
     def planned_rates(self) -> DeviceRates:
-        """Its rates as it is planned with: as measured or stated, less what it falls short."""
+        """Return the rates to plan with: as measured or stated, corrected by the device's pace."""
         assert self.rates is not None
         return self.pace.estimate.of(self.rates)

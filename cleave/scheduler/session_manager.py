@@ -1,7 +1,8 @@
 """The PS's core: device sessions on one side, GEMMs on the other, the scheduler between them.
 
-Pure like the scheduler: messages and times in, orders out. It speaks the protocol (handshake,
-liveness, the three verbs) so that every runtime, live or virtual, runs the same code.
+Pure like the scheduler: messages and times go in, instructions come out. It implements the protocol
+(handshake, liveness, `put`, `run`, `result`), so that every runtime, live or virtual, runs the same
+code.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ from profiles.device_profile import DeviceKind
 NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
 
 NOTED_S: Final = 60.0
-"""What may go on and on (a device fails, a job is stuck) is said once in so long."""
+"""Seconds between two reports of something that may go on for long (a device fails, a job is
+stuck)."""
 
 TRIAL_PATIENCE_S: Final = 60.0
-"""How long a trial may take."""
+"""Seconds that a trial may take."""
 
 _MAX_FAILURE: Final = 120  # characters of why a device failed
 
@@ -72,13 +74,13 @@ class SessionManager:
 
     Args:
         credential: what `hello` must carry; empty for none.
-        verify: which results to have checked before they are used; as a command line says it, or
-            True for `auto`.
-        crossed: whether results cross a process boundary, which `auto` asks.
-        rng: secret; draws which results are checked, and what devices are probed with.
-        auth: who decides which devices may come in; `credential` is not used then.
-        max_devices: how many it takes at once; any number unless given.
-        observe: whether devices are planned with as they turn out to be (`cleave.scheduler.pace`).
+        verify: which results are checked before they are used: a value of `--verify`, or True for
+            `auto`.
+        crossed: whether results cross a process boundary; `auto` depends on it.
+        rng: secret; draws which results are checked, and the numbers that devices are probed with.
+        auth: decides which devices may join; `credential` is not used then.
+        max_devices: how many devices it takes at once; any number unless given.
+        observe: whether devices are planned with the pace that they show (`cleave.scheduler.pace`).
     """
 
     def __init__(
@@ -109,14 +111,14 @@ class SessionManager:
 
     @property
     def ready_devices(self) -> int:
-        """How many devices may be given work."""
+        """Return how many devices may be given work."""
         return len(self.scheduler.devices)
 
     def validate(self) -> None:
-        """Check the books, the scheduler's and its own.
+        """Check that its own and the scheduler's state are consistent.
 
         Raises:
-            AssertionError: with what is wrong.
+            AssertionError: with what is inconsistent.
         """
         self.scheduler.validate()
         for session in self.sessions.values():
@@ -127,7 +129,7 @@ class SessionManager:
                 )
 
     def leftovers(self) -> list[str]:
-        """Say what is kept, a sentence each: nothing, with no job and no operand in use."""
+        """List what is still kept, in sentences; empty when no job and no operand is in use."""
         found = self.scheduler.leftovers()
         if self._buffers:
             found.append(f"{len(self._buffers)} operands are left")
@@ -137,7 +139,7 @@ class SessionManager:
         return found
 
     def state(self, session: Session) -> DeviceState:
-        """What a device is doing now."""
+        """Return what a device is doing now."""
         if session.state is DeviceState.READY and session.setbacks.aside:
             return DeviceState.ASIDE
         if session.state is DeviceState.READY and self.scheduler.overdue(session.id):
@@ -149,17 +151,17 @@ class SessionManager:
     # --- sessions ---
 
     def opened(self, session: int, now_s: float, address: str = "") -> None:
-        """A peer connected, from this address; its `hello` is awaited."""
+        """Note that a peer connected from this address; its `hello` is awaited."""
         self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
     ) -> list[ForRuntime]:
-        """A message came on a session; one that breaks the protocol ends that session alone.
+        """Take a message of a session; one that breaks the protocol ends that session alone.
 
         Args:
             session_id: the session.
-            message: what came.
+            message: the message.
             now_s: the time.
             nbytes: its size, where it was sent over a network.
         """
@@ -180,31 +182,31 @@ class SessionManager:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def _too_much(self, session: Session, message: Message, now_s: float, nbytes: int) -> str:
-        """Whether a message is one too many of those that nothing asked for, and how."""
+        """Return why a message exceeds what a device may send unasked; empty if it does not."""
         if isinstance(message, messages.Result | messages.TaskError) and (
             session.probe is not None
             or (session.trial is not None and session.trial.probe.awaits(message.id))
-            or is_answer(message.id, session.expected, session.crossing)
+            or is_answer(message.id, session.expected, session.cancelled_runs)
         ):
             return ""
         return session.allowance.said(nbytes, now_s) if session.allowance is not None else ""
 
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """A device sent more than it may: its session ends, and it has to rest for a while."""
+        """End the session of a device that sent more than it may; it must wait to come back."""
         session = self.sessions.get(session_id)
         if session is not None and session.known_as is not None:
             self._resting[session.known_as] = now_s + limits.REST_S
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
 
     def awaited_bytes(self, session_id: int) -> tuple[int, int]:
-        """The largest result of work that a session may send now, and the largest of all."""
+        """Return the size of the largest job result that may come now, and of any result."""
         session = self.sessions.get(session_id)
         if session is None:
             return 0, 0
         job = max((task.output_bytes for task in session.expected.values()), default=0)
         probe = session.probe if session.trial is None else session.trial.probe
         tested = probe.awaited_bytes if probe is not None else 0
-        return job, max(job, session.crossing.largest_bytes, tested)
+        return job, max(job, session.cancelled_runs.largest_bytes, tested)
 
     def refuse(
         self,
@@ -215,7 +217,7 @@ class SessionManager:
         *,
         retry_after_s: float = 0.0,
     ) -> list[ForRuntime]:
-        """End a session that broke the rules, and say why; one that has ended gets nothing more."""
+        """End a session that broke the rules, and say why; do nothing if it has already ended."""
         if session_id not in self.sessions:
             return []
         session = self.sessions[session_id]
@@ -223,9 +225,9 @@ class SessionManager:
             self.auth.quarantined(session.identity, reason)
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
-        orders: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
+        instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
-        return orders + self.closed(session_id, reason, now_s, lost=lost)
+        return instructions + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float
@@ -237,7 +239,7 @@ class SessionManager:
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
     ) -> list[ForRuntime]:
-        """A session ended, for whatever reason; its unfinished tasks go to others."""
+        """Note that a session ended, for whatever reason; its unfinished tasks go to others."""
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
@@ -250,8 +252,8 @@ class SessionManager:
         return self._do(events.DeviceLost(session_id), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
-        """Time passed: end sessions that are silent or have not said hello."""
-        orders: list[ForRuntime] = []
+        """Do what is due: end sessions that are silent or have not said hello, begin trials."""
+        instructions: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             joining = session.state is DeviceState.JOINING
             limit_s = limits.HANDSHAKE_S if joining else limits.SILENCE_S
@@ -259,17 +261,17 @@ class SessionManager:
             if since_s > limit_s:
                 what = "said no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
-                orders += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+                instructions += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
             elif session.state is DeviceState.READY:
-                orders += self._try_again(session, now_s)
+                instructions += self._try_again(session, now_s)
         if self.observe:
-            orders += self._judge_paces(now_s)
+            instructions += self._judge_paces(now_s)
         self.history.tick(self.sessions.values(), now_s)
         self._resting = {who: s for who, s in self._resting.items() if s > now_s}
-        return orders + self._do(events.Tick(), now_s)
+        return instructions + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
-        """Tell the authenticator what the connected devices did since it was told last."""
+        """Tell the authenticator what the connected devices did since it was last told."""
         self.history.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
@@ -308,7 +310,7 @@ class SessionManager:
         return instructions + [Send(session.id, m) for m in session.probe.begin(now_s)]
 
     def _rested(self, admission: Admission, now_s: float) -> AdmissionResult:
-        """Whether a device that sent more than it may has rested."""
+        """Refuse a device that sent more than it may, until it has waited long enough."""
         known_as = admission.known_as
         rest_s = self._resting.get(known_as, now_s) - now_s if known_as is not None else 0.0
         if rest_s <= 0:
@@ -339,10 +341,10 @@ class SessionManager:
         session.claimed_flops_per_s = session.rates.flops_per_s
 
     def _take_over(self, admission: Admission, now_s: float) -> list[ForRuntime]:
-        """A device that is here already comes again: the new session counts.
+        """End the earlier sessions of a device that joins again: the new session counts.
 
-        Its old connection may be dead without anybody having noticed, so the new one cannot be the
-        one to refuse. Where both live, the old one is told, and does not come back.
+        The old connection may be dead without anybody having noticed, so the new one cannot be the
+        one to refuse. Where both are alive, the old one is told, and does not come back.
         """
         if admission.measured_by:
             before = [
@@ -354,7 +356,7 @@ class SessionManager:
             )
             over = before[: max(0, len(before) + 1 - admission.at_once)]
             ends = [self.refuse(id, ErrorCode.DUPLICATE, reason, now_s) for id in over]
-            return [order for orders in ends for order in orders]
+            return [order for instructions in ends for order in instructions]
         here = [s for s in self.sessions.values() if s.identity == admission.identity]
         if admission.identity is None or not here:
             return []
@@ -379,7 +381,7 @@ class SessionManager:
     def _probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> list[ForRuntime]:
-        orders: list[ForRuntime] = [Send(session.id, m) for m in probe.result(message, now_s)]
+        instructions: list[ForRuntime] = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
             return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
@@ -388,13 +390,13 @@ class SessionManager:
             down, up = found.downlink_bytes_per_s, found.uplink_bytes_per_s
             answer = messages.Measured(down, up, found.latency_s)
             self.sessions.pop(session.id)
-            orders += [Send(session.id, m) for m in (answer, _bye(ByeCode.MEASURED))]
-            orders.append(Close(session.id))
+            instructions += [Send(session.id, m) for m in (answer, _bye(ByeCode.MEASURED))]
+            instructions.append(Close(session.id))
         elif probe.rates is not None:
             session.probe = None
             session.rates = bounded(probe.device)
-            orders += self._ready(session, now_s)
-        return orders
+            instructions += self._ready(session, now_s)
+        return instructions
 
     def _from_device(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
         match message:
@@ -455,8 +457,8 @@ class SessionManager:
                 f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
             )
             self._wrong(session, Wrong.FORM, reason)
-            orders = self._failed(session, message.id, reason, now_s)
-            return orders + self._judge(session, reason, now_s)
+            instructions = self._failed(session, message.id, reason, now_s)
+            return instructions + self._quarantine_if_due(session, reason, now_s)
         if session.setbacks.did():
             self.history.remember(session)
         if session.rates is not None:
@@ -469,24 +471,25 @@ class SessionManager:
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
 
     def _unexpected(self, session: Session, now_s: float) -> list[ForRuntime]:
-        """An answer nobody waits for: the scheduler hears of it, but does not get it.
+        """Tell the scheduler of an answer that nobody waits for, without its payload.
 
-        A run whose result is being checked is still under way there; a second answer to it must not
-        pass for the checked one.
+        A run whose result is being checked is still under way in the scheduler; a second answer to
+        it must not be taken for the checked one.
         """
         return self._do(events.LateAnswer(session.id), now_s)
 
-    def checked(self, order: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
-        """A `Check` order is carried out.
+    def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
+        """Take the outcome of a `Check` instruction.
 
         Args:
-            order: which.
-            judgement: of the result. A wrong one is computed elsewhere, its inputs are sent to
-                the device again, and a device whose reputation is gone is quarantined. One with
-                rows in doubt is used as the server mended it, and nobody is blamed.
+            check: the instruction.
+            judgement: what the check found. A wrong result is computed elsewhere, its inputs are
+                sent to the device again, and a device that has too many wrong results is
+                quarantined. A result with rows in doubt is used as the server corrected it, and
+                nobody is blamed.
             now_s: the time.
         """
-        session = self.sessions.get(order.session)
+        session = self.sessions.get(check.session)
         if session is None:  # it went meanwhile; the task is with another
             return []
         fault = judgement.fault
@@ -494,31 +497,31 @@ class SessionManager:
         rounding.saw(judgement.spots, judgement.misrounded)
         if fault is None and not rounding.biased:
             session.reputation.was_right()
-            payload = order.payload if judgement.mended is None else judgement.mended
-            return self._do(events.ResultArrived(session.id, order.run, payload), now_s)
+            payload = check.payload if judgement.mended is None else judgement.mended
+            return self._do(events.ResultArrived(session.id, check.run, payload), now_s)
         if fault is None:
             reason = f"{rounding.misrounded} of {rounding.spots} elements {NOT_ROUNDED}"
             if session.identity is not None:  # one who is released begins anew
                 self._rounding.pop(session.identity, None)
-            failed = events.RunFailed(session.id, order.run, reason, invalidated=True)
-            orders = self._do(failed, now_s)
-            return orders + self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
-        inputs = frozenset(array.id for array in order.task.inputs)
-        if fault.gross or not session.suspects.explains(order.run, inputs):
+            failed = events.RunFailed(session.id, check.run, reason, invalidated=True)
+            instructions = self._do(failed, now_s)
+            return instructions + self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
+        inputs = frozenset(array.id for array in check.task.inputs)
+        if fault.gross or not session.suspects.explains(check.run, inputs):
             self._wrong(session, Wrong.GROSS if fault.gross else Wrong.SMALL, fault.reason)
-            session.suspects.begin(inputs, max(session.expected, default=order.run))
+            session.suspects.begin(inputs, max(session.expected, default=check.run))
         reason = f"a wrong result: {fault.reason}"
-        failed = events.RunFailed(session.id, order.run, reason, invalidated=True)
-        return self._do(failed, now_s) + self._judge(session, fault.reason, now_s)
+        failed = events.RunFailed(session.id, check.run, reason, invalidated=True)
+        return self._do(failed, now_s) + self._quarantine_if_due(session, fault.reason, now_s)
 
     def _wrong(self, session: Session, how: Wrong, reason: str) -> None:
-        """A device sent a wrong result: that is remembered beyond its session."""
+        """Count a wrong result of a device, and have it remembered beyond the session."""
         session.reputation.was_wrong(how)
         if session.identity is not None:
             self.auth.faulted(session.identity, reason, how.value)
 
-    def _judge(self, session: Session, last: str, now_s: float) -> list[ForRuntime]:
-        """Quarantine a device whose reputation is gone."""
+    def _quarantine_if_due(self, session: Session, last: str, now_s: float) -> list[ForRuntime]:
+        """Quarantine a device that has had too many wrong results."""
         reputation = session.reputation
         if not reputation.quarantined or session.id not in self.sessions:
             return []
@@ -529,32 +532,32 @@ class SessionManager:
     # --- failures, and trials of those that get no work for them ---
 
     def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """A device could not do a run: another does it, and one that fails all is set aside."""
+        """Pass a failed run on to another device, and set aside a device that fails all."""
         reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
         session.failures += 1
         if session.rates is not None:
             session.pace.answered(run, session.rates, now_s, failed=True)
-        orders: list[ForRuntime] = []
+        instructions: list[ForRuntime] = []
         if session.setbacks.failed(reason, now_s):
             self.epoch += 1
-            orders.append(self._said_aside(session))
+            instructions.append(self._said_aside(session))
             # First, so that the run does not come back to it.
-            orders += self._do(events.DeviceAside(session.id), now_s)
+            instructions += self._do(events.DeviceAside(session.id), now_s)
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
             session.noted_s = now_s
-            orders.append(Note(f"{session.name} could not do a run: {reason}"))
-        return orders + self._do(events.RunFailed(session.id, run, reason), now_s)
+            instructions.append(Note(f"{session.name} could not do a run: {reason}"))
+        return instructions + self._do(events.RunFailed(session.id, run, reason), now_s)
 
     def _said_aside(self, session: Session) -> ForRuntime:
-        """A device is set aside, or not any more: say so, and remember it."""
+        """Report that a device is set aside, or is not any more, and remember it."""
         session.reason = _why(session)
         self.history.remember(session)
         return Aside(session.id, session.setbacks.aside, session.reason)
 
     def _try_again(self, session: Session, now_s: float) -> list[ForRuntime]:
-        """Try a device that gets no work: with secret numbers, for which no job waits.
+        """Test a device that gets no work, with secret numbers that no job waits for.
 
-        It is one that was set aside, or is so slow that nothing is planned for it.
+        Such a device was set aside, or is so slow that nothing is planned for it.
         """
         if session.trial is not None:
             if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
@@ -565,51 +568,53 @@ class SessionManager:
         slow = self.observe and session.pace.due(session.rates, now_s) and self.ready_devices > 1
         if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
             return []
-        orders: list[ForRuntime] = []
+        instructions: list[ForRuntime] = []
         if not session.setbacks.aside:  # its memory is the trial's, for so long
             self.epoch += 1
-            orders += self._do(events.DeviceAside(session.id), now_s)
+            instructions += self._do(events.DeviceAside(session.id), now_s)
         probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
         sent = probe.begin(now_s)
         nbytes = sum(payload_bytes(m.payload) for m in sent if isinstance(m, messages.Put))
         session.trial = Trial(probe, now_s, expected(session.rates, nbytes, 0.0, 0.0))
-        return [*orders, *(Send(session.id, m) for m in sent)]
+        return [*instructions, *(Send(session.id, m) for m in sent)]
 
     def _tried(
         self, session: Session, trial: Trial, message: messages.Result, now_s: float
     ) -> list[ForRuntime]:
-        orders: list[ForRuntime] = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
+        instructions: list[ForRuntime] = [
+            Send(session.id, m) for m in trial.probe.result(message, now_s)
+        ]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
             return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
         if trial.probe.rates is None:
-            return orders
+            return instructions
         session.trial = None
         if self.observe and session.rates is not None:
             sample = Sample(trial.expected_s, now_s - trial.begun_s)
             session.rates = session.pace.tried(sample, session.rates, self._common_delay_s(), now_s)
         if session.setbacks.aside:
             session.setbacks.back()
-            orders.append(self._said_aside(session))
+            instructions.append(self._said_aside(session))
         session.reason = _why(session)
         self.history.remember(session)
-        return orders + self._come_back(session, now_s)
+        return instructions + self._come_back(session, now_s)
 
     def _failed_trial(
         self, session: Session, trial: Trial, reason: str, now_s: float
     ) -> list[ForRuntime]:
         session.trial = None
-        orders: list[ForRuntime] = [Send(session.id, m) for m in trial.probe.abandon()]
+        instructions: list[ForRuntime] = [Send(session.id, m) for m in trial.probe.abandon()]
         if session.pace.estimate.slow:
             session.pace.put_off(now_s)
         if session.setbacks.aside:
             session.setbacks.failed(clean_text(reason, _MAX_FAILURE) or "no reason given", now_s)
             session.setbacks.put_off(now_s)
         else:
-            orders += self._come_back(session, now_s)
+            instructions += self._come_back(session, now_s)
         session.reason = _why(session)
         self.history.remember(session)
-        return orders
+        return instructions
 
     def _come_back(self, session: Session, now_s: float) -> list[ForRuntime]:
         self.epoch += 1
@@ -619,7 +624,7 @@ class SessionManager:
     # --- how long devices take ---
 
     def sending(self, session_id: int, now_s: float) -> None:
-        """The runtime begins to send a device something: what it was asked before waited here."""
+        """Note that the runtime begins to send to a device; time before that was the PS's own."""
         session = self.sessions.get(session_id)
         if session is not None:
             session.pace.sending(now_s)
@@ -628,24 +633,24 @@ class SessionManager:
         return common_delay_s(session.pace.delay_s for session in self.sessions.values())
 
     def _judge_paces(self, now_s: float) -> list[ForRuntime]:
-        """Plan with devices as they turn out to be, where that is far from what was measured."""
+        """Plan with the pace that devices show, where it is far from what was measured."""
         judged = [s for s in self.sessions.values() if s.pace.fresh and s.rates is not None]
         if not judged:
             return []
-        orders: list[ForRuntime] = []
+        instructions: list[ForRuntime] = []
         common_s = self._common_delay_s()
         for session in judged:
             before = session.pace.estimate
             if not session.pace.judge(common_s, now_s):
                 continue
             self.epoch += 1
-            orders += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
+            instructions += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
             session.reason = _why(session)
             self.history.remember(session)
             if session.pace.estimate.slow != before.slow:
                 text = session.pace.estimate.text or "its answers come in time again"
-                orders.append(Note(f"{session.name}: {text}"))
-        return orders
+                instructions.append(Note(f"{session.name}: {text}"))
+        return instructions
 
     # --- work ---
 
@@ -656,20 +661,20 @@ class SessionManager:
         return self._do(events.Submitted(job), now_s)
 
     def release(self, operand: int, now_s: float) -> list[ForRuntime]:
-        """Nobody will use this operand again."""
+        """Note that an operand will not be used again."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
-        """A GEMM is done elsewhere; see `events.Withdrawn`."""
+        """Withdraw a GEMM that is done elsewhere; see `events.Withdrawn`."""
         return self._do(events.Withdrawn(job), now_s)
 
     def pause(self, now_s: float) -> list[ForRuntime]:
-        """Nothing more is submitted for now; see `events.Paused`."""
+        """Note that nothing more is submitted for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)
 
     def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
-        """Tell the scheduler; what it wants sent becomes messages, the rest goes on as it is."""
+        """Tell the scheduler an event; turn what it wants sent into messages, pass on the rest."""
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
             done += self._in_messages(instruction, now_s)
@@ -686,7 +691,7 @@ class SessionManager:
             case SendRun(device, run, task):
                 asked = self.sessions[device]
                 asked.expected[run] = task
-                asked.crossing.sent(run)
+                asked.cancelled_runs.sent(run)
                 asked.pace.asked(run, task.flops, task.output_bytes, now_s)
                 return [Send(device, _run_message(run, task))]
             case SendDrop(device, ids):
@@ -695,7 +700,7 @@ class SessionManager:
                 freed = self.sessions[device]
                 for run in runs:
                     if (awaited := freed.expected.pop(run, None)) is not None:
-                        freed.crossing.cancelled(run, awaited.output_bytes)
+                        freed.cancelled_runs.cancelled(run, awaited.output_bytes)
                 if freed.rates is not None:
                     freed.pace.given_up(runs, freed.rates, now_s)
                 return [Send(device, messages.Cancel(runs))]
@@ -718,7 +723,7 @@ class SessionManager:
 
 
 def _why(session: Session) -> str:
-    """Why a device gets no work, or less."""
+    """Return why a device gets no work, or less."""
     return session.setbacks.text or session.pace.estimate.text
 
 

@@ -1,7 +1,7 @@
-"""What happened to a device, a job or a run: a bounded log of what the scheduler was told and said.
+"""A bounded log of the scheduler's events and instructions, by device, job and run.
 
-Only names and numbers are kept, no payloads, so that it costs next to nothing. It is read by
-people: in a debugger, in a failing test, in the server's log of a fault.
+Only names and numbers are kept, no payloads, so it costs almost nothing. People read it: in a
+debugger, in a failing test, and in the server's log after a fault.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, Final
 from cleave.scheduler.tasks import ArrayRef, Task
 
 LENGTH: Final = 10_000
-"""Entries that are kept; the oldest make room."""
+"""Entries that are kept; the oldest are removed first."""
 
 _PLAIN: Final = (bool, int, float, str, tuple)
 
 
 class Story:
-    """Events and instructions, the latest last."""
+    """The scheduler's latest events and instructions, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self._entries: deque[tuple[float, Any, tuple[Any, ...]]] = deque(maxlen=length)
 
     def add(self, at_s: float, said: Any) -> None:
-        """Note an event or an instruction; a dataclass with slots."""
+        """Record an event or an instruction, which must be a dataclass with slots."""
         kind = type(said)
         # A payload may be a hundred megabytes, and is nobody's story.
         kept = tuple(getattr(said, name) for name in kind.__slots__ if name != "payload")
@@ -34,10 +34,10 @@ class Story:
     def tell(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Say what happened, a line each.
+        """Return what happened, one line per entry.
 
         Args:
-            device, job, run: of what; of everything unless given.
+            device, job, run: only entries about this device, job or run; all unless given.
         """
         return [
             _line(at_s, kind, kept)

@@ -1,6 +1,6 @@
-"""Which devices are late, and which so late that they are overdue.
+"""Which devices are late, and which are so late that they are overdue.
 
-Pure judgement over times that were predicted; the scheduler acts on it.
+Pure decisions over predicted times; the scheduler acts on them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from cleave.scheduler.load import DeviceLoad
 from cleave.scheduler.tasks import Job
 
 OVERDUE_S: Final = 1.0
-"""Work is overdue when it took so much longer than nothing, and `OVERDUE_SHARE` times as long as
-predicted; so is a device of it that did not answer anything for that long."""
+"""A job is overdue when it has taken longer than this, and longer than `OVERDUE_SHARE` times the
+prediction. So is a device that has a task of such a job and has not answered anything for that
+long."""
 
 OVERDUE_SHARE: Final = 2.0
 
 SILENT_SHARE: Final = 0.25
-"""Where at most this share of the devices are silent for longer than their blocks should take, they
-get help before they are overdue; where it is more, the server or the prediction is slow."""
+"""If at most this share of the devices are silent for longer than their blocks should take, these
+get help before they are overdue. If more are, the server or the prediction is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class Late:
     """Devices that are late.
 
     Attributes:
-        remaining_s: by device, what it still needs at the pace that it showed; infinite for one
-            that does not answer.
-        overdue: those that were not overdue before, and are now.
+        remaining_s: by device, the seconds it still needs at the pace that it has shown; infinite
+            for one that does not answer.
+        overdue: devices that were not overdue before, and are now.
     """
 
     remaining_s: dict[int, float]
@@ -44,12 +45,12 @@ def find_stragglers(
     since_s: Mapping[int, float],
     now_s: float,
 ) -> Late:
-    """Who is late.
+    """Return the devices that are late.
 
     Args:
-        devices: by id, with what they were given.
+        devices: by id, each with what it was given.
         jobs: by id, those that are not complete.
-        since_s: by work, since when something of it should have come.
+        since_s: by job, since when a result of it should have come.
         now_s: the time.
     """
     limits_s = {id: _limit_s(job) for id, job in jobs.items()}
@@ -69,15 +70,17 @@ def find_stragglers(
 
 
 def _limit_s(job: Job) -> float:
-    """How long work may take; what was not assigned yet may wait for ever."""
+    """Return how long a job may take; a job that is not assigned yet may wait for ever."""
     if job.expected_s is None:
         return math.inf
     return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)
 
 
 def _silent(devices: Mapping[int, DeviceLoad], jobs: Mapping[int, Job], now_s: float) -> list[int]:
-    """Devices that answered nothing for longer than any of their blocks should take, where they
-    are few; see `SILENT_SHARE`."""
+    """Return devices that answered nothing for longer than any of their blocks should take.
+
+    Return none if they are many; see `SILENT_SHARE`.
+    """
     silent = []
     for device_id, device in devices.items():
         for_s = now_s - device.heard_s

@@ -1,4 +1,4 @@
-"""What the scheduler moves: stored arrays, tasks, and the work that consists of tasks.
+"""What the scheduler handles: stored arrays, tasks, and the jobs that consist of tasks.
 
 The scheduler knows nothing of matrix multiplication. A `Job` turns itself into tasks with named
 inputs, says which arrived results may be assembled when, and knows when it is complete.
@@ -21,7 +21,7 @@ class ArrayRef:
     Attributes:
         id: its name on the wire; never reused.
         operand: which operand (one version of one matrix) it is cut from.
-        rows, columns: which part, in the operand's own orientation.
+        rows, columns: which part of it, in the operand's own orientation.
         nbytes: its size.
     """
 
@@ -37,13 +37,13 @@ class Task:
     """One computation on one device and the block that it yields.
 
     Attributes:
-        job: id of the job it belongs to.
+        job: id of its job.
         inputs: the arrays it needs, in the order of the operation's arguments.
-        flops: its cost.
-        output_bytes: the size of its result.
+        flops: floating-point operations that it takes.
+        output_bytes: size of its result.
         detail: what the runtimes need to send and assemble it; opaque to the scheduler.
         failures: how often a device could not do it.
-        failed_on: those devices.
+        failed_on: the devices that could not.
         held: how often it was kept back because every device had failed it.
     """
 
@@ -62,8 +62,8 @@ class Repartition:
     """Undone tasks cut anew.
 
     Attributes:
-        assigned: the new tasks, with the device of each, in order.
-        finish_s: when the last is done, predicted, seconds from now.
+        assigned: (device, task) pairs of the new tasks, in order.
+        finish_s: when the last one is predicted to be done, in seconds from now.
     """
 
     assigned: list[tuple[int, Task]]
@@ -71,14 +71,14 @@ class Repartition:
 
 
 class HeldArrays(Protocol):
-    """Which arrays devices hold, or will hold when what is queued has been sent."""
+    """Which arrays devices hold, or will hold when queued tasks have been sent."""
 
     def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """The array of this name, new or known."""
+        """Return the array for this region, a new one or the one that exists."""
         ...
 
     def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
-        """By device, the arrays of an operand that it holds."""
+        """Return, by device, the arrays of an operand that it holds."""
         ...
 
 
@@ -90,30 +90,30 @@ class Job(Protocol):
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Return the name that people read."""
         ...
 
     def runs_on(self, device: DeviceRates) -> bool:
-        """Whether a device can do any of it at all."""
+        """Say whether a device can do any task of the job."""
         ...
 
     def assign(
         self, devices: Sequence[DeviceRates], device_memory: HeldArrays
     ) -> Iterable[tuple[int, Task]]:
-        """Tasks with the device of each, a device's tasks in the order it should get them.
+        """Return (device, task) pairs, each device's tasks in the order it should get them.
 
         Raises:
-            PlanError: when it cannot be done on these devices.
+            PlanError: when the job cannot be done on these devices.
         """
         ...
 
     def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
-        """A result came: those that are to be put in place now, in order, it or others."""
+        """Take a result; return the results, this one or others, to put in place now, in order."""
         ...
 
     @property
     def expected_s(self) -> float | None:
-        """How long it was predicted to take when it was assigned; None before."""
+        """Return the seconds that were predicted when the job was assigned; None before."""
         ...
 
     def repartition(
@@ -123,12 +123,12 @@ class Job(Protocol):
         busy_s: Mapping[int, float],
         device_memory: HeldArrays,
     ) -> Repartition | None:
-        """The same results from other, smaller tasks: a proposal, for `replace`.
+        """Propose other, smaller tasks with the same results, for `replace`.
 
         Args:
-            tasks: of this work, answered by nobody.
-            devices: that may do it.
-            busy_s: by device, what it has to do already.
+            tasks: tasks of this job that no device has answered.
+            devices: devices that may do them.
+            busy_s: by device, the seconds of work that it already has.
             device_memory: as for `assign`.
 
         Returns:
@@ -137,10 +137,10 @@ class Job(Protocol):
         ...
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Tasks are given up for those that `repartition` made of them."""
+        """Replace tasks by those that `repartition` made of them."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether every result is to be put in place, or is there."""
+        """Say whether every result has been put in place, or may be now."""
         ...

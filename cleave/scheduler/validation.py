@@ -1,4 +1,4 @@
-"""What is always true of the scheduler's books: for tests, and for whoever looks for a fault."""
+"""What is always true of the scheduler's state: for tests, and for finding faults."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def broken_invariants(
     kept_back: Iterable[Task],
     memory: DeviceMemory,
 ) -> list[str]:
-    """Say what is wrong with the books, a sentence each; nothing when all is right.
+    """List what is inconsistent, in sentences; empty when nothing is.
 
     Args:
-        devices: what each was given and holds.
-        jobs: those under way.
-        copies: by task, the devices that several were given.
+        devices: by id, what each was given and holds.
+        jobs: by id, those under way.
+        copies: by task that several devices were given, these devices.
         kept_back: tasks that no device can take now.
-        memory: which devices hold which arrays, as it says.
+        memory: the record of which devices hold which arrays.
     """
     found = []
     for id, device in devices.items():
@@ -81,11 +81,11 @@ def _of_device(device: DeviceLoad) -> Iterable[str]:
 def leftovers(
     devices: Iterable[DeviceLoad], kept: Mapping[str, Collection[object]], memory: DeviceMemory
 ) -> list[str]:
-    """Say what is kept when nothing should be, a sentence each.
+    """List what is kept when nothing should be, in sentences.
 
     Args:
-        devices: all of them.
-        kept: by what it is called, what must be empty.
+        devices: all devices.
+        kept: by name, collections that must be empty.
         memory: must know no array.
     """
     found = [f"{len(some)} {name} are left" for name, some in kept.items() if some]

@@ -1,1 +1,1 @@
-"""What runs on the server."""
+"""The parameter server's process: listening, access, the store, training jobs, HTTP."""

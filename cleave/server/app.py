@@ -1,4 +1,4 @@
-"""What a server is besides its fleet: the folder, the store, who may come in, the operators."""
+"""A server without its fleet: its data folder, store, access control, operators and pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEEP_NOTHING: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """See the module's text. Made by `open_app`."""
+    """The parts of a server other than its fleet. Made by `open_app`."""
 
     access: Access
     history: JobHistory
@@ -53,15 +53,16 @@ class App:
 
     @property
     def url_file(self) -> Path | None:
-        """Where the operator's URL is kept while the server runs; None for nowhere."""
+        """Return the path of the file with the operator's URL; None if no folder is kept."""
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, fleet: ServedFleet) -> JobMeter:
-        """Measures a job from now on."""
+        """Return a meter of the energy of a job that begins now."""
         return JobMeter(fleet.live, self.energy, self.power)
 
     def open(self, fleet: ServedFleet) -> None:
-        """The fleet listens: operators can be served, and find the server."""
+        """Take up the fleet once it listens: serve operators, and write the operator's URL to its
+        file."""
         self.device_admin.sessions = fleet
         self.overview.live = fleet.live
         if self.folder is not None:
@@ -78,16 +79,16 @@ def open_app(
     grid: Grid | None = None,
     ps_watts: float | None = None,
 ) -> Iterator[App]:
-    """All of it, as long as the block lasts; leave the fleet's own block first.
+    """Make these parts; close them when the block ends. Leave the fleet's own block first.
 
     Args:
-        data: the server's folder; empty for the default one, `none` for nothing that lasts.
-        operator_token: what operators must show; empty for the one in the folder.
+        data: the server's data folder; empty for the default one, `none` to keep nothing on disk.
+        operator_token: the token that operators must show; empty for the one in the folder.
         fleet_credential: see `Access`.
-        log: takes a line for the server's own output.
-        facts: what overviews say of the server; nothing when None.
-        grid: of the electricity that devices use; None where nobody said.
-        ps_watts: what this machine draws at the socket; None where nobody said.
+        log: called with each line of the server's own output.
+        facts: what overviews state about the server; None for nothing.
+        grid: the electricity grid that devices are on; None if it was not stated.
+        ps_watts: power that this machine draws at the socket, in watts; None if it was not stated.
 
     Raises:
         CleaveError: when the folder cannot be used.

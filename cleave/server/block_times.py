@@ -1,4 +1,4 @@
-"""When the last blocks of a device travelled and were computed, as the PS can tell. Pure."""
+"""When a device's last blocks were transferred and computed, as far as the PS can tell. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT: Final = 64
 
 
 class Lane(Enum):
-    """What a device does with a block; the values are what users read."""
+    """What a device does with a block at some time; users read the values."""
 
     RECEIVE = "receive"
     COMPUTE = "compute"
@@ -20,7 +20,7 @@ class Lane(Enum):
 
 
 class TimeSpan(NamedTuple):
-    """Some time in a device's life, in seconds of the runtime's clock."""
+    """A period in a device's timeline, in seconds on the runtime's clock."""
 
     lane: Lane
     start_s: float
@@ -29,19 +29,20 @@ class TimeSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    began_s: float  # the first byte of what it needs was written
-    asked_s: float  # the last one was
-    answered_s: float  # all of its result was there
+    began_s: float  # when writing its inputs began
+    asked_s: float  # when its inputs and its run were written
+    answered_s: float  # when its whole result had arrived
     compute_s: float  # as the device states it
 
 
 class BlockTimes:
-    """The last blocks of one session.
+    """The times of the last blocks of one session.
 
-    The PS knows when it began to write what a block needs, when all of that was written, when the
-    result was there, and how long the device says it computed. From these the device's own times
-    are put together as the protocol has it work: in the order of the runs, sending each result at
-    once. Bytes that wait in the system's buffers count as computing's or sending's time.
+    The PS knows four times of a block: when it began to write the block's inputs, when all of them
+    were written, when the result had arrived, and how long the device says that it computed. From
+    these it reconstructs the device's timeline. It assumes what the protocol demands: the device
+    works in the order of the runs and sends each result at once. Time that bytes spend in the
+    system's buffers counts as time of computing or sending.
     """
 
     def __init__(self) -> None:
@@ -50,29 +51,30 @@ class BlockTimes:
         self._blocks: deque[_Block] = deque(maxlen=KEPT)
 
     def sending(self, now_s: float) -> None:
-        """A message to the device is about to be written."""
+        """Note that a message to the device is about to be written."""
         if self._began_s is None:
             self._began_s = now_s
 
     def asked(self, run: int, now_s: float) -> None:
-        """A run was written, and before it what it needs."""
+        """Note that a run was written; its inputs were written before it."""
         began_s = now_s if self._began_s is None else self._began_s
         self._asked[run] = (began_s, now_s)
         self._began_s = None
 
     def answered(self, run: int, compute_s: float, now_s: float) -> None:
-        """The result of a run is there."""
+        """Note that the result of a run has arrived."""
         asked = self._asked.pop(run, None)
         if asked is not None:
             self._blocks.append(_Block(*asked, now_s, compute_s))
 
     def given_up(self, runs: tuple[int, ...]) -> None:
-        """Nobody waits for these runs any more."""
+        """Forget runs whose results are no longer expected."""
         for run in runs:
             self._asked.pop(run, None)
 
     def spans(self) -> list[TimeSpan]:
-        """The last blocks, each as receiving, computing and sending, in the order of answers."""
+        """Return the last blocks as spans (receive, compute, send), in the order of their
+        results."""
         found = []
         computed_s = sent_s = 0.0
         for block in self._blocks:

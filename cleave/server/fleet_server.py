@@ -1,4 +1,4 @@
-"""A fleet that listens: devices join it over WebSockets; the same port answers plain HTTP."""
+"""A fleet that devices join over WebSockets, and plain HTTP on the same port."""
 
 from __future__ import annotations
 
@@ -71,28 +71,28 @@ OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How a server listens and whom it lets in.
+    """How a server listens, and which devices and operators it admits.
 
     Attributes:
         host: the address to listen on; `0.0.0.0` for every network of this machine.
         port: 0 for any free one.
-        credential: what devices must know; a random one unless given. It is part of `url`.
-        operator_credential: likewise for operators, in `operator_url`.
-        viewer_credential: what `dashboard_url` holds; who may use it says `auth`.
-        planner: who chooses the tiles.
-        notify: called with a line when devices come and go, in the server's thread.
-        operator: serves operator sessions; refused when None.
-        pages: answers plain HTTP requests besides `/healthz`; nothing else is there when None.
-        events: told of what happens to devices, in the server's thread.
+        credential: the secret that devices must show; random unless given. It is part of `url`.
+        operator_credential: the secret that operators must show; part of `operator_url`.
+        viewer_credential: the secret in `dashboard_url`; `auth` decides what it is good for.
+        planner: chooses the tiles.
+        notify: called in the server's thread with a line when a device joins or leaves.
+        operator: serves operators' sessions; these are refused when None.
+        pages: answers plain HTTP requests other than `/healthz`; these get 404 when None.
+        events: called in the server's thread with every event of the fleet.
         verify: which results to check before they are used (`cleave.verify`), as `cleave serve
             --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
             computed elsewhere, and a device that sends several, or one that is wrong as a whole,
             is quarantined.
-        auth: who decides which devices and operators may come in, where that is more than to know
-            the credentials; these are then only what the URLs hold.
-        security: TLS, and from which web pages browsers may connect. By default plain on
-            loopback, and with a certificate of its own elsewhere, whose fingerprint is in `url`.
-        allowed: how many may connect, and how long they may take.
+        auth: decides which devices and operators are admitted; by default those that show the
+            credentials above. If it is given, these are only put into the URLs.
+        security: TLS, and which web pages may connect from browsers. By default there is no TLS on
+            loopback. Elsewhere the server makes a certificate, whose fingerprint is in `url`.
+        allowed: how many connections there may be, and how long a handshake may take.
     """
 
     host: str = "127.0.0.1"
@@ -116,11 +116,11 @@ class ServedFleet(Fleet):
 
     Attributes:
         address: where it listens: `url` without the credential.
-        url: what a device needs to join, its credential included.
-        page_url: the same as a page that a browser opens.
-        operator_url: likewise for operators.
-        dashboard_url: the page for those who may only look; empty where there are none.
-        fingerprint: of the certificate, where clients are to pin it; else empty.
+        url: the join URL for devices, including the credential.
+        page_url: the join page for browsers, including the credential.
+        operator_url: the URL for operators, including their credential.
+        dashboard_url: the dashboard's URL for viewers; empty if viewers have no credential.
+        fingerprint: fingerprint of the certificate, if clients are to pin it; else empty.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -273,7 +273,7 @@ class ServedFleet(Fleet):
                 self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Answer what is no WebSocket."""
+        """Answer a request that does not ask for a WebSocket; return None for one that does."""
         assert isinstance(socket, GuardedConnection)
         secure = self._exposure.context is not None
         asked = read_request(request.path, request.headers, _address(socket), secure=secure)
@@ -300,11 +300,12 @@ class ServedFleet(Fleet):
         return _response(found, head=method == "HEAD")
 
     def join_url(self, credential: str) -> str:
-        """What a device needs to join with this credential or join code."""
+        """Return the URL with which a device joins, with this credential or join code."""
         return self._joining(credential).text
 
     def join_page_url(self, credential: str) -> str:
-        """Likewise, for browsers: the join page. `cleave join` takes it as well."""
+        """Return the join page's URL for browsers, with this credential. `cleave join` takes it as
+        well."""
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
@@ -313,19 +314,19 @@ class ServedFleet(Fleet):
 
     @property
     def live(self) -> LiveRuntime:
-        """What runs the sessions, for those who look on from the server's loop."""
+        """Return the runtime, for code that reads its state in the server's loop."""
         return self._live
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End the sessions of a device, and tell it why. Call it in the server's loop."""
+        """End the sessions of a device, and tell it why. Call this in the server's loop."""
         self._live.end_identity(identity, code, reason)
 
     def credit(self) -> None:
-        """Have the authenticator told what devices did up to now. Call it in the server's loop."""
+        """Report to the authenticator what devices did so far. Call this in the server's loop."""
         self._live.credit()
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """The connected devices, as plain values. Call it in the server's loop."""
+        """Return the connected devices as plain values. Call this in the server's loop."""
         manager = self._live.manager
         return [
             {
@@ -343,7 +344,7 @@ class ServedFleet(Fleet):
         ]
 
     def close(self) -> None:
-        """Say bye to the devices, stop listening, end the server's thread."""
+        """Send every device a `bye`, stop listening, and end the server's thread."""
         super().close()
         loop, stop = self._live.loop, self._stop
         if loop is not None and stop is not None and self._thread.is_alive():
@@ -357,7 +358,7 @@ def _address(socket: ServerConnection) -> str:
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """An answer as the WebSocket library sends it; the connection ends after it."""
+    """Convert an answer for the WebSocket library; the connection ends after it."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -365,7 +366,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Note how a hello was answered, or why the session of a device that was let in is over."""
+    """Note how a hello was answered, or why the session of an admitted device ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:
@@ -389,7 +390,7 @@ async def _refuse(
 
 
 class _Errors(logging.Handler):
-    """Passes on that something of the server's own broke."""
+    """A log handler that passes on the server's own unexpected errors."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
@@ -403,10 +404,10 @@ class _Errors(logging.Handler):
 
 
 def _quiet(say: Callable[[str], None]) -> logging.Logger:
-    """A logger for the WebSocket library that is not part of the program's own.
+    """Return a logger for the WebSocket library, separate from the program's own.
 
-    At level DEBUG it would write what is sent and received, credentials included, and every stray
-    request would write a traceback.
+    At level DEBUG the library would log what is sent and received, including credentials, and every
+    stray request would cause a traceback.
     """
     logger = logging.Logger("cleave.websockets", logging.ERROR)
     logger.addHandler(_Errors(say))
@@ -414,15 +415,15 @@ def _quiet(say: Callable[[str], None]) -> logging.Logger:
 
 
 def serve(config: ServerConfig | None = None, **changes: Any) -> ServedFleet:
-    """Listen for devices in this process, in a thread of its own.
+    """Listen for devices in this process, in a thread of its own, and return the fleet.
 
     Args:
-        config: how; on loopback, and any free port, unless given.
-        changes: fields of `ServerConfig` that are to be otherwise.
+        config: how to listen; on loopback and any free port unless given.
+        changes: fields of `ServerConfig` to set to other values.
 
     Raises:
-        UsageError: when the address cannot be listened on, or TLS lacks something, or
-            `verify` is none of these.
+        UsageError: when the address cannot be listened on, TLS lacks something, or `verify` has
+            none of the values that `ServerConfig` names.
 
     Example:
         >>> with serve(port=0) as fleet:

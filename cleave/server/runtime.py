@@ -1,7 +1,7 @@
 """The live runtime: real time, real connections, one asyncio loop that owns all sessions.
 
-The loop's thread alone touches the session manager. The training thread meets it at `start`, where
-a GEMM is handed over, and at `wait`.
+Only the loop's thread uses the session manager. The training thread passes a GEMM to the loop in
+`start` and waits for it in `wait`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cleave.scheduler.session import Session
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.block_times import BlockTimes, TimeSpan
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
-from cleave.transport.frame_limits import Awaited
+from cleave.transport.frame_limits import AwaitedSizes
 from cleave.verify import Judgement
 
 CHECK_INLINE_FLOPS = 4e6
@@ -59,17 +59,17 @@ class _Peer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # once it has joined
-    refusal: messages.Error | None = None  # what it was told when it was ended from here
-    farewell: str = ""  # likewise, when it ended as it should
+    refusal: messages.Error | None = None  # the error it was sent, if the PS ended it so
+    farewell: str = ""  # the reason of the `bye` it was sent
 
 
 class LiveRuntime(Runtime):
-    """Runs sessions in an asyncio loop; see the module's text.
+    """The runtime that serves sessions in an asyncio loop, in real time; see the module's text.
 
     Args:
         manager: the PS's core.
-        notify: called in the loop's thread with one line whenever devices come or go.
-        events: told of what happens, likewise.
+        notify: called in the loop's thread with one line whenever a device joins or leaves.
+        events: called in the loop's thread with every event of the fleet.
     """
 
     clock = "wall"
@@ -88,7 +88,7 @@ class LiveRuntime(Runtime):
         self._peers: dict[int, _Peer] = {}
         self._ids = count(1)
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
-        self._checking = 0  # in the checker's thread
+        self._checking = 0  # checks queued or running in the checker's thread
         self._finished: dict[int, threading.Event] = {}
         self._closed = False
         self._ending = False
@@ -102,20 +102,21 @@ class LiveRuntime(Runtime):
         address: str = "",
         answered: Callable[[messages.Error | None, str], None] | None = None,
     ) -> None:
-        """Serve one device until it goes.
+        """Serve one device until its session ends.
 
         Args:
-            connection: to it.
-            first: its hello, where it was read already.
-            address: where it connects from.
-            answered: told what a refused hello is answered, or None for an accepted one; then why
-                it was ended, if it was before the device was there to work; and the device's name.
+            connection: the connection to the device.
+            first: its hello, if that has been read already.
+            address: the address that it connects from.
+            answered: called with an error and the device's name. The error is the answer to a
+                refused hello, and None for an accepted one. It is called once more, with the
+                reason, if the PS ends the session before the device is ready.
         """
         session = next(self._ids)
         self.manager.opened(session, self.now(), address)
         peer = _Peer(connection, self.manager.sessions[session])
         self._peers[session] = peer
-        connection.await_results(lambda: Awaited(*self.manager.awaited_bytes(session)))
+        connection.await_results(lambda: AwaitedSizes(*self.manager.awaited_bytes(session)))
         sender = asyncio.create_task(self._send_all(peer))
         turned_away: messages.Error | None = None
         reason = "the connection broke"
@@ -139,7 +140,7 @@ class LiveRuntime(Runtime):
         finally:
             why = self._ended(peer, clean_text(_CLOSING if self._ending else reason, _MAX_REASON))
             if peer.refusal not in (None, turned_away) and not peer.name and answered is not None:
-                # Nobody heard of it: it is told like those that never got in.
+                # It never joined: report it like a device whose hello is refused.
                 answered(peer.refusal, _name(peer.record))
             await asyncio.wait([sender], timeout=1.0)
             sender.cancel()
@@ -148,10 +149,10 @@ class LiveRuntime(Runtime):
                 self._notify(f"{peer.name} left{f' ({why})' if why else ''}; {self._fleet_size()}")
 
     def _heard(self, peer: _Peer, data: bytes) -> None:
-        """A device sent a message.
+        """Handle a message from a device.
 
         Raises:
-            ProtocolError: when it is none.
+            ProtocolError: when it is not a valid message.
         """
         self._counters.uplink_bytes += len(data)
         peer.record.uplink_bytes += len(data)
@@ -163,17 +164,17 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """A session is over; returns why, as it was told or as it told."""
+        """Close a session; return why it ended, as one side told the other."""
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
         refusal = peer.refusal
         if refusal is not None:
             reason = refusal.message
-        elif not known:  # the core ended it, with a bye
+        elif not known:  # the core ended it with a `bye`
             reason = peer.farewell
         outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
-        if peer.name or outlawed:  # at once: farewells may take their time
+        if peer.name or outlawed:  # at once: sending what is queued may take long
             kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
             self._tell_listener(kind, peer.record, reason)
         del self._peers[session]
@@ -237,7 +238,7 @@ class LiveRuntime(Runtime):
     def send(self, session: int, message: Message) -> None:
         """See `Runtime.send`."""
         peer = self._peers.get(session)
-        # One who did not name a feature would have to refuse a message of it.
+        # A device that did not name a feature would refuse a message of it.
         if peer is None or not may_send(message, peer.record.features):
             return
         if isinstance(message, messages.Error):
@@ -270,7 +271,8 @@ class LiveRuntime(Runtime):
                 self._notify(text)
 
     def _tell_aside(self, session: int, reason: str) -> None:
-        """A device is set aside, and why; without a reason it is back."""
+        """Report that a device is set aside, and why; without a reason, that it gets tasks
+        again."""
         record = self.manager.sessions.get(session)
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
@@ -290,9 +292,9 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result: a small one at once, a larger one in a thread, so the loop stays free.
+        """Check a result: a small one at once, a larger one in a thread that leaves the loop free.
 
-        One at a time, for what is known of a GEMM's vectors is shared by its blocks.
+        Only one result is checked at a time, because all blocks of a GEMM share its secret vectors.
         """
         future = self._futures.get(check.task.job)
         if future is None or self.loop is None:
@@ -326,7 +328,7 @@ class LiveRuntime(Runtime):
         return []
 
     def _check_broke(self, check: Check, error: Exception) -> list[ForRuntime]:
-        """The work ends with the reason: its operands may go then, nobody is to go on with it."""
+        """End the job with the error, and withdraw it: its operands may be released then."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
         self.conclude(check.task.job, reason)
         return self.manager.withdraw(check.task.job, self.now())
@@ -341,7 +343,7 @@ class LiveRuntime(Runtime):
         return super().checked(check, judgement, took_s)
 
     def conclude(self, job: int, error: str) -> None:
-        """See `Runtime.conclude`. The training thread finishes the sums."""
+        """See `Runtime.conclude`. The training thread rounds the partial sums afterwards."""
         future = self._futures.get(job)
         if future is None or self._finished[job].is_set():  # it has ended already
             return
@@ -351,32 +353,33 @@ class LiveRuntime(Runtime):
         self._finished[job].set()
 
     async def watch(self) -> None:
-        """Tell the session manager the time, for silent devices; runs until cancelled."""
+        """Tell the session manager the time every `TICK_S` seconds; runs until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.execute(self.manager.tick(self.now()))
 
     async def end_sessions(self) -> None:
-        """Say bye to every device and let the farewells leave."""
+        """Queue a `bye` for every device, and end all jobs with an error."""
         self._ending = True
         for peer in self._peers.values():
             peer.outbox.append(messages.Bye(_CLOSING, ByeCode.CLOSING))
             peer.closing = True
             peer.wake.set()
-        # Whoever still waits for a GEMM must not wait for ever.
+        # A thread that waits for a GEMM must not wait for ever.
         for job in list(self._futures):
             self.conclude(job, "the fleet was closed")
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End the sessions of a device, and tell it why. Call it in the loop."""
+        """End the sessions of a device, and tell it why. Call this in the loop."""
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def credit(self) -> None:
-        """Have the authenticator told what devices did up to now. Call it in the loop."""
+        """Report to the authenticator what devices have done so far. Call this in the loop."""
         self.manager.credit(self.now())
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """The last blocks of a device, on the clock `time.monotonic`. Call it in the loop."""
+        """Return the times of a device's last blocks, on `time.monotonic`. Call this in the
+        loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
@@ -409,7 +412,7 @@ class LiveRuntime(Runtime):
         if not finished:
             self._counters.waited_s += time.perf_counter() - began_s
             return False
-        # Rounding the sums is arithmetic: done here, not in the loop.
+        # Rounding the sums takes time: do it here, not in the loop.
         self._outputs.pop(job).finish()
         del self._futures[job], self._finished[job]
         self._counters.waited_s += time.perf_counter() - began_s
@@ -439,13 +442,13 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.release(operand, self.now()))
 
     def close(self) -> None:
-        """See `Runtime.close`. The owner of the loop stops it."""
+        """See `Runtime.close`. The loop is stopped by its owner."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
 
 
 def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
-    """Nobody watches."""
+    """Ignore an event."""
 
 
 def _name(record: Session) -> str:
@@ -453,14 +456,14 @@ def _name(record: Session) -> str:
 
 
 def _shown(per_s: float, suffix: str) -> str:
-    """A rate for people, in the prefix that leaves it at least 1."""
+    """Format a rate with the largest prefix that leaves it at least 1."""
     prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
     value = per_s / factor
     return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"
 
 
 def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
-    """What a peer is told that is turned away."""
+    """Return the error that a device was sent because it is refused; None if there is none."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)

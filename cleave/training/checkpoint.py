@@ -1,13 +1,14 @@
-"""Checkpoints: everything a run needs to go on, written so that no crash can spoil them.
+"""Checkpoints: everything that a run needs to go on, written so that no crash can spoil them.
 
     folder/step-000123/tensors.safetensors    parameters, optimizer state, random state
     folder/step-000123/meta.json              format version, checksum, and the caller's own meta
 
-A checkpoint is written beside its place and renamed into it once it is safely on disk, so a
-folder with the right name is whole. A folder of checkpoints has one writer at a time.
+A checkpoint is written under a temporary name and renamed once it is safely on disk, so a folder
+with the right name is complete. A folder of checkpoints has one writer at a time.
 
-One that is damaged all the same (a disk may do that) is passed over, never deleted: it may be all
-that is left. One that cannot be read just now is not damaged, and nothing older takes its place.
+A checkpoint may still be damaged, by the disk for example. It is then passed over but never
+deleted: it may be all that is left. A checkpoint that cannot be read at the moment is not damaged,
+and no older one is used instead.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ _FORMAT = 1
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
 _TEMPORARY = ".tmp-"
-# ".replaced": what stood in the place of a checkpoint that is being written a second time.
+# ".replaced": the old checkpoint of a step while that step is written a second time.
 _NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
 _DTYPES = {
     torch.float64: "F64",
@@ -50,10 +51,10 @@ _DTYPES = {
 
 
 class DamagedCheckpointError(CleaveError):
-    """A checkpoint is not what was written.
+    """A checkpoint does not hold what was written.
 
     Attributes:
-        path: of its folder.
+        path: the checkpoint's folder.
         reason: what is wrong with it.
     """
 
@@ -68,7 +69,7 @@ class DamagedCheckpointError(CleaveError):
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint:
-    """What `save_checkpoint` was given: tensors on the CPU, by name, and the meta."""
+    """What `save_checkpoint` was given: the step, tensors on the CPU by name, and the meta."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -97,8 +98,9 @@ def save_checkpoint(
 
     Tensors are streamed one by one: a contiguous one on the CPU is not copied. Tied tensors (the
     same memory under several names) are stored once and are tied again when loaded. `meta` is
-    anything JSON can hold. Afterwards, of the checkpoints up to this step the `keep` latest
-    remain; later ones, of a run that was wound back, are never touched.
+    anything that JSON can hold. Afterwards the `keep` latest of the checkpoints up to this step
+    remain. Checkpoints of later steps, which exist if the run was resumed from an earlier one, are
+    never removed.
 
     Raises CleaveError when it cannot be written, DiskFullError for lack of space; the earlier
     checkpoints are then as they were.
@@ -150,21 +152,21 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> LoadedCheckpoint:
-    """Read the checkpoint in the folder `path`, checking every byte of its tensors.
+    """Read the checkpoint in the folder `path`, and verify every byte of its tensors.
 
-    The tensors may be backed by the file: copy them into the model before you rely on the file
-    being gone. Raises DamagedCheckpointError when it is not whole, CleaveError when it cannot be
-    read or was written by a newer version.
+    The tensors may be backed by the file: copy them into the model before you delete it. Raises
+    DamagedCheckpointError when it is not whole, CleaveError when it cannot be read or was written
+    by a newer version.
     """
     header = _verified_header(path)
     return LoadedCheckpoint(header.step, _read_tensors(path, header), header.meta)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`, or None where there is none.
+    """Return the path of the newest whole checkpoint in `folder`, or None if there is none.
 
-    Damaged ones are passed over with a warning (`warnings.warn`), unfinished ones silently. This
-    reads the newest checkpoint once; use `load_latest` to read it only once altogether.
+    Damaged ones are passed over with a warning (`warnings.warn`), unfinished ones silently. Every
+    byte is read to verify the checkpoint; use `load_latest` to verify and load it in one pass.
 
     Raises CleaveError when one cannot be read, which does not mean that it is damaged.
     """
@@ -181,10 +183,10 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def load_latest(
     folder: Path, passed_over: Callable[[DamagedCheckpointError], None] | None = None
 ) -> LoadedCheckpoint | None:
-    """`load_checkpoint` of the newest whole checkpoint in `folder`, or None where there is none.
+    """Load the newest whole checkpoint in `folder`; return None if there is none.
 
-    Damaged ones are passed over, of which `passed_over` is told; with a warning where it is None.
-    Raises CleaveError as `latest_checkpoint` does.
+    Damaged ones are passed over: `passed_over` is called with each, or a warning is given if it is
+    None. Raises CleaveError as `latest_checkpoint` does.
     """
     for path in _newest_first(folder):
         try:
@@ -198,7 +200,7 @@ def load_latest(
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged checkpoint a name under which nothing finds, replaces or removes it.
+    """Rename a damaged checkpoint so that nothing finds, replaces or removes it.
 
     Returns its new path. Raises CleaveError when it cannot be renamed.
     """
@@ -217,7 +219,7 @@ def set_aside(path: Path) -> Path:
 
 
 def rng_state() -> dict[str, torch.Tensor]:
-    """The state of torch's random generators, as tensors that a checkpoint can hold (uint8)."""
+    """Return the state of torch's random generators, as uint8 tensors for a checkpoint."""
     state = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         for index, cuda in enumerate(torch.cuda.get_rng_state_all()):
@@ -226,11 +228,11 @@ def rng_state() -> dict[str, torch.Tensor]:
 
 
 def restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Bring torch's random generators into the state that `rng_state` returned.
+    """Set torch's random generators to the state that `rng_state` returned.
 
     Other names are ignored, and so are generators of accelerators that this machine lacks.
     """
-    # set_rng_state keeps no reference, but wants memory of its own and not a file's.
+    # set_rng_state keeps no reference, but needs memory that is not backed by a file.
     if "rng.cpu" in tensors:
         torch.set_rng_state(tensors["rng.cpu"].clone())
     if torch.cuda.is_available():
@@ -242,7 +244,7 @@ def restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
 def _untie(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors to store, and for every other name the stored one that is the same memory."""
+    """Return the tensors to store, and for each other name the stored one with the same memory."""
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -257,7 +259,7 @@ def _untie(
 
 
 def _write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write the safetensors format to `file`; returns the sha256 of what was written.
+    """Write the safetensors format to `file`; return the SHA-256 of what was written.
 
     The library's own writer is not used because the checksum would need a second pass over the
     file, and because its errors do not tell a full disk from others.
@@ -288,7 +290,7 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The elements in row-major order, without a copy where they already lie so on the CPU."""
+    """Return the elements in row-major order, without a copy if they lie so on the CPU already."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -342,7 +344,7 @@ def _step_of(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint: it loses its name first, so that a crash leaves no half of one."""
+    """Delete a checkpoint; it is renamed first, so that a crash leaves no half of one."""
     doomed = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         path.rename(doomed)

@@ -31,7 +31,7 @@ _BATCH_CHARS = 2**22
 
 
 class Encoder(Protocol):
-    """What building a corpus needs of a tokenizer."""
+    """The part of a tokenizer that building a corpus needs."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -44,7 +44,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Packed tokens, 1-D int32, with an end-of-text token after every document."""
+    """Packed tokens (1-D int32), with an end-of-text token after every document."""
 
     train: Tokens
     validation: Tokens
@@ -64,22 +64,22 @@ class Corpus:
 
 @dataclass(frozen=True)
 class LoaderState:
-    """Where a BatchLoader stands: `position` sequences of `epoch` have been handed out."""
+    """The position of a BatchLoader: so many sequences of `epoch` have been returned."""
 
     epoch: int
     position: int
 
 
 class BatchLoader:
-    """Batches from packed tokens, in an order that only depends on the seed.
+    """Batches of packed tokens, in an order that depends on the seed only.
 
-    Sequence i is tokens[i * seq : (i + 1) * seq + 1]: neighbours share one token, which is a
-    label of the first and an input of the second. Each epoch hands out every sequence once, in a
-    new permutation; a batch may straddle two epochs. A last incomplete sequence is left out.
+    Sequence i is tokens[i * seq : (i + 1) * seq + 1]: neighbours share one token, which is a label
+    of the first and an input of the second. Each epoch returns every sequence once, in a new
+    permutation; a batch may span two epochs. An incomplete last sequence is left out.
     """
 
     def __init__(self, tokens: Tokens, *, batch: int, seq: int, seed: int) -> None:
-        """Raises UsageError when a number is out of range or `tokens` hold no sequence."""
+        """Raise UsageError when a number is out of range or `tokens` hold no sequence."""
         _check_sizes(batch, seq)
         if seed < 0:
             raise UsageError(f"The seed is {seed}: it must be 0 or more.")
@@ -93,11 +93,11 @@ class BatchLoader:
         self._order = self._permutation()
 
     def __len__(self) -> int:
-        """Sequences per epoch."""
+        """Return the number of sequences per epoch."""
         return self._count
 
     def next_batch(self) -> Batch:
-        """The next (input_ids, labels), both int64 (batch, seq). There is always a next one."""
+        """Return the next (input_ids, labels), both int64 (batch, seq). The batches never end."""
         rows = np.empty(self._batch, np.int64)
         filled = 0
         while filled < self._batch:
@@ -112,13 +112,13 @@ class BatchLoader:
         return _sequences(self._tokens, rows, self._seq)
 
     def state(self) -> LoaderState:
-        """Where the next batch begins; give it to `restore` to go on from there."""
+        """Return the position of the next batch, for `restore`."""
         return LoaderState(self._epoch, self._position)
 
     def restore(self, state: LoaderState) -> None:
         """Go on as the loader that returned `state` would, given the same data and arguments.
 
-        Raises UsageError for a state that this data cannot have.
+        Raises UsageError for a state that is impossible with this data.
         """
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
@@ -136,11 +136,11 @@ class BatchLoader:
 def validation_batches(
     tokens: Tokens, batch: int, seq: int, limit: int | None = None
 ) -> Iterator[Batch]:
-    """At most `limit` batches like `BatchLoader`'s, always the same, spread over all of `tokens`.
+    """Return at most `limit` batches like `BatchLoader`'s, a fixed choice from all of `tokens`.
 
-    Batches are full, so that the mean of their losses is the mean over their tokens; only where
-    there are fewer than `batch` sequences, one smaller batch holds them all. Raises UsageError
-    when there is no sequence at all.
+    Batches are full, so that the mean of their losses is the mean over their tokens. Only if there
+    are fewer than `batch` sequences, one smaller batch holds them all. Raises UsageError when there
+    is no sequence at all.
     """
     _check_sizes(batch, seq)
     count = _sequence_count(tokens, seq)
@@ -152,7 +152,7 @@ def validation_batches(
 
 
 def cache_folder() -> Path:
-    """Where derived files are kept: $CLEAVE_CACHE, $XDG_CACHE_HOME/cleave or ~/.cache/cleave."""
+    """Return the cache folder: $CLEAVE_CACHE, $XDG_CACHE_HOME/cleave or ~/.cache/cleave."""
     if chosen := os.environ.get("CLEAVE_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -161,7 +161,7 @@ def cache_folder() -> Path:
 
 
 def python_fingerprint() -> str:
-    """A short name for this build of Python, and so for the source of its standard library."""
+    """Return a short name for this build of Python, and so for its standard library's source."""
     build = f"{sys.implementation.name} {sys.version}"
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
@@ -178,12 +178,12 @@ def build_corpus(
 ) -> Corpus:
     """Read `source` (see `read_documents`), encode it and split it into training and validation.
 
-    A document goes to validation when the hash of its text says so, for about
-    `validation_fraction` of all documents; equal documents never part. Where that leaves either
-    split fewer than `min_tokens` tokens (one sequence, plus one), as with a single document, the
-    tail of all tokens becomes the validation split instead.
+    The hash of a document's text decides whether it goes to validation, as about
+    `validation_fraction` of all documents do; equal documents get into the same split. If that
+    leaves either split fewer than `min_tokens` tokens (one sequence, plus one), as with a single
+    document, the last part of all tokens becomes the validation split instead.
 
-    Reading stops after about `max_tokens` tokens, and `progress`, which receives one line at a
+    Reading stops after about `max_tokens` tokens; `progress`, which is called with one line at a
     time, says so. The default source is cached in `cache_dir` (default: `cache_folder()`).
 
     Raises UsageError when the source cannot be read or has too little text for both splits.
@@ -239,7 +239,7 @@ def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int) -> Batch:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some text of a document, for one split; `last` where the document ends."""
+    """Part of a document, for one split; `last` if the document ends with it."""
 
     text: str
     validation: bool
@@ -276,7 +276,7 @@ def _encode(
 
 
 def _pieces(documents: Iterable[str], validation_fraction: float) -> Iterator[_Piece]:
-    """Cut long documents where a line begins: encoding takes memory many times the text's size."""
+    """Cut long documents where a line begins: encoding takes many times the text's memory."""
     for document in documents:
         digest = hashlib.sha256(document.encode("utf-8")).digest()
         validation = int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
@@ -330,7 +330,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """The corpus kept under `folder`, encoded anew (and kept) where it is missing or damaged."""
+    """Return the corpus kept in `folder`; encode and keep it if it is missing or damaged."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:
@@ -359,4 +359,4 @@ def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
 
 
 def _silent(message: str) -> None:
-    """Progress that nobody watches."""
+    """Ignore a line of progress."""

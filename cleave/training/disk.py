@@ -1,8 +1,8 @@
-"""A full disk: whoever writes into a run folder waits until there is space, and says so.
+"""Waiting for space: when the disk of a run folder is full, training waits and says so.
 
-Nothing of a run is lost by a disk that is full for an hour, if only it stays in memory meanwhile.
-So a write that finds no space is tried again, as it was, until it is done; every write leaves what
-was there before as it was.
+A full disk loses nothing of a run as long as the data stays in memory. So a write that finds no
+space is tried again, unchanged, until it succeeds. A write that fails leaves what was there before
+unchanged.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _T = TypeVar("_T")
 
 
 class DiskFullError(CleaveError):
-    """There is no space for what is to be written; what was there before is as it was."""
+    """There is no space for a write; what was there before is unchanged."""
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no space left."""
+    """Return whether an error says that there is no space left."""
     return error.errno in _FULL
 
 
 def cannot_write(path: Path, error: OSError) -> CleaveError:
-    """What a user is told of a write that failed."""
+    """Return the error that tells a user why a write failed."""
     kind = DiskFullError if is_full(error) else CleaveError
     return kind(
         f"{str(path)!r} cannot be written ({error.strerror or error}): "
@@ -49,15 +49,16 @@ def cannot_write(path: Path, error: OSError) -> CleaveError:
 
 
 class Patience:
-    """Tries writes again for as long as the disk is full. One thread at a time uses it.
+    """Repetition of writes for as long as the disk is full. Used by one thread at a time.
 
     Args:
-        tell: told when the disk is full, and when there is space again (True for full).
-        stop: whether the run is to stop; what is left is then tried for `STOPPING_S` more.
-        sleep: waits for some seconds.
+        tell: called with True and a text when the disk is full, with False and a text when there is
+            space again.
+        stop: returns whether the run is to stop; writes are then tried for `STOPPING_S` more.
+        sleep: waits for so many seconds.
 
     Attributes:
-        waited_s: seconds that were waited so far.
+        waited_s: seconds waited so far.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class Patience:
         self._sleep = sleep
 
     def insist(self, write: Callable[[], _T]) -> _T:
-        """Do a write, once there is space.
+        """Do a write, again and again until there is space; return its result.
 
         Raises:
-            DiskFullError: when the run is to stop and there still is none.
+            DiskFullError: when the run is to stop and there is still no space.
         """
         pause_s, stopping_s, told = FIRST_RETRY_S, 0.0, False
         while True:
@@ -95,12 +96,12 @@ class Patience:
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     def _pause(self, pause_s: float) -> float:
-        """Wait; returns how much of it after the run was asked to stop."""
+        """Wait; return how many of the seconds came after the run was asked to stop."""
         stopping_s = 0.0
         while pause_s > 0:
             if self._stop():
                 stopping_s += _SLICE_S
-                pause_s = min(pause_s, FIRST_RETRY_S)  # it is waited for
+                pause_s = min(pause_s, FIRST_RETRY_S)  # somebody waits for it to stop
             self._sleep(_SLICE_S)
             self.waited_s += _SLICE_S
             pause_s -= _SLICE_S

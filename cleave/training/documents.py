@@ -1,4 +1,4 @@
-"""Documents from many places: files, folders, JSONL, Parquet, data sets, Python's own source."""
+"""Documents from files, folders, JSONL, Parquet, data sets and Python's own source."""
 
 import json
 import os
@@ -29,16 +29,17 @@ _NOT_LIBRARY = re.compile(
 
 
 def read_documents(source: str | None) -> Iterator[str]:
-    """The documents of `source`, in an order that never changes; blank ones are left out.
+    """Return the documents of `source` in a fixed order, without blank ones.
 
-    None is the source code of Python's standard library, one document per module. Otherwise:
+    For None, these are the source files of Python's standard library, one document per module.
+    Otherwise `source` is one of:
 
     * a `.jsonl` file: the field "text" (or "content") of every line;
     * a `.parquet` file: the column "text" (or "content");
     * any other file: one document, UTF-8;
     * a folder: its text, `.jsonl` and `.parquet` files and those of its subfolders, sorted by
       path, without hidden ones and without text files that are not UTF-8;
-    * else the name of a data set, whose "train" split the package `datasets` streams.
+    * else the name of a data set, whose "train" split is streamed with the package `datasets`.
 
     Raises UsageError: at once when there is no such source, while iterating when it turns out
     broken or empty.
@@ -93,7 +94,7 @@ def _read_folder(folder: Path) -> Iterator[str]:
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """All files below `root`, sorted, leaving out every file and folder not `wanted` by name."""
+    """Return all files below `root`, sorted, without files and folders not `wanted` by name."""
 
     def fail(error: OSError) -> None:
         raise _unreadable(Path(error.filename or root), error) from error
@@ -118,7 +119,7 @@ def _read_file(path: Path) -> Iterator[str]:
 
 
 def _decoded(path: Path) -> str | None:
-    """The text of a file, or None when it is not UTF-8."""
+    """Return the text of a file, or None when it is not UTF-8."""
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError:

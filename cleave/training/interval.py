@@ -1,4 +1,4 @@
-"""How often checkpoints are written: every so many steps, or every so much time."""
+"""The interval between checkpoints: a number of steps, or a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MOST_DIGITS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One of the two is above 0, or neither: never.
+    """An interval in steps or in seconds; if both are 0, there are no checkpoints.
 
     Attributes:
         steps: optimizer steps.
-        seconds: at the end of the first step after so much time.
+        seconds: time after which the end of the next step gets a checkpoint.
     """
 
     steps: int = 0
@@ -30,7 +30,7 @@ class Interval:
 
     @classmethod
     def of(cls, text: int | str) -> Interval:
-        """Read `500` (steps), `90s`, `10min`, `2h`, or `0`: never.
+        """Read `500` (steps), `90s`, `10min`, `2h`, or `0` (no checkpoints).
 
         Raises:
             UsageError: when it is none of these.
@@ -51,10 +51,10 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Whether a checkpoint is due after a step.
+        """Return whether a checkpoint is due after a step.
 
         Args:
-            step: how many are done, counted from the run's first.
+            step: how many steps are done, counted from the run's first.
             since_s: seconds since the last checkpoint, or since the run began or went on.
         """
         if self.steps:
@@ -62,5 +62,5 @@ class Interval:
         return bool(self.seconds) and since_s >= self.seconds
 
     def passed(self, step: int, since_s: float) -> bool:
-        """Whether so much was done, in steps or time, that it is worth one at the end."""
+        """Return whether a whole interval was done, so that a checkpoint at the end is worth it."""
         return step >= self.steps if self.steps else since_s >= self.seconds

@@ -1,4 +1,4 @@
-"""A training job: everything that decides what is trained, as one value that can travel."""
+"""The specification of a training job: everything that decides what is trained, as one value."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from cleave.workload.registry import ModelSpec
 
 
 class Precision(Enum):
-    """What the multiplications are done in. Weights and optimizer are fp32 in both."""
+    """The dtype of the multiplications. Weights and optimizer are fp32 in both cases."""
 
     FP32 = "fp32"
     BF16 = "bf16"
 
 
 class MemoryMode(Enum):
-    """How to spend the PS's memory.
+    """How the PS's memory is used.
 
     PLAIN keeps activations and all gradients. LEAN recomputes activations in the backward pass and
-    steps each parameter as soon as its gradient is complete. AUTO is lean where plain might not
-    fit.
+    updates each parameter as soon as its gradient is complete. AUTO is LEAN if PLAIN might not fit.
     """
 
     AUTO = "auto"
@@ -35,8 +34,7 @@ class MemoryMode(Enum):
 class OffloadMode(Enum):
     """Which multiplications go to the fleet.
 
-    ALL sends every one, so that nothing is quietly kept. AUTO keeps on the PS those that it is
-    predicted to do sooner alone.
+    ALL sends every one. AUTO keeps on the PS those that it is predicted to finish sooner alone.
     """
 
     ALL = "all"
@@ -46,7 +44,7 @@ class OffloadMode(Enum):
 class FallbackMode(Enum):
     """What happens while no device is there.
 
-    WAIT pauses training until one is. LOCAL multiplies on the PS until then.
+    WAIT pauses training until a device is there. LOCAL multiplies on the PS until then.
     """
 
     WAIT = "wait"
@@ -59,19 +57,20 @@ class JobSpec:
 
     Attributes:
         model: a name of the registry, or a local Hugging Face folder.
-        data: text file, folder, JSONL, Parquet or `datasets` name; empty for the default corpus.
-        steps: optimizer steps in total, a resumed run's earlier ones included.
+        data: a text, JSONL or Parquet file, a folder, or a `datasets` name; empty for the default
+            corpus.
+        steps: optimizer steps in total, including a resumed run's earlier ones.
         batch, seq: sequences per micro-batch, tokens per sequence.
         accumulate: micro-batches per step.
         dtype: `fp32` or `bf16`.
-        learning_rate: peak; 0 for the model's published one.
-        warmup_steps: linear warm-up; -1 for a tenth of the run, 100 at most.
-        weight_decay: on matrices.
-        clip: largest gradient norm; 0 for none.
-        seed: of weights and data order.
-        eval_every, eval_batches: held-out loss every so many steps (0: never) over so many batches.
-        checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them; one more
-            at the end; 0 for none.
+        learning_rate: peak learning rate; 0 for the model's published one.
+        warmup_steps: steps of linear warm-up; -1 for a tenth of the run, 100 at most.
+        weight_decay: weight decay of matrices.
+        clip: largest gradient norm; 0 for no clipping.
+        seed: seed of weights and data order.
+        eval_every, eval_batches: steps between held-out losses (0: never), and batches in each.
+        checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them, with one
+            more at the end; 0 for none at all.
         memory: see `MemoryMode`.
         offload: see `OffloadMode`.
         journal: keep finished products on disk between checkpoints (`cleave.training.journal`).
@@ -133,11 +132,11 @@ class JobSpec:
 
     @property
     def interval(self) -> Interval:
-        """Between checkpoints."""
+        """Return the interval between checkpoints."""
         return Interval.of(self.checkpoint_every)
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Refuse what this model cannot do.
+        """Refuse a job that this model cannot do.
 
         Raises:
             UsageError: when the sequence is longer than the model's positions.
@@ -149,15 +148,15 @@ class JobSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for messages and TOML."""
+        """Return the job as plain values, for messages and TOML."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`.
+        """Make a job from plain values; the inverse of `to_dict`.
 
         Raises:
-            UsageError: for unknown names and values of the wrong type.
+            UsageError: when a name is unknown or a value has the wrong type.
         """
         known = {f.name: f.type for f in fields(cls)}
         types: dict[str, type | tuple[type, ...]] = {
@@ -199,7 +198,7 @@ _PUBLISHED_RATES = {  # OPT: arXiv 2205.01068, table 1; Llama 2: arXiv 2307.0928
 
 
 def default_learning_rate(spec: ModelSpec) -> float:
-    """The published peak rate of a model, or one by size where there is none."""
+    """Return the published peak rate of a model, or one by size if there is none."""
     if spec.name in _PUBLISHED_RATES:
         return _PUBLISHED_RATES[spec.name]
     return 6e-4 if spec.parameters < 300e6 else 2e-4

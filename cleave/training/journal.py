@@ -1,19 +1,21 @@
 """The block journal: finished products on disk, so that a killed run goes on inside a step.
 
 Training is deterministic: a run that is resumed from a checkpoint asks for the same products of the
-same matrices in the same order. With a journal, those that were finished since that checkpoint come
-from disk and not from the fleet. What is kept, beside the checkpoints:
+same matrices in the same order. With a journal, products that were finished since that checkpoint
+come from disk and not from the fleet. The file lies in a folder of its own in the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
-A product is known by step, place within the step, and a checksum of everything that it depends on:
-shapes, dtypes and the bytes of both operands. If that differs, it is computed anew, so a journal
-can be out of date or of another run and never wrong. Records are appended by a thread of their own;
-one that was cut short by a crash ends the file, one that is damaged is not used.
+A product is identified by its step, its place within the step, and a checksum of everything that it
+depends on: shapes, dtypes and the bytes of both operands. If that differs, the product is computed
+anew. So a journal may be out of date or of another run, but it never yields a wrong product.
+Records are appended in a thread of their own. A record that a crash cut short ends the file; a
+damaged one is not used.
 
-The file only grows until the next checkpoint, which covers it. Since it holds far more a step than
-a checkpoint does, `outgrown` asks for an early checkpoint as soon as the journal is larger than one
-would be: disk space and time to resume stay bounded, and checkpoints cost no more than the journal.
+The file grows until the next checkpoint, which makes its products unnecessary. It holds far more
+per step than a checkpoint does. So `outgrown` asks for an early checkpoint as soon as the journal
+is larger than a checkpoint would be: this bounds disk space and the time to resume, and checkpoints
+cost no more than the journal.
 """
 
 from __future__ import annotations
@@ -60,14 +62,15 @@ _JUDGED_STEPS: Final = 4
 
 @dataclass(slots=True)
 class JournalCounters:
-    """What a journal did so far.
+    """What a journal has done so far.
 
     Attributes:
         written, written_bytes: products appended, and their bytes.
-        spent_s: seconds of the training thread: checksums, copies, waiting for the disk, reading.
+        spent_s: seconds of the training thread for checksums, copies, reading and waiting for the
+            disk.
         write_s: seconds of the writing thread.
         taken, taken_bytes: products that came from the journal, and their bytes.
-        saved_s: seconds that the fleet had needed for those.
+        saved_s: seconds that the fleet had taken for the products that came from the journal.
     """
 
     written: int = 0
@@ -81,7 +84,7 @@ class JournalCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a product lies, and what it is the product of."""
+    """Where a product is in the file, and the checksum of what it depends on."""
 
     offset: int
     nbytes: int
@@ -92,7 +95,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product on its way to the disk."""
+    """A product that is to be written."""
 
     step: int
     place: int
@@ -102,15 +105,15 @@ class _Product:
 
 
 class Journal:
-    """The journal of one run. The training thread alone calls it.
+    """The journal of one run. Called by the training thread only.
 
     Args:
-        folder: where its file lies; made when needed.
-        base: step of the checkpoint that the run starts or goes on from. What was journaled since
-            that very checkpoint is used, other files are removed.
-        say: told in one sentence when it switches itself off.
-        clock: seconds, as `time.perf_counter`.
-        patience: waits where the disk is full.
+        folder: the folder of its file; made when needed.
+        base: step of the checkpoint that the run starts or goes on from. Products journaled since
+            that checkpoint are used; other journal files are removed.
+        say: called with one sentence when the journal switches itself off.
+        clock: returns seconds, as `time.perf_counter` does.
+        patience: repeats writes while the disk is full.
         queue_bytes: see `QUEUE_BYTES`.
 
     Raises:
@@ -149,7 +152,7 @@ class Journal:
     # --- the file ---
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
-        """The file of a checkpoint, read up to where a crash cut it off; others are removed."""
+        """Open a checkpoint's file and read its whole records; remove other files."""
         path = _file_of(self.folder, base)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +176,7 @@ class Journal:
         return path, file
 
     def _read(self, file: FileIO) -> int:
-        """Note what a file holds; returns the bytes of it that are whole."""
+        """Note what a file holds; return how many of its bytes are whole records."""
         self._entries.clear()
         if file.read(len(_MAGIC)) != _MAGIC:
             return 0
@@ -196,23 +199,23 @@ class Journal:
 
     @property
     def held(self) -> int:
-        """How many products of an earlier run are there to be taken."""
+        """Return how many products of an earlier run can still be taken."""
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Whether a checkpoint of so many bytes is due, because the journal is larger."""
+        """Return whether a checkpoint of so many bytes is due, because the journal is larger."""
         if self._entries:  # a checkpoint would throw away what is still to be taken
             return False
         return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
 
     def charge(self, spent_s: float) -> None:
-        """Count seconds that were spent because of the journal: on an early checkpoint."""
+        """Count seconds spent because of the journal, as on an early checkpoint."""
         self.counters.spent_s += spent_s
 
     def covered(self, base: int) -> None:
-        """A checkpoint of step `base` is safely on disk: begin anew.
+        """Begin a new file, as a checkpoint of step `base` is safely on disk.
 
-        Of the step after it some products may be there already, where it was given up: they stay.
+        If the step after it was begun and given up, its finished products are kept.
         """
         if not self.on:
             discard(self.folder)
@@ -230,7 +233,7 @@ class Journal:
         before.close()
 
     def _carry_over(self, before: FileIO, base: int) -> None:
-        """Copy the products of later steps from another file; as far as there is space."""
+        """Copy the products of later steps from another file, as far as there is space."""
         self._read(before)
         kept = [entry for (step, _), entry in self._entries.items() if step >= base]
         self._entries.clear()
@@ -242,7 +245,7 @@ class Journal:
                 self._size_bytes += len(record)
 
     def close(self) -> None:
-        """Write what is under way. A journal that holds nothing is removed."""
+        """Write what is queued and close the file. A journal without products is removed."""
         self._writer.close()
         self._file.close()
         if self.on and self._writer.failure:
@@ -253,17 +256,17 @@ class Journal:
     # --- steps ---
 
     def begin(self, step: int) -> None:
-        """The step after `step` begins."""
+        """Note that the step after `step` begins."""
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:
-            del self._entries[place]  # this time nobody asked for it
+            del self._entries[place]  # not asked for this time
         counters = self.counters
         self._at_begin = (counters.spent_s, counters.taken)
         self._waited_s = self._patience.waited_s
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """The step is over: switch off if the journal costs more than it could save."""
+        """Note that the step is over; switch off if the journal costs more than it could save."""
         if not self.on:
             return
         wall_s = self._clock() - self._began_s
@@ -274,7 +277,7 @@ class Journal:
         except DiskFullError as error:  # the run is to stop
             self._switch_off(str(error))
             return
-        # What was left to write of a step counts for the next one.
+        # What is written after a step's end counts for the next step.
         write_s, counters.write_s = counters.write_s, self._writer.write_s
         if self._writer.failure:
             self._switch_off(f"it cannot be written ({self._writer.failure})")
@@ -298,7 +301,7 @@ class Journal:
     # --- products ---
 
     def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start ``out = a @ b`` as `Fleet.submit` does, or take it from disk."""
+        """Start ``out = a @ b`` as `Fleet.submit` does, or take the product from disk."""
         place = (self._step, self._place)
         self._place += 1
         entry = self._entries.pop(place, None)
@@ -321,9 +324,9 @@ class Journal:
         return _Journaled(self, future, place, key, began_s)
 
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
-        """A product is there: have it written."""
+        """Queue a finished product for writing."""
         now_s = self._clock()
-        # Of products in flight together, each is given the time after the one before.
+        # Of products in flight together, each counts the time since the one before ended.
         took_s = now_s - max(began_s, self._last_end_s)
         self._last_end_s = now_s
         if not self.on or self._writer.failure:
@@ -341,7 +344,7 @@ class Journal:
         self.counters.spent_s += self._clock() - now_s
 
     def _take(self, entry: _Entry, out: Buffer) -> bool:
-        """Read a product into its place; False when it is damaged."""
+        """Read a product into `out`; return False if it is damaged."""
         data = _read_at(self._path, entry.offset, entry.nbytes)
         if len(data) != out.nbytes or zlib.crc32(data) != entry.crc:
             return False
@@ -352,14 +355,14 @@ class Journal:
         return True
 
     def _key(self, a: Side, b: Side, out: Buffer) -> bytes:
-        """Everything that a product depends on, in 20 bytes."""
+        """Return the checksum of everything that a product depends on, in 20 bytes."""
         said = f"{a.transposed} {b.transposed} {out.dtype.value}".encode()
         return hashlib.sha1(
             self._digest(a.operand) + self._digest(b.operand) + said, usedforsecurity=False
         ).digest()
 
     def _digest(self, operand: Operand) -> bytes:
-        """The checksum of a matrix, made once however often it is multiplied."""
+        """Return the checksum of a matrix, made once however often it is multiplied."""
         digest = self._digests.get(operand)
         if digest is None:
             buffer = operand.buffer
@@ -391,7 +394,7 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A fleet whose products are journaled; what `cleave.training.offload` needs of a fleet."""
+    """A fleet whose products are journaled, for `cleave.training.offload`."""
 
     fleet: Multiplier
     journal: Journal
@@ -406,13 +409,13 @@ class JournaledFleet:
 
 
 class _Writer:
-    """Appends products to a file, in a thread of its own, with bounded memory.
+    """A thread that appends products to a file, with bounded memory.
 
-    Where the disk is full it tries again what it is at, and `put` and `check` say so.
+    While the disk is full it tries the present write again, and `put` and `check` raise an error.
 
     Attributes:
-        path, file: where to; the file stands at its end.
-        write_s: seconds spent on it.
+        path, file: the file to append to; the file object stands at its end.
+        write_s: seconds spent on writing.
         failure: why nothing can be written any more; empty while it can.
     """
 
@@ -427,7 +430,7 @@ class _Writer:
         self.failure = ""
         self._limit_bytes = queue_bytes
         self._clock = clock
-        self._queue: deque[_Product | None] = deque()  # None: make it safe
+        self._queue: deque[_Product | None] = deque()  # None: fsync
         self._queued_bytes = 0
         self._busy = False
         self._closing = False
@@ -436,10 +439,11 @@ class _Writer:
         self._thread.start()
 
     def put(self, product: _Product) -> None:
-        """Append a product later; waits while too much is queued.
+        """Queue a product for writing; wait while too much is queued.
 
         Raises:
-            DiskFullError: when too much is, because the disk is full; nothing is appended then.
+            DiskFullError: when too much is queued because the disk is full; the product is not
+                queued.
         """
         nbytes = product.elements.nbytes
 
@@ -455,7 +459,7 @@ class _Writer:
             self._change.notify_all()
 
     def check(self) -> None:
-        """Refuse to go on while the disk is full.
+        """Raise an error while the disk is full.
 
         Raises:
             DiskFullError: when it is.
@@ -465,13 +469,13 @@ class _Writer:
                 raise cannot_write(self.path, self._full)
 
     def sync(self) -> None:
-        """Have what was appended survive a power loss, too."""
+        """Have what was appended written so that it survives a power loss."""
         with self._change:
             self._queue.append(None)
             self._change.notify_all()
 
     def forget(self) -> None:
-        """Drop what is queued, and let go of the file."""
+        """Drop what is queued, and stop using the file."""
         with self._change:
             self._queue.clear()
             self._queued_bytes = 0
@@ -480,7 +484,7 @@ class _Writer:
             self._change.wait_for(lambda: not self._busy)
 
     def drain(self) -> None:
-        """Wait until what is queued is written, or cannot be."""
+        """Wait until what is queued is written or cannot be written."""
         with self._change:
             self._change.wait_for(
                 lambda: self.failure or self._full or not (self._queue or self._busy)
@@ -521,7 +525,7 @@ class _Writer:
                     self._change.notify_all()
 
     def _written(self, product: _Product | None) -> bool:
-        """Write a product; or, where the disk is full, nothing of it."""
+        """Write a product; return False, with nothing written, if the disk is full."""
         end, began_s = self.file.tell(), self._clock()
         try:
             self._write(product)
@@ -575,7 +579,7 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
 
 
 def holds_beginning(folder: Path) -> bool:
-    """Whether a journal has products of a run's first steps, before any checkpoint."""
+    """Return whether a journal has products of a run's first steps, before any checkpoint."""
     try:
         return _file_of(folder, 0).stat().st_size > len(_MAGIC)
     except FileNotFoundError:
@@ -583,12 +587,12 @@ def holds_beginning(folder: Path) -> bool:
 
 
 def _file_of(folder: Path, base: int) -> Path:
-    """Where the products since the checkpoint of step `base` are."""
+    """Return the path of the file with the products since the checkpoint of step `base`."""
     return folder / f"step-{base:06d}.blocks"
 
 
 def discard(folder: Path) -> None:
-    """Remove a journal, where there is one."""
+    """Remove a journal, if there is one."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():

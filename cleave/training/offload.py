@@ -1,8 +1,9 @@
 """Linear layers whose multiplications run on a fleet.
 
-`offload` turns the `nn.Linear` layers (and transformers' `Conv1D`) of a model into offloaded ones
-in place: the same module objects with the same parameters, of a subclass whose forward sends its
-three GEMMs (forward, input gradient, weight gradient) to a fleet. `restore` turns them back.
+`offload` changes the `nn.Linear` layers (and transformers' `Conv1D`) of a model into offloaded ones
+in place: the module objects and parameters stay the same, and the class becomes a subclass whose
+forward and backward send their three GEMMs (forward, input gradient, weight gradient) to a fleet.
+`restore` changes them back.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _ATTRIBUTE = "_cleave_operand"
 
 
 class _Operands:
-    """The operands of tensors, so that a tensor used twice has one name.
+    """The operands of tensors, so that a tensor that is used twice has one operand.
 
     An operand must live as long as its tensor's values may be needed again, and no longer, or
-    activation checkpointing would save nothing. An activation (a tensor with a `grad_fn`) carries
-    its operand itself. A leaf (a weight, an input) may be changed behind autograd's back through
-    `.data` or numpy, so its operand lives only from a layer's forward to its backward.
+    activation checkpointing would save nothing. An activation (a tensor with a `grad_fn`) holds its
+    operand itself. A leaf (a weight, an input) may be changed through `.data` or numpy without
+    autograd's knowledge, so its operand lives only from a layer's forward to its backward.
     """
 
     def __init__(self, fleet: Multiplier) -> None:
@@ -39,7 +40,7 @@ class _Operands:
         )
 
     def of(self, tensor: Tensor) -> Operand:
-        """The operand of a tensor, whose leading dimensions are taken as rows."""
+        """Return the operand of a tensor, whose leading dimensions become rows."""
         if tensor.is_inference():  # has no version to tell changes by
             return self._new(tensor)
         version = tensor._version
@@ -71,8 +72,8 @@ class _Operands:
         )
 
 
-class _Product(torch.autograd.Function):
-    """y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
+class _LinearFunction(torch.autograd.Function):
+    """The function y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
 
     @staticmethod
     def forward(
@@ -162,7 +163,7 @@ def _product(
             f"an offloaded layer got {x.dtype} input for {weight.dtype} weights; "
             f"use float32, bfloat16 or float16 for both"
         )
-    y: Tensor = _Product.apply(x, weight, bias, module._cleave, weight_transposed)  # type: ignore[no-untyped-call]
+    y: Tensor = _LinearFunction.apply(x, weight, bias, module._cleave, weight_transposed)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -172,12 +173,12 @@ class OffloadedLinear(nn.Linear):
     _cleave: _Operands
 
     def forward(self, input: Tensor) -> Tensor:
-        """x of shape (..., in_features) to (..., out_features)."""
+        """Return y of shape (..., out_features) for an input of shape (..., in_features)."""
         return _product(self, input, self.weight, self.bias, weight_transposed=False)
 
 
 def _conv1d() -> type[nn.Module] | None:
-    """transformers' Conv1D (GPT-2's linear layer, weight of shape (in, out)), if installed."""
+    """Return transformers' Conv1D (GPT-2's linear layer, with a weight (in, out)), or None."""
     try:
         from transformers.pytorch_utils import Conv1D
     except ImportError:
@@ -194,21 +195,22 @@ def _offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
 
 
 def offload(model: nn.Module, fleet: Multiplier) -> nn.Module:
-    """Send the multiplications of a model's linear layers to a fleet, from now on.
+    """Send the multiplications of a model's linear layers to a fleet from now on.
 
     Every `nn.Linear` and transformers `Conv1D` in `model` is changed in place: same object, same
     parameters, hooks and state dict. The caller's loop, optimizer and autocast work as before.
     Subclasses of these layers keep their own forward.
 
     Args:
-        model: on the CPU, of float32, bfloat16 or float16 weights.
+        model: on the CPU, with float32, bfloat16 or float16 weights.
         fleet: from `cleave.emulated` or `cleave.serve`.
 
     Returns:
         `model` itself.
 
     Raises:
-        UsageError: when it has no such layer, is offloaded already, or lies on another device.
+        UsageError: when the model has no such layer, is offloaded already, is not on the CPU, or
+            has weights of another dtype.
     """
     conv1d = _conv1d()
     found: list[nn.Module] = []
@@ -240,10 +242,10 @@ def offload(model: nn.Module, fleet: Multiplier) -> nn.Module:
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Turn the offloaded layers of a model back into plain ones.
+    """Change the offloaded layers of a model back into plain ones.
 
     Returns:
-        `model` itself; a model that is not offloaded comes back as it is.
+        `model` itself; a model that is not offloaded is returned unchanged.
     """
     for module in model.modules():
         if "_cleave" in module.__dict__:
@@ -253,9 +255,9 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 class hold_weights:  # noqa: N801 - reads as a statement
-    """While active, devices keep the weights they were sent: for accumulated micro-batches.
+    """A context in which devices keep the weights sent to them, for accumulated micro-batches.
 
-    Weights must not change meanwhile; leave before the optimizer steps.
+    The weights must not change in it: leave it before the optimizer steps.
     """
 
     def __init__(self, model: nn.Module) -> None:

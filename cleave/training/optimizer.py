@@ -1,4 +1,4 @@
-"""AdamW with warm-up, cosine decay and clipping, stepped after or inside the backward pass."""
+"""AdamW with warm-up, cosine decay and clipping, applied after or in the backward pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EPS = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Linear warm-up, then cosine decay to a tenth of the peak.
+    """A learning rate with linear warm-up, then cosine decay to a tenth of the peak.
 
     Attributes:
         peak: the largest learning rate.
-        warmup_steps: steps until it is reached.
+        warmup_steps: steps until the peak is reached.
         steps: steps in total.
     """
 
@@ -30,7 +30,7 @@ class Schedule:
     steps: int
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         span = max(1, self.steps - self.warmup_steps)
@@ -39,18 +39,18 @@ class Schedule:
 
 
 class Optimizer:
-    """AdamW over the parameters of a model, one torch optimizer each.
+    """AdamW for all parameters of a model, with one torch optimizer for each.
 
     Args:
-        model: fp32 parameters.
-        weight_decay: applied to matrices only.
+        model: the model, with fp32 parameters.
+        weight_decay: weight decay, applied to matrices only.
         clip: largest norm of all gradients together; 0 for none.
-        in_backward: step each parameter inside the backward pass, as soon as its gradient is
-            complete, and free the gradient: the usual update with memory for one gradient at a
-            time. With clipping the norm is needed first, so the pass is done twice.
+        in_backward: whether to update each parameter in the backward pass, as soon as its gradient
+            is complete, and free the gradient. The update is the same, with memory for one gradient
+            at a time. With clipping the norm is needed first, so the pass is done twice.
 
     Attributes:
-        applied: whether some parameters have made the step under way, and others have not.
+        applied: whether the step under way has updated some parameters already.
     """
 
     def __init__(
@@ -72,12 +72,13 @@ class Optimizer:
         }
 
     def step(self, rate: float, backward: Callable[[], float]) -> float:
-        """One update.
+        """Do one update.
 
         Args:
             rate: the learning rate.
-            backward: computes loss and gradients of the whole batch; called twice when stepping in
-                the backward pass with clipping, and must then do the same both times.
+            backward: computes gradients of the whole batch and returns the loss. It is called twice
+                when updating in the backward pass with clipping, and must then do the same both
+                times.
 
         Returns:
             What `backward` returned.
@@ -90,7 +91,7 @@ class Optimizer:
         return loss
 
     def forget_gradients(self) -> None:
-        """Free them all."""
+        """Free all gradients."""
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
@@ -149,7 +150,7 @@ class Optimizer:
     # --- checkpoints ---
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint needs, by name; empty before the first step."""
+        """Return the state that a checkpoint needs, by name; empty before the first step."""
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():
@@ -157,7 +158,7 @@ class Optimizer:
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the state of a checkpoint.
+        """Load the state of a checkpoint.
 
         Raises:
             CleaveError: when it lacks a parameter's state.

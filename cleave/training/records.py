@@ -1,4 +1,4 @@
-"""What a run reports as it goes: one record a line in `metrics.jsonl` and under `--json`."""
+"""The records that a run reports, one per line in `metrics.jsonl` and under `--json`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, ClassVar, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """A run begins, or goes on.
+    """The start of a run, or of its continuation.
 
     Attributes:
-        step: the last one that is done; 0 at the beginning.
-        steps: that are to be done in all.
+        step: the last step that is done; 0 at the beginning.
+        steps: steps to do in total.
         run_folder: where everything is written.
     """
 
@@ -29,19 +29,19 @@ class StepRecord:
     Attributes:
         step: counted from 1.
         loss: mean cross-entropy over the step's tokens, before its update.
-        tokens: in this step.
-        clock: what `fleet_s` counts: `virtual` or `wall`.
-        wall_s: the whole step.
-        fleet_s: time on the fleet's clock spent waiting for GEMMs.
+        tokens: tokens in this step.
+        clock: the clock of `fleet_s`: `virtual` or `wall`.
+        wall_s: wall seconds of the whole step.
+        fleet_s: seconds on the fleet's clock spent waiting for GEMMs.
         ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
-        verify_s: processor time of checking results.
-        downlink_bytes, uplink_bytes: encoded messages.
-        floor_bytes: every operand and result of every GEMM crossing once.
-        tiles, blocks, reissued: planned tiles, blocks that came back, units given out again.
-        local_gemms: multiplied on the PS because no device was there.
-        journal_bytes: products that went into the journal.
-        journal_s: seconds that the journal cost the step.
-        journal_saved_s: seconds that products taken from the journal had needed.
+        verify_s: seconds of processor time for checking results.
+        downlink_bytes, uplink_bytes: bytes of encoded messages.
+        floor_bytes: bytes if every operand and result of every GEMM were transferred once.
+        tiles, blocks, reissued: planned tiles, returned blocks, tasks given out again.
+        local_gemms: GEMMs multiplied on the PS because no device was there.
+        journal_bytes: bytes of products written to the journal.
+        journal_s: seconds that the journal cost in this step.
+        journal_saved_s: seconds that products taken from the journal had taken before.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -68,7 +68,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """Held-out loss after `step` steps."""
+    """The held-out loss after `step` steps."""
 
     EVENT: ClassVar[str] = "eval"
     step: int
@@ -77,7 +77,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class NoteRecord:
-    """Something a user should know: what is being prepared, a checkpoint, a resumed step."""
+    """A message for the user, such as a checkpoint that was written."""
 
     EVENT: ClassVar[str] = "note"
     text: str
@@ -85,12 +85,12 @@ class NoteRecord:
 
 @dataclass(frozen=True, slots=True)
 class PresenceRecord:
-    """The last device left while work was waiting, or one came back.
+    """A change of who multiplies: no device is there any more, or one is there again.
 
     Attributes:
         step: the step under way.
         state: who multiplies now: `present`, `absent` or `local` (`cleave.fleet.local_fallback`).
-        text: for people.
+        text: a description for people.
     """
 
     EVENT: ClassVar[str] = "fleet"
@@ -104,9 +104,9 @@ class DiskRecord:
     """The disk of the run folder is full and training waits, or there is space again.
 
     Attributes:
-        step: the last one that is done.
+        step: the last step that is done.
         state: `full` or `free`.
-        text: for people.
+        text: a description for people.
     """
 
     EVENT: ClassVar[str] = "disk"
@@ -120,17 +120,17 @@ class DoneRecord:
     """The end of a run.
 
     Attributes:
-        steps: the last step done.
-        first_loss, loss: of this run's first and last step.
+        steps: the last step that is done.
+        first_loss, loss: losses of the first and of the last step that this process did.
         run_folder: where everything was written.
-        stopped: whether the run was asked to stop before its last step.
+        stopped: whether the run was stopped before its last step.
         offload: `all` or `auto`.
-        gemms: multiplications of the run that a fleet was there for.
-        kept_gemms: how many of them stayed on the PS, or with `all` would have with `auto`.
-        kept_saves_s: predicted seconds that this saved, or would have.
-        kept_reasons: one sentence a shape.
-        local_gemms, journal_bytes, journal_s, journal_saved_s: as in the steps, in sum.
-        journal_gemms: how many products came from the journal.
+        gemms: GEMMs for which devices were there.
+        kept_gemms: how many of them the PS kept; with `all`, how many `auto` would have kept.
+        kept_saves_s: predicted seconds that this saved, or would have saved.
+        kept_reasons: one sentence for each shape.
+        local_gemms, journal_bytes, journal_s, journal_saved_s: sums over the steps of this process.
+        journal_gemms: GEMMs whose products came from the journal.
     """
 
     EVENT: ClassVar[str] = "done"
@@ -166,5 +166,5 @@ Record: TypeAlias = (
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """The record as it is written: its event's name first."""
+    """Return the record as it is written, with its event's name first."""
     return {"event": record.EVENT, **asdict(record)}

@@ -35,9 +35,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: whatever happens, a reader sees the old file or the new one.
+    """Replace `path` by `data`: at any time, a reader sees the old file or the new one.
 
-    The folder is created where it is missing. Raises OSError, and then leaves nothing behind.
+    The folder is created if it is missing. Raises OSError, and then leaves no file behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -55,16 +55,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder. It has one writer at a time; anyone may read."""
+    """The folder of one run. It has one writer at a time, and any number of readers."""
 
     path: Path
 
     @classmethod
     def create(cls, root: Path, name: str | None = None, *, now: datetime | None = None) -> Self:
-        """Make a new folder under `root`, called `name` or else by the local time.
+        """Make a new folder under `root`, named `name` or else by the local time.
 
-        Raises UsageError for a name that is taken or is not a plain name, CleaveError when the
-        folder cannot be made.
+        Raises UsageError when the name is taken or is not a plain name, CleaveError when the folder
+        cannot be made.
         """
         if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0")):
             raise UsageError(f"{name!r} is not a name for a run: use one without slashes.")
@@ -108,7 +108,7 @@ class RunFolder:
             raise cannot_write(self.config_path, error) from error
 
     def read_config(self) -> dict[str, Any]:
-        """What `write_config` wrote. Raises UsageError where there is none or it is damaged."""
+        """Return what `write_config` wrote. Raises UsageError if it is missing or damaged."""
         try:
             return tomllib.loads(self.config_path.read_text("utf-8"))
         except OSError as error:
@@ -122,10 +122,10 @@ class RunFolder:
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line to metrics.jsonl, or nothing. It is in the system's hands on return.
+        """Append one line to metrics.jsonl, or nothing. On return the operating system has it.
 
-        NaN and infinity, which JSON lacks, are written as null; numpy and torch scalars as
-        numbers. After a crash call `rewind` before the first `append`.
+        NaN and infinity, which JSON lacks, are written as null; numpy and torch scalars as numbers.
+        After a crash call `rewind` before the first `append`.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -135,7 +135,7 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The records so far, in order. A last line that is still being written is left out.
+        """Yield the records so far, in order, without a last line that is still being written.
 
         Raises CleaveError for any other line that is not a JSON object.
         """
@@ -149,7 +149,7 @@ class RunFolder:
                 )
 
     def rewind(self, step: int) -> None:
-        """Make the metrics what they were after `step`, before the run goes on from there.
+        """Restore the metrics to those after `step`, before the run goes on from there.
 
         Drops lines that a crash damaged or cut short, and every record with a later "step".
         """
@@ -166,7 +166,7 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def plot(self) -> Path | None:
-        """Draw "loss" and, where recorded, "eval_loss" over "step" into loss.png.
+        """Draw "loss" and, if recorded, "eval_loss" over "step" into loss.png.
 
         Returns its path, or None when no loss has been recorded yet.
         """
@@ -199,7 +199,7 @@ class RunFolder:
         return self.plot_path
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """Each line of metrics.jsonl with its ending, and its record where it holds one."""
+        """Yield each line of metrics.jsonl with its ending, and its record or None."""
         try:
             with self.metrics_path.open("rb") as file:
                 for line in file:
@@ -240,7 +240,7 @@ def _is_later(record: dict[str, Any], step: int) -> bool:
 
 
 def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float]]:
-    """(step, value) of the records that have both as numbers."""
+    """Return (step, value) of the records that have both as numbers."""
     return [
         (record["step"], record[field])
         for record in records
@@ -250,7 +250,7 @@ def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float
 
 
 def _plain(value: Any) -> Any:
-    """`value` in terms of JSON."""
+    """Return `value` as something that JSON can hold."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -265,7 +265,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """`value` in terms of TOML."""
+    """Return `value` as something that TOML can hold."""
     if isinstance(value, Mapping):
         return {str(k): _without_none(item) for k, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Jobs as they are asked for, on the command line or by an operator's message."""
+"""Training jobs as they are requested, on the command line or by an operator's message."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job, or a run folder whose job is to go on.
+    """A request for a job, or for a run folder's job to go on.
 
     Attributes:
-        job: settings of `JobSpec` by name; with `resume`, only those that are to change.
+        job: settings of `JobSpec` by name; with `resume`, only those that change.
         resume: an existing run folder, or empty.
-        name: of a new run folder; empty for one made of the time.
-        restart: with `resume`, begin again at step 1 where no checkpoint is whole.
+        name: the name of a new run folder; empty for one made from the time.
+        restart: with `resume`, whether to begin again at step 1 if no checkpoint is whole.
     """
 
     job: Mapping[str, Any]
@@ -39,7 +39,7 @@ class JobRequest:
         """Read the arguments of an operator's `submit`.
 
         Raises:
-            UsageError: when they are of another form.
+            UsageError: when they have the wrong form.
         """
         job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
         restart = values.get("restart", False)
@@ -54,10 +54,10 @@ class JobRequest:
         return cls(job, resume, name, restart)
 
     def spec(self) -> JobSpec:
-        """The whole job, a resumed one's settings read from its folder.
+        """Return the whole job; a resumed job's settings are read from its folder.
 
         Raises:
-            UsageError: when it cannot be run.
+            UsageError: when the job cannot be run.
         """
         if not self.resume:
             spec = JobSpec.from_dict(self.job)
@@ -80,31 +80,31 @@ def _existing(path: str) -> Path:
 
 
 class Meter(Protocol):
-    """Measures a job from when it is made."""
+    """A meter of a job's energy, from when it is made."""
 
     def record(self) -> dict[str, Any]:
-        """What a run keeps of its energy, up to now."""
+        """Return the run's energy record up to now."""
         ...
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Runs jobs below a folder. It is what a server is given to train with.
+    """The training of jobs, below a folder. A server is given one to train with.
 
     Attributes:
-        runs: where new run folders are made.
-        meter: makes one for a job that begins; None to keep no account of energy.
+        runs: the folder in which new run folders are made.
+        meter: makes a meter for a job that begins; None to record no energy.
     """
 
     runs: Path
     meter: Callable[[], Meter] | None = None
 
     def check(self, arguments: Mapping[str, Any]) -> int:
-        """Its steps; refuse a request that cannot be run, see `JobRequest.spec`."""
+        """Return the job's steps; refuse a request that cannot be run, see `JobRequest.spec`."""
         return JobRequest.from_dict(arguments).spec().steps
 
     def run(
@@ -114,7 +114,7 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train, reporting records as plain maps."""
+        """Train, and report records as plain maps."""
         from cleave.training.trainer import TrainContext  # torch: a server without a job needs none
 
         request = JobRequest.from_dict(arguments)
@@ -139,7 +139,7 @@ class JobRunner:
                 meter.close()
 
     def train(self, request: JobRequest, context: TrainContext) -> DoneRecord:
-        """Train with a setting of one's own."""
+        """Train in a given context, in a new run folder or the resumed one."""
         from cleave.training.trainer import prepare, train
 
         spec = request.spec()

@@ -1,4 +1,4 @@
-"""Tokenizers: the built-in one, trained once on Python's own source, and those of model folders."""
+"""Tokenizers: the built-in one, trained on Python's own source, and those of model folders."""
 
 import hashlib
 import json
@@ -24,10 +24,10 @@ _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class TextTokenizer:
-    """Text to token ids and back."""
+    """A tokenizer: text to token ids and back."""
 
     def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
-        """Wraps a copy of `tokenizer`; `eos_id` is the token put after every document."""
+        """Wrap a copy of `tokenizer`; `eos_id` is the token put after every document."""
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         # A model folder may carry these, meant for batches of its own use.
         self._tokenizer.no_truncation()
@@ -39,7 +39,7 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id: the rows an embedding needs."""
+        """Return the largest id plus one: how many rows an embedding needs."""
         return self._vocab_size
 
     @property
@@ -48,16 +48,16 @@ class TextTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """sha256, in hex, of all that decides which ids a text gets."""
+        """Return the SHA-256, in hex, of everything that decides which ids a text gets."""
         return self._fingerprint
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
-        """The ids of each text, 1-D int32, without begin or end tokens."""
+        """Return the ids of each text, 1-D int32, without begin or end tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids` (ints, or a 1-D array or tensor), special tokens included."""
+        """Return the text of `ids` (ints, or a 1-D array or tensor), including special tokens."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
@@ -66,11 +66,11 @@ def default_tokenizer(
     vocab_size: int = 4096,
     progress: Callable[[str], None] | None = None,
 ) -> TextTokenizer:
-    """A byte-level BPE of `vocab_size` tokens, trained on Python's standard library.
+    """Return a byte-level BPE of `vocab_size` tokens, trained on Python's standard library.
 
-    The same on every run of the same Python. Training takes seconds and its result is kept in
-    `cache_dir` (default: `cleave.training.data.cache_folder()`); where that cannot be written,
-    `progress`, which receives one line at a time, says so and the next run trains again.
+    It is the same on every run of the same Python. Training takes seconds, and the result is kept
+    in `cache_dir` (default: `cleave.training.data.cache_folder()`). If that cannot be written,
+    `progress`, which is called with one line at a time, says so, and the next run trains again.
 
     Raises UsageError for a vocabulary that is too small for all bytes, or too large for the text.
     """
@@ -98,9 +98,9 @@ def default_tokenizer(
 
 
 def folder_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer in a Hugging Face model folder. Nothing is downloaded, no code of it is run.
+    """Return the tokenizer of a Hugging Face model folder. Nothing is downloaded or run from it.
 
-    Raises UsageError when the folder has none that can be read, or none with an end of text.
+    Raises UsageError when the folder has no readable tokenizer, or no end-of-text token is known.
     """
     if not folder.is_dir():
         raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
@@ -140,7 +140,7 @@ def _train(vocab_size: int) -> Tokenizer:
 
 
 def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
-    """The tokenizer kept at `path`, or None where it is missing or damaged."""
+    """Return the tokenizer kept at `path`, or None if it is missing or damaged."""
     if not path.exists():
         return None
     try:
@@ -195,7 +195,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """The id of the token that ends a text, by the folder's files or else by its usual names."""
+    """Return the id of the end-of-text token, from the folder's files or by its usual names."""
     names: list[Any] = [
         _json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")
@@ -214,7 +214,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty where there is none."""
+    """Return the object in a JSON file; an empty one if there is none."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Training, from a job to a trained model. Reads top to bottom."""
+"""Training, from a job to a trained model. Reads from top to bottom."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ JOURNAL = "journal"
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """What a run gets from its surroundings.
+    """The surroundings of a run: fleet, reports, clock.
 
     Attributes:
-        fleet: multiplies; None for plain PyTorch, the reference.
-        report: takes every record as it comes.
-        stop: asked between steps and while devices are waited for; True ends the run early, with a
-            checkpoint of the last whole step.
-        clock: seconds, for intervals between checkpoints and to judge the journal by.
-        sleep: waits for some seconds, while a disk is full.
+        fleet: the fleet that multiplies; None for plain PyTorch, the reference.
+        report: called with every record.
+        stop: called between steps and while the run waits for devices. True ends the run early,
+            with a checkpoint of the last whole step.
+        clock: returns seconds, for intervals between checkpoints and for the journal's cost.
+        sleep: waits for so many seconds, while a disk is full.
     """
 
     fleet: Fleet | None
@@ -102,7 +102,7 @@ class TrainContext:
     sleep: Callable[[float], None] = time.sleep
 
     def patience(self, step: Callable[[], int]) -> Patience:
-        """Waits for space on the disk, and reports it, with the last step that is done."""
+        """Return a `Patience` that reports a full disk, with the last step that is done."""
 
         def tell(full: bool, text: str) -> None:
             self.report(DiskRecord(step(), "full" if full else "free", text))
@@ -112,7 +112,7 @@ class TrainContext:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What a job trains and on what: everything that can be refused before a model is built."""
+    """A job's model, tokenizer and data: what can be refused before the model is built."""
 
     source: ModelSource
     tokenizer: TextTokenizer
@@ -120,10 +120,10 @@ class Dataset:
 
 
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
-    """Find the model and read the data of a job; writes nothing but the cache.
+    """Find the model and read the data of a job; write nothing but the cache.
 
     Raises:
-        CleaveError: for everything a user can mend.
+        CleaveError: for every problem that the user can solve.
     """
 
     def note(text: str) -> None:
@@ -159,14 +159,14 @@ def train(
 
     Args:
         job: what to train.
-        run: where to write configuration, metrics, checkpoints and the loss plot.
-        setting: fleet, and who listens.
-        resume: go on from the newest whole checkpoint in `run`.
-        restart: where there is none, begin again at step 1.
-        materials: of `prepare`, where it was called already.
+        run: the folder for configuration, metrics, checkpoints and the loss plot.
+        context: the fleet, and what is called with reports.
+        resume: whether to go on from the newest whole checkpoint in `run`.
+        restart: whether to begin again at step 1 if there is no such checkpoint.
+        dataset: the result of `prepare`, if that was called already.
 
     Raises:
-        CleaveError: for everything a user can mend; nothing half-written is left.
+        CleaveError: for every problem that the user can solve; no half-written file is left.
     """
     dataset = dataset or prepare(job, context)
     damaged: list[DamagedCheckpointError] = []
@@ -203,12 +203,12 @@ def train(
 
 
 def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
-    """Refuse to begin again at step 1 as if that were to go on.
+    """Refuse to resume a run that would silently begin again at step 1.
 
-    A journal of the first steps is a way to go on, from the beginning.
+    With a journal of the first steps, a run can be resumed from the beginning.
 
     Raises:
-        CleaveError: when nothing can be gone on with.
+        CleaveError: when there is nothing to resume from.
     """
     where = str(run.path)
     if damaged:
@@ -225,7 +225,7 @@ def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoi
 
 
 class Trainer:
-    """A model in training."""
+    """A model in training: its steps, evaluations, checkpoints and reports."""
 
     def __init__(
         self,
@@ -276,14 +276,14 @@ class Trainer:
         self.schedule = Schedule(peak, max(1, warmup), job.steps)
 
     def close(self) -> None:
-        """Let go of the journal and of the fleet."""
+        """Close the journal, and withdraw the GEMMs that are still under way."""
         if self.journal is not None:
             self.journal.close()
         if self.context.fleet is not None:
             self.context.fleet.abandon()
 
     def run(self) -> DoneRecord:
-        """Do the remaining steps."""
+        """Do the remaining steps; report and return the run's final record."""
         job, report = self.job, self._report
         where = str(self.folder.path)
         self.context.report(StartRecord(self.step, job.steps, where))
@@ -350,14 +350,14 @@ class Trainer:
         return done
 
     def _kept(self) -> Kept:
-        """What stayed on the PS, or what `--offload auto` would have kept there."""
+        """Return what stayed on the PS, or what `--offload auto` would have kept there."""
         return self.selection.kept() if self.selection else Kept(0, 0, 0.0, ())
 
     def train_step(self) -> StepRecord:
         """Do one optimizer step.
 
         Raises:
-            AbandonedError: when training is to stop; everything is then as before the step.
+            AbandonedError: when training is to stop; the state is then that before the step.
         """
         before, began_s = self._counters(), time.perf_counter()
         journal_before = self._journal_counters()
@@ -402,7 +402,7 @@ class Trainer:
         )
 
     def _backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
-        """Gradients of the mean loss over all micro-batches; returns that loss."""
+        """Compute gradients of the mean loss over all micro-batches; return that loss."""
         total = 0.0
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for ids, labels in batches:
@@ -418,7 +418,7 @@ class Trainer:
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
     def evaluate(self) -> float:
-        """Mean loss on held-out text."""
+        """Return the mean loss on held-out text, in nats per token."""
         job = self.job
         self.model.eval()
         try:
@@ -443,8 +443,8 @@ class Trainer:
         if not interval or self.saved == self.step:
             return False
         since_s = self.context.clock() - self.saved_s
-        # A finished run needs its journal no more, if only there is a checkpoint instead. And what
-        # was saved once is not left behind.
+        # At the end, a checkpoint replaces the journal; and a run that has a checkpoint gets a last
+        # one of its end.
         worth = self.saved is not None or self.journal is not None
         ended = self.step == self.job.steps and (worth or interval.passed(self.step, since_s))
         return stopped or ended or interval.due(self.step, since_s)
@@ -478,10 +478,10 @@ class Trainer:
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def restore(self, checkpoint: LoadedCheckpoint) -> None:
-        """Go on from a checkpoint.
+        """Load the state of a checkpoint and go on from there.
 
         Raises:
-            CleaveError: when it is of another model.
+            CleaveError: when the checkpoint is of another model.
         """
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -574,7 +574,7 @@ _MAY_CHANGE = (
 
 
 def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextTokenizer) -> None:
-    """A resumed run must be the same run, or its losses would silently be others."""
+    """Refuse a resumed run with other settings or another tokenizer: its losses would differ."""
     saved: dict[str, Any] = checkpoint.meta.get("job", {})
     for field in fields(JobSpec):
         before, now = saved.get(field.name), getattr(job, field.name)

@@ -1,4 +1,4 @@
-"""Names and addresses: is it this machine alone, what is it called, which web pages are its own."""
+"""Host names and addresses: which are local, which a server is reached by, and page origins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on a host.
+    """Return whether only this machine can reach a server that listens on a host.
 
     Args:
         host: a name or address; empty for all addresses.
@@ -32,12 +32,12 @@ def is_loopback(host: str) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether a host means every address of this machine."""
+    """Return whether a host means every address of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 
 def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
-    """The address other machines see this one under; empty when it has none."""
+    """Return the address under which other machines see this one; empty if it has none."""
     for kind, target in _ELSEWHERE:
         if kind == family:
             with socket.socket(kind, socket.SOCK_DGRAM) as probe:
@@ -50,7 +50,7 @@ def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """What to put into a URL for those who are to reach a server that listens on a host."""
+    """Return the host for the URL of a server that listens on a host."""
     if not is_everywhere(host):
         return host
     if host == "::":
@@ -59,10 +59,10 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Names and addresses under which a server that listens on a host is reached.
+    """Return the names and addresses by which a server that listens on a host is reached.
 
     Args:
-        host: what it listens on.
+        host: the host that it listens on.
         interfaces: the machine's own addresses.
     """
     if is_everywhere(host):
@@ -75,7 +75,7 @@ def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """The addresses of this machine's interfaces, those of a single link left out.
+    """Return the addresses of this machine's interfaces, without link-local ones.
 
     Raises:
         ImportError: when `ifaddr` is not installed.
@@ -92,17 +92,17 @@ def interface_addresses() -> tuple[str, ...]:
 
 
 def bracketed(host: str) -> str:
-    """A host as URLs write it."""
+    """Return a host as URLs write it: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
-    """The origins of pages that a server itself would serve, as browsers state them.
+    """Return the origins of a server's own pages, as browsers state them.
 
     Args:
-        names: under which it is reached.
-        port: that it listens on.
-        secure: whether it speaks TLS.
+        names: names and addresses by which the server is reached.
+        port: the port that it listens on.
+        secure: whether it uses TLS.
     """
     scheme = "https" if secure else "http"
     found = set()
@@ -114,10 +114,10 @@ def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
 
 
 def parse_origin(text: str) -> str:
-    """An origin that a user allows, as browsers state it.
+    """Read an origin that a user allows, and return it as browsers state it.
 
     Raises:
-        UsageError: when it is none.
+        UsageError: when it is not an origin.
     """
     parts = urlsplit(text.strip().lower())
     bare = parts.path in ("", "/") and not parts.query and not parts.fragment
@@ -131,5 +131,5 @@ def parse_origin(text: str) -> str:
 
 
 def app_link(page_url: str) -> str:
-    """A link that Android's app opens to join, where a browser would open a page."""
+    """Return a link that opens the Android app to join, where a browser would open a page."""
     return f"cleave://join?url={quote(page_url, safe='')}"

@@ -1,6 +1,6 @@
-"""A certificate of one's own: made, kept in a file that only its owner reads, renewed in time.
+"""Self-signed certificates: made, kept in a file that only its owner can read, renewed in time.
 
-Needs the package `cryptography`; clients do not.
+Making one needs the package `cryptography`; clients do not need it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NAME_LENGTH: Final = 64  # of a common name, at most
 
 
 def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
-    """A new key (ECDSA P-256) and a certificate that it signed itself, as PEM.
+    """Make a key (ECDSA P-256) and a self-signed certificate, and return both as PEM.
 
     Args:
-        names: host names and IP addresses that it is for; at least one.
-        now: with its time zone.
-        valid: for how long.
+        names: host names and IP addresses that it is valid for; at least one.
+        now: the time, with its time zone.
+        valid: how long it is valid.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -70,16 +70,16 @@ def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes
 
 
 def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
-    """The file of the certificate in a folder, made anew where that is needed.
+    """Return the path of the certificate kept in a folder; make a new one if necessary.
 
-    It stays the same, and with it the fingerprint that devices know, until it is about to end or
+    It stays the same, and so does the fingerprint that devices know, until it is about to expire or
     does not name the host that is needed.
 
     Args:
-        folder: made if it is not there.
-        names: what a new one is for.
-        needed: the host name or address that it must be for.
-        now: with its time zone.
+        folder: the folder; made if it is missing.
+        names: the names and addresses for a new certificate.
+        needed: the host name or address that the certificate must be valid for.
+        now: the time, with its time zone.
 
     Raises:
         UsageError: when the folder cannot be written.
@@ -104,7 +104,7 @@ def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path
 
 
 def _serves(pem: bytes, needed: str, now: datetime) -> bool:
-    """Whether a kept certificate may go on."""
+    """Return whether a kept certificate can still be used."""
     try:
         certificate = _read(pem)
     except ValueError:  # half a file, or none of ours: a new one takes its place
@@ -113,10 +113,10 @@ def _serves(pem: bytes, needed: str, now: datetime) -> bool:
 
 
 def names_in(pem: bytes) -> tuple[str, ...]:
-    """The host names and addresses that a certificate is for, as it states them.
+    """Return the host names and addresses that a certificate is valid for, as it states them.
 
     Raises:
-        ValueError: when it is no certificate.
+        ValueError: when it is not a certificate.
     """
     from cryptography import x509
 

@@ -1,4 +1,4 @@
-"""Opening a connection to a server, as devices and operators do."""
+"""Connecting to a server, as devices and operators do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cleave.transport.tls import WrongCertificateError, pinning
 
 
 def plain_reason(error: BaseException) -> str:
-    """Why the system refused, without Python's wrapping."""
+    """Return the system's reason of an error, without Python's wrapping."""
     if isinstance(error, gaierror) and error.strerror:
         return error.strerror.lower()
     number = getattr(error, "errno", None)
@@ -29,11 +29,11 @@ def plain_reason(error: BaseException) -> str:
 
 
 async def open_connection(target: JoinUrl) -> WebSocketConnection:
-    """Connect to a server. With a fingerprint, nothing is sent to any but that server.
+    """Connect to a server. With a fingerprint, nothing is sent to any other server.
 
     Raises:
         CleaveError: when nothing that speaks WebSocket answers there, or it is not the server that
-            the URL means.
+            the URL names.
     """
     address = target.address
     secured: dict[str, Any] = {"ssl": pinning(target.fingerprint)} if target.fingerprint else {}

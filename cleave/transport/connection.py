@@ -1,4 +1,4 @@
-"""A connection carries whole messages as bytes: over a WebSocket, or in memory for tests."""
+"""Connections that carry whole messages as bytes: over a WebSocket, or in memory for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from cleave.errors import ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import Buffer
-from cleave.transport.frame_limits import Awaited
+from cleave.transport.frame_limits import AwaitedSizes
 
 WRITE_LIMIT_BYTES: Final = 2**20
 """What a connection buffers before a sender waits: so that a link has the next message at hand."""
@@ -23,34 +23,34 @@ _JOIN_BELOW_BYTES: Final = 65536
 
 
 class ConnectionLostError(Exception):
-    """The other side is gone. Says why, as far as is known."""
+    """The other side is gone; the text says why, as far as that is known."""
 
 
 class CutError(ConnectionLostError):
-    """This side cut the connection, for the other sent more than it may; says what."""
+    """This side cut the connection because the other sent more than it may; the text says what."""
 
 
 class Connection(Protocol):
-    """Carries messages in order."""
+    """A connection that carries messages in order."""
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send one message given in parts; returns its size in bytes."""
+        """Send one message, given in parts; return its size in bytes."""
         ...
 
     async def receive(self) -> bytes:
-        """The next message.
+        """Wait for the next message and return it.
 
         Raises:
-            ConnectionLostError: when there will be none.
-            ProtocolError: when it is text or too large.
+            ConnectionLostError: when there will be no more.
+            ProtocolError: when the message is text or too large.
         """
         ...
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the other side is still there: asked for, without a message, and waited for.
+        """Ask the other side for a sign of life, without a message; return whether it came in time.
 
         Raises:
-            ConnectionLostError: when it is known that it is not.
+            ConnectionLostError: when the connection is known to be lost.
         """
         ...
 
@@ -60,37 +60,37 @@ class Connection(Protocol):
 
 
 class Accepted(Connection, Protocol):
-    """A connection that a server has to a device."""
+    """A server's connection to a device."""
 
-    def await_results(self, awaited: Callable[[], Awaited]) -> None:
-        """Take messages as long as the results that are awaited, which it is told when it asks."""
+    def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
+        """Allow messages as long as the awaited results; `awaited` returns their sizes."""
         ...
 
     def dismiss(self) -> None:
-        """The other side was told why it has to go: take nothing more of it."""
+        """Ignore what the other side still sends: it was told why its session ends."""
         ...
 
 
 @runtime_checkable
 class Guarded(Protocol):
-    """A WebSocket of which everything that comes in is looked at; see `GuardedConnection`."""
+    """A WebSocket that inspects everything it receives; see `GuardedConnection`."""
 
     cut_because: str
 
-    def await_results(self, awaited: Callable[[], Awaited]) -> None: ...
+    def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None: ...
 
     def dismissed(self) -> None: ...
 
 
 class WebSocketConnection:
-    """Messages as binary WebSocket messages.
+    """A connection whose messages are binary WebSocket messages.
 
-    Header and payload of a large one go as two frames, which whoever receives it has to join, or
-    are joined here.
+    Header and payload of a large message are sent as two frames, which the receiver has to join.
+    With `spare_receiver` they are joined before they are sent.
 
     Args:
-        socket: the connection.
-        spare_receiver: always join here; for devices, of which a server has many.
+        socket: the WebSocket.
+        spare_receiver: always join here; for devices, because a server has many of them.
     """
 
     def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
@@ -138,13 +138,13 @@ class WebSocketConnection:
             raise ConnectionLostError(_reason(error)) from None
         return True
 
-    def await_results(self, awaited: Callable[[], Awaited]) -> None:
-        """See `Accepted.await_results`; nothing where nobody looks at what comes in."""
+    def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
+        """See `Accepted.await_results`; without effect on a socket that is not guarded."""
         if isinstance(self._socket, Guarded):
             self._socket.await_results(awaited)
 
     def dismiss(self) -> None:
-        """See `Accepted.dismiss`; likewise."""
+        """See `Accepted.dismiss`; without effect on a socket that is not guarded."""
         if isinstance(self._socket, Guarded):
             self._socket.dismissed()
 
@@ -160,7 +160,7 @@ def _reason(error: ConnectionClosed) -> str:
 
 
 class MemoryConnection:
-    """One end of an in-memory link. Carries the very bytes that a WebSocket would."""
+    """One end of an in-memory link. It carries the same bytes as a WebSocket."""
 
     def __init__(
         self, inbox: asyncio.Queue[bytes | None], outbox: asyncio.Queue[bytes | None]
@@ -191,8 +191,8 @@ class MemoryConnection:
             raise ConnectionLostError("the connection was closed")
         return True
 
-    def await_results(self, awaited: Callable[[], Awaited]) -> None:
-        """See `Accepted.await_results`: messages are as long as they like."""
+    def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
+        """See `Accepted.await_results`; here messages may have any length."""
 
     def dismiss(self) -> None:
         """See `Accepted.dismiss`."""
@@ -206,7 +206,7 @@ class MemoryConnection:
 
 
 def memory_link() -> tuple[MemoryConnection, MemoryConnection]:
-    """Both ends of a new in-memory link."""
+    """Make an in-memory link and return both ends."""
     there: asyncio.Queue[bytes | None] = asyncio.Queue()
     back: asyncio.Queue[bytes | None] = asyncio.Queue()
     return MemoryConnection(back, there), MemoryConnection(there, back)

@@ -1,9 +1,10 @@
-"""Who may wait at the door: connections that have not said an acceptable hello yet.
+"""Places for pending connections: those whose hello has not been accepted yet.
 
-They cost the server something and are owed nothing, so they are few, from each address and in all.
-Where all places are taken, somebody from elsewhere gets the place of those who have most: slow
-strangers, from however many addresses, keep nobody out who is quick. Admitted devices are not
-counted here: a thousand of them may share an address. Pure: sockets and clocks are the listener's.
+A pending connection costs the server something and may be a stranger's. So there are few places,
+per address and in all. If all places are taken, a connection from another network gets the oldest
+place of the network with most places: slow strangers, from however many addresses, do not keep out
+a quick client. Admitted devices are not counted here: a thousand of them may share an address.
+Pure: sockets and clocks belong to the listener.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _SPARE_DESCRIPTORS: Final = 128  # of the process: logs, checkpoints, datasets
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a server allows; the defaults are in `cleave.protocol.limits`.
+    """A server's limits on connections; the defaults are in `cleave.protocol.limits`.
 
     Attributes:
-        handshake_s: from the first packet to an accepted hello, TLS and HTTP included.
-        unadmitted_bytes: all that a connection may send until then.
-        waiting_per_address, waiting: connections whose hello is not accepted yet.
-        devices, operators: most of each at once.
-        unfinished_bytes: of messages that are not complete and no results of work, over all.
+        handshake_s: seconds from the first packet to an accepted hello, including TLS and HTTP.
+        unadmitted_bytes: how much a connection may send until then.
+        waiting_per_address, waiting: how many connections may be pending, per address and in all.
+        devices, operators: how many of each may be connected at once.
+        unfinished_bytes: size of all incomplete messages together, without results of tasks.
     """
 
     handshake_s: float = limits.HANDSHAKE_S
@@ -42,9 +43,10 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """The same, for a process that may have so many files and connections open.
+        """Return these limits, lowered for a process that may open so many files and connections.
 
-        Without this, strangers could use them up, and a checkpoint could not be written.
+        Otherwise strangers could use up all file descriptors, and a checkpoint could not be
+        written.
         """
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
@@ -55,11 +57,11 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """A connection may wait.
+    """The place of a pending connection.
 
     Attributes:
-        ticket: names its place.
-        instead_of: the ticket of a connection that has to go for it; None for none.
+        ticket: identifies the place.
+        instead_of: the ticket of a connection that must be closed for it; None for none.
     """
 
     ticket: int
@@ -67,10 +69,10 @@ class WaitingPlace:
 
 
 class PendingConnections:
-    """Gives places to connections that wait.
+    """The places of pending connections.
 
     Args:
-        allowed: how many there are.
+        allowed: how many places there are.
     """
 
     def __init__(self, allowed: ConnectionLimits) -> None:
@@ -82,11 +84,11 @@ class PendingConnections:
 
     @property
     def waiting(self) -> int:
-        """How many connections wait."""
+        """Return how many connections are pending."""
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """A connection came from an address: its place, or why it is turned away."""
+        """Return the place of a connection from this address, or why it is refused."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -103,14 +105,15 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Who waits longest in the network with most places, if it has more than this one."""
+        """Return the oldest ticket of the network with most places; None if this one has as
+        many."""
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
         return next(iter(most))
 
     def done(self, ticket: int) -> None:
-        """A connection that waited is admitted, or has gone."""
+        """Free the place of a connection that was admitted or has gone."""
         home, network = self._places.pop(ticket)
         self._homes[home] -= 1
         if not self._homes[home]:
@@ -121,16 +124,19 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """What an address is counted as: itself, or its network where one machine has many.
+    """Return what an address is counted as: itself, or its /64 network with IPv6.
 
     Args:
-        address: an IP address, with a zone or not.
+        address: an IP address, with or without a zone.
     """
     return _within(address, _IPV6_HOME)
 
 
 def network_of(address: str) -> str:
-    """Whom a place is given to when all are taken: many homes may be one stranger's."""
+    """Return the network of an address for sharing places: with IPv6 the /48 network.
+
+    One stranger may have many /64 networks in it.
+    """
     return _within(address, _IPV6_NETWORK)
 
 

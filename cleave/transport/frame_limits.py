@@ -1,9 +1,9 @@
-"""What may come in on a connection: WebSocket frames, seen as they arrive, before they are kept.
+"""Limits on what a connection receives: WebSocket frames, inspected as they arrive.
 
-A peer announces a message's length before it sends it, and may send fragments without end, or
-pings, none of which a session sees before a message is complete. So frames are looked at here: how
-long a message becomes, how much of it lies here unfinished, how many frames there are that carry
-nothing. Pure: bytes and times in; the connection cuts, and hands on what may go on.
+A peer announces a message's length before it sends it, and may send any number of fragments or
+pings. A session sees none of these before a message is complete. So frames are inspected here: how
+long a message becomes, how much of it is stored unfinished, and how many frames carry nothing.
+Pure: it takes bytes and times; the connection closes itself and passes on what may pass.
 """
 
 from __future__ import annotations
@@ -20,63 +20,64 @@ FRAMES_AT_ONCE: Final = 16
 
 _CONTINUES: Final = 0
 _CONTROL: Final = 8  # opcodes from here on
-_SHORT, _LONG = 126, 127  # in place of a length: two bytes of it follow, or eight
+_SHORT, _LONG = 126, 127  # codes for a length in the next two bytes, or eight
 
 
 class TooMuchError(Exception):
-    """A peer sends more than it may; the reason is for people."""
+    """A peer sends more than it may; the text says what, for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
-    """The largest results that a session may send now.
+class AwaitedSizes:
+    """The size of the largest results that a session may send now, in bytes.
 
     Attributes:
-        work: of work that it was given.
-        any: of that, of probes, and of runs whose cancellation may be on its way.
+        work: the largest result of a task that it was given.
+        any: the largest result of those, of probes, and of runs whose cancellation may still be
+            under way.
     """
 
     work: int = 0
     any: int = 0
 
 
-def nothing() -> Awaited:
-    """No result is awaited."""
-    return Awaited()
+def nothing() -> AwaitedSizes:
+    """Return that no result is awaited."""
+    return AwaitedSizes()
 
 
 class FrameGate:
-    """Looks at the frames of one connection.
+    """The inspection of the frames of one connection.
 
     Args:
-        now_s: the time.
+        now_s: the time, in seconds.
 
     Attributes:
-        least_bytes: how long any message may be.
-        awaited: asked for the results that may be longer.
+        least_bytes: how long any message may be, in bytes.
+        awaited: returns the sizes of results, which may be longer.
     """
 
     def __init__(self, now_s: float) -> None:
         self.least_bytes = limits.MAX_HELLO_BYTES
-        self.awaited: Callable[[], Awaited] = nothing
+        self.awaited: Callable[[], AwaitedSizes] = nothing
         self._empty = Bucket(limits.UNASKED_PER_S, limits.MAX_UNASKED, now_s)
         self._header = bytearray()
-        self._left = 0  # of the present frame
-        self._keeps = False  # whether that frame is of a message, and does not control
-        self._ends = False  # whether its message does, with it
-        self._here = 0  # of the present message, if it is not complete
-        self._total = 0  # as far as it was announced
-        self._may = 0  # how long it may become
-        self._work: int | None = None  # the largest result of work, once that was asked for
+        self._left = 0  # bytes of the present frame that are still to come
+        self._keeps = False  # whether that frame is part of a message, not a control frame
+        self._ends = False  # whether that frame is the last of its message
+        self._here = 0  # bytes stored of the present message, if it is incomplete
+        self._total = 0  # bytes of it that were announced so far
+        self._may = 0  # bytes that it may have at most
+        self._work: int | None = None  # the largest result of a task, once `awaited` was called
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Up to where these bytes, from `at` on, may be handed on now.
+        """Return the end of the part of these bytes, from `at` on, that may be passed on now.
 
-        The others are to be shown again when the loop has looked at its other connections.
+        The rest must be given again after the loop has looked at its other connections.
 
         Raises:
-            TooMuchError: when the peer sends what it may not.
+            TooMuchError: when the peer sends more than it may.
         """
         end, frames = len(data), 0
         while at < end:
@@ -99,7 +100,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """What lies here of a message that is not complete, and is no result of work."""
+        """Return the stored bytes of an incomplete message that is not a result of a task."""
         if not self._here:
             return 0
         if self._work is None:
@@ -119,7 +120,7 @@ class FrameGate:
         return at
 
     def _begin(self, header: bytearray, now_s: float) -> None:
-        """A frame's header is complete."""
+        """Handle a complete frame header."""
         kind, length = header[0] & 0x0F, header[1] & 0x7F
         if length == _SHORT:
             length = int.from_bytes(header[2:4], "big")
@@ -158,7 +159,7 @@ class FrameGate:
 
 
 def _header_bytes(header: bytearray) -> int:
-    """How long a frame's header is, as far as its beginning tells."""
+    """Return the length of a frame's header, as far as its first bytes tell."""
     if len(header) < 2:
         return 2
     length = header[1] & 0x7F
@@ -167,14 +168,14 @@ def _header_bytes(header: bytearray) -> int:
 
 
 class Unfinished:
-    """What lies here, over all connections, of messages that are not complete.
+    """The size of incomplete messages, over all connections.
 
-    Results of work are left out: how much of them is under way was decided when they were asked
-    for. Of the others, when they are too much, who has held most for longest has to go: honest
-    messages are short or on their way.
+    Results of tasks do not count: how much of them is under way was decided when the runs were
+    sent. If the others exceed the limit, the connection with the largest product of bytes and time
+    is cut: messages of honest clients are short, or are still arriving.
 
     Args:
-        most_bytes: how much may lie here.
+        most_bytes: the limit, in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -183,7 +184,7 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes, since when
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """A connection holds so much now; returns one that has to be cut, if there is too much."""
+        """Note how many bytes a connection holds now; return one that must be cut, or None."""
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

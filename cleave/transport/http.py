@@ -1,4 +1,4 @@
-"""Plain HTTP on the fleet's port: what is asked and what is answered, without a socket."""
+"""Plain HTTP on the fleet's port: requests and answers, without a socket."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request for something that is no WebSocket.
+    """A plain HTTP request, not one for a WebSocket.
 
     Attributes:
-        path: without its query, as it was sent: nothing is decoded.
+        path: the path without its query, as it was sent: nothing is decoded.
         secure: whether it came over TLS.
-        address: where it comes from.
-        host: as the client wrote it; empty where it wrote none, or several.
-        accept_encoding, authorization: likewise.
-        forwarded: whether a proxy says that it asks for somebody else.
-        trusted: whether it comes from a browser that counts the address as secure, as it does with
-            loopback and with somebody else's TLS before this server: only there it says what for.
+        address: the address that it comes from.
+        host: the `Host` header; empty if the client sent none, or several.
+        accept_encoding, authorization: the headers of these names; empty if the client sent none.
+        forwarded: whether a proxy's header says that it was forwarded.
+        trusted: whether a browser sent it that regards the address as secure, as with loopback or
+            with TLS of a proxy before this server. Only then it sends `Sec-Fetch-Dest`.
     """
 
     path: str
@@ -40,7 +40,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer; its length is added when it is sent."""
+    """An answer; `Content-Length` is added when it is sent."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -48,12 +48,12 @@ class HttpAnswer:
 
     @classmethod
     def text(cls, status: int, text: str) -> HttpAnswer:
-        """Some words."""
+        """Make an answer of plain text."""
         headers = (("Content-Type", "text/plain; charset=utf-8"), NO_SNIFFING)
         return cls(status, headers, text.encode())
 
     def having(self, *headers: tuple[str, str]) -> HttpAnswer:
-        """The same, with more headers."""
+        """Return this answer with more headers."""
         return replace(self, headers=(*self.headers, *headers))
 
 
@@ -62,7 +62,7 @@ HttpHandler: TypeAlias = Callable[[HttpRequest], HttpAnswer | None]
 
 
 def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> HttpRequest:
-    """A request out of what the WebSocket library read."""
+    """Make a request from what the WebSocket library read."""
 
     def only(name: str) -> str:
         values = headers.get_all(name)

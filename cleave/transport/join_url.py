@@ -1,4 +1,4 @@
-"""Join URLs: where a server is, what lets a device in, and which server is meant."""
+"""Join URLs: a server's address, a credential, and which server is meant."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ JOIN_PATH: Final = "/join"
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A join URL taken apart: where to connect, and what never leaves in a URL.
+    """A join URL in parts: the address, and the fields of the fragment, which is never sent.
 
     Attributes:
         address: the URL without its fragment.
         credential: a credential, or a join code.
         server: the server's id; empty where the URL does not tell.
-        fingerprint: of the one certificate that the server may show; empty to verify it as usual.
+        fingerprint: of the only certificate that is accepted; empty to verify it as usual.
     """
 
     address: str
@@ -32,19 +32,19 @@ class JoinUrl:
 
     @property
     def text(self) -> str:
-        """The URL, with its secret."""
+        """Return the URL, with its secret."""
         server = f"&s={quote(self.server, safe='')}" if self.server else ""
         pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
         return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
 
     def page(self, path: str) -> str:
-        """The address of a page of the server, with the same secret: what browsers open."""
+        """Return the URL of a page of the server for browsers, with the same secret."""
         parts = urlsplit(self.text)
         scheme = "https" if parts.scheme == "wss" else "http"
         return parts._replace(scheme=scheme, path=path).geturl()
 
     def at(self, host: str) -> JoinUrl:
-        """The same server under another name or address of it."""
+        """Return the URL of the same server with another of its host names or addresses."""
         parts = urlsplit(self.address)
         port = f":{parts.port}" if parts.port is not None else ""
         address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
@@ -54,10 +54,10 @@ class JoinUrl:
 def parse_join_url(url: str) -> JoinUrl:
     """Read `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
 
-    Over TLS these are `https://` and `wss://`, and may name a certificate (`&fp=FINGERPRINT`).
+    With TLS these are `https://` and `wss://`, and may name a certificate (`&fp=FINGERPRINT`).
 
     Raises:
-        UsageError: when it is no such URL.
+        UsageError: when it is not a join URL.
     """
     try:
         parts = urlsplit(url)

@@ -1,9 +1,9 @@
 """Listening sockets that turn strangers away before TLS, HTTP or a task is spent on them.
 
-The event loop accepts connections from a socket. Here that socket asks a `ConnectionGate`
-first, and what it hands over tells it when it is closed, whatever stage it was in. Windows'
-proactor loop does not accept through the socket: there connections are not counted, the time
-limits hold all the same.
+The event loop accepts connections from a socket. Here that socket first asks a `ConnectionGate`.
+The socket that it returns tells the gate when it is closed, at whatever stage. The proactor loop of
+Windows does not accept connections through the socket: there connections are not counted, but the
+time limits apply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from websockets.protocol import State
 from cleave.transport.connection_limits import ConnectionLimits, PendingConnections
 from cleave.transport.frame_limits import (
     FRAMES_AT_ONCE,
-    Awaited,
+    AwaitedSizes,
     FrameGate,
     TooMuchError,
     Unfinished,
@@ -28,8 +28,8 @@ from cleave.transport.frame_limits import (
 from cleave.transport.rejection_log import RejectionLog
 
 _REFUSALS_AT_ONCE: Final = 64  # before the loop looks at its other connections
-_FAREWELL_S: Final = 1.0  # to tell a late one why, before the socket is shut
-_LAST_FRAMES: Final = 256  # of what came before the other side closed
+_FAREWELL_S: Final = 1.0  # to tell a late peer why, before its socket is shut
+_LAST_FRAMES: Final = 256  # taken in after the other side closed, at most
 _END_OF_REQUEST: Final = b"\r\n\r\n"
 _BROKEN: Final = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
 BACKLOG: Final = 512
@@ -37,11 +37,11 @@ BACKLOG: Final = 512
 
 
 class PendingSocket(socket.socket):
-    """A connection that was let in, from its first packet until it is closed.
+    """The socket of an accepted connection, from its first packet until it is closed.
 
     Attributes:
-        address: where it comes from.
-        deadline_s: the loop's time at which its hello must have been accepted.
+        address: the address that it comes from.
+        deadline_s: the time on the loop's clock by which its hello must be accepted.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class PendingSocket(socket.socket):
         self._timer = loop.call_later(limit_s + _FAREWELL_S, self._expire)
 
     def admitted(self) -> None:
-        """Its hello is accepted: from now on the limits of a session hold."""
+        """Note that its hello was accepted: from now on the limits of a session apply."""
         self._settled = True
         self._stop_waiting()
 
     def answered(self) -> None:
-        """It was given what it asked for, and is no session."""
+        """Note that it was an HTTP request that has been answered."""
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """It is turned away; the first reason is logged."""
+        """Note that it is turned away; only the first reason is logged."""
         if not self._settled:
             self._settled = True
             self._connection_gate.log.refused(self.address, reason)
 
     def close(self) -> None:
-        """Close the socket; nobody need count it any longer."""
+        """Close the socket and stop counting it."""
         if self.fileno() >= 0:
             self._connection_gate.forget(self)
         late = self._connection_gate.loop.time() >= self.deadline_s
@@ -83,7 +83,7 @@ class PendingSocket(socket.socket):
         super().close()
 
     def make_room(self) -> None:
-        """Its place was given to another."""
+        """Shut the connection, because its place was given to another."""
         self._waits = False
         self._timer.cancel()
         self._shut("others from there wait as well, and its place was given to one from elsewhere")
@@ -109,11 +109,11 @@ class PendingSocket(socket.socket):
 
 
 class ConnectionGate:
-    """Where connections come in, over however many listening sockets.
+    """The decision about new connections, for any number of listening sockets.
 
     Args:
-        allowed: who may wait, and how long.
-        log: is told of those that are turned away.
+        allowed: how many connections may be pending, and how long.
+        log: the log of connections that are turned away.
         loop: the event loop that serves them.
     """
 
@@ -129,7 +129,7 @@ class ConnectionGate:
         self._waiting: dict[int, PendingSocket] = {}  # by ticket
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
-        """The connection as a visitor; None when it was turned away, and closed."""
+        """Return the socket of an accepted connection; None if it was turned away and closed."""
         place = self.pending_connections.arrive(address)
         if isinstance(place, str):
             accepted.close()
@@ -139,7 +139,7 @@ class ConnectionGate:
             self._waiting.pop(place.instead_of).make_room()
         pending = self._waiting[place.ticket] = PendingSocket(accepted, address, place.ticket, self)
         self._inside[pending.fileno()] = pending
-        # Who has vanished without a word, and is not asked for signs of life, is noticed.
+        # Keepalive notices a peer that vanished without closing and is sent no pings.
         pending.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):
@@ -147,17 +147,17 @@ class ConnectionGate:
         return pending
 
     def pending(self, transport: asyncio.BaseTransport) -> PendingSocket | None:
-        """Whose connection a transport is."""
+        """Return the socket of the connection that a transport belongs to."""
         connected: Any = transport.get_extra_info("socket")
         return None if connected is None else self._inside.get(connected.fileno())
 
     def left(self, ticket: int) -> None:
-        """A visitor does not wait any more."""
+        """Note that the connection with this ticket is no longer pending."""
         self.pending_connections.done(ticket)
         del self._waiting[ticket]
 
     def forget(self, pending: PendingSocket) -> None:
-        """A visitor's socket is about to be closed."""
+        """Note that a socket is about to be closed."""
         self._inside.pop(pending.fileno(), None)
 
 
@@ -165,8 +165,8 @@ class Listener(socket.socket):
     """A listening socket that asks a `ConnectionGate` about each connection.
 
     Args:
-        family: of its addresses.
-        gate: where it leads.
+        family: the family of its addresses.
+        gate: the gate that decides.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
@@ -175,7 +175,7 @@ class Listener(socket.socket):
         self._connection_gate = gate
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection that may come in.
+        """Accept the next connection that the gate lets in; return its socket and its address.
 
         Raises:
             BlockingIOError: when there is none, or enough were turned away for now.
@@ -189,13 +189,13 @@ class Listener(socket.socket):
 
 
 class GuardedConnection(ServerConnection):
-    """A WebSocket connection of which every frame is looked at before it is taken in.
+    """A WebSocket connection whose frames are inspected before they are taken in.
 
-    Until its hello is accepted it may send little. Frames that come many at once are taken in a
-    few at a time, so that the loop gets to its other connections in between.
+    Until its hello is accepted it may send only little. When many frames arrive at once, a few are
+    taken in at a time, so that the loop can serve its other connections in between.
 
     Attributes:
-        cut_because: why it was cut from here; empty if it was not.
+        cut_because: why this side cut it; empty if it did not.
     """
 
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
@@ -211,20 +211,21 @@ class GuardedConnection(ServerConnection):
         self._open = False  # the handshake is over: frames may be taken in
         self._asked = False  # the HTTP request is over
         self._deaf = False  # nothing is taken in any more
-        self._waiting = b""  # came, and is not taken in yet, ...
-        self._at = 0  # ... from here on
-        self._due = False  # more of it soon
-        self._full = False  # what was taken in is to be worked off first
+        self._waiting = b""  # received and not taken in yet, ...
+        self._at = 0  # ... from this index on
+        self._due = False  # `_take_more` is scheduled
+        self._full = False  # what was taken in must be processed first
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there, its TLS handshake done."""
+        """Find the connection's socket, once its TLS handshake is done."""
         self._pending_socket = self._connection_gate.pending(transport)
         super().connection_made(transport)
         self.recv_messages.pause = self._pause
         self.recv_messages.resume = self._resume
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came. Until the hello is accepted they are counted, whatever frames they are of."""
+        """Take in bytes. Until the hello is accepted they are counted, whatever frames they are
+        in."""
         if self._deaf:
             if self.protocol.close_sent is not None:  # what comes is not kept, but its end is seen
                 super().data_received(data)
@@ -243,7 +244,7 @@ class GuardedConnection(ServerConnection):
             self._take_in()
 
     def _rest_of_request(self, data: bytes) -> bytes:
-        """Pass the HTTP request on; returns what follows it."""
+        """Pass the HTTP request on; return what follows it."""
         seen = self._request + data
         over = seen.find(_END_OF_REQUEST)
         self._asked = over >= 0
@@ -253,12 +254,12 @@ class GuardedConnection(ServerConnection):
         return data[end:]
 
     def opened(self) -> None:
-        """The handshake is over."""
+        """Note that the WebSocket handshake is over: frames may be taken in."""
         self._open = True
         self._take_in()
 
     def _take_in(self) -> None:
-        """Take in a few frames; the others when the loop has looked elsewhere."""
+        """Take in a few frames; the others after the loop has served other connections."""
         if self._waiting and self._open and not self._full:
             self._take_some()
         if self._full:
@@ -287,7 +288,7 @@ class GuardedConnection(ServerConnection):
             self.refused("it broke the WebSocket protocol, or announced too long a message")
 
     def _take_last(self) -> None:
-        """The other side is gone; what it said before still counts, within reason."""
+        """Take in what the other side sent before it closed, up to a limit."""
         for _ in range(_LAST_FRAMES // FRAMES_AT_ONCE):
             if self._waiting and self._open:
                 self._take_some()
@@ -303,7 +304,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _pause(self) -> None:
-        """What was taken in waits to be worked off: nothing more until it is."""
+        """Take in nothing more until what was taken in has been processed."""
         self._full = True
         self.transport.pause_reading()
 
@@ -312,35 +313,36 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _holds(self, nbytes: int) -> None:
-        """So much lies here of a message that is not complete and that no work asked for."""
+        """Note the stored size of incomplete messages that are not results of tasks."""
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
             too_much.cut(f"it left a message unfinished while {most} bytes of such lay here")
 
     def eof_received(self) -> None:
-        """The other side closed."""
+        """Handle that the other side closed the connection."""
         self._take_last()
         super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Handle that the connection is gone."""
         self._take_last()
         super().connection_lost(exc)
 
-    def await_results(self, awaited: Callable[[], Awaited]) -> None:
-        """Its messages may be as long as the results that are awaited."""
+    def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
+        """Allow messages as long as the awaited results; `awaited` returns their sizes."""
         self._frame_gate.awaited = awaited
 
     def admitted(self, least_bytes: int) -> None:
-        """The hello is accepted; from now on any message may be so long."""
+        """Note that the hello was accepted: from now on any message may have `least_bytes`
+        bytes."""
         self._unadmitted = False
         self._frame_gate.least_bytes = least_bytes
         if self._pending_socket is not None:
             self._pending_socket.admitted()
 
     def cut(self, reason: str) -> None:
-        """End the connection at once, whatever it is about to say, for a reason that is logged."""
+        """End the connection at once, without sending what is queued, and log the reason."""
         if self.cut_because:
             return
         self.cut_because = reason
@@ -349,23 +351,24 @@ class GuardedConnection(ServerConnection):
         self.transport.abort()
 
     def dismissed(self) -> None:
-        """It was told why it has to go: it has a moment to hear it, and nothing more to say."""
+        """Take in nothing more and end soon: the other side was sent the reason and has time to
+        read it."""
         self._hear_no_more()
         self._end_soon()
 
     def refused(self, reason: str) -> None:
-        """The connection is turned away for a reason, which is logged."""
+        """Turn the connection away, and log the reason."""
         if not self.cut_because:
             self._end_soon()
             self._log(reason)
 
     @property
     def inside(self) -> bool:
-        """Whether its hello was accepted."""
+        """Return whether its hello was accepted."""
         return not self._unadmitted
 
     async def close(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
-        """Close the connection. Whoever has to go is not listened to while it does."""
+        """Close the connection. If it was turned away, take in nothing more meanwhile."""
         if not self._ending:
             await super().close(code, reason)
             return
@@ -384,22 +387,22 @@ class GuardedConnection(ServerConnection):
             self._connection_gate.log.refused(str(peer[0]) if peer else "", reason)
 
     def answered(self) -> None:
-        """It was an HTTP request, and is answered."""
+        """Note that it was an HTTP request that has been answered."""
         self._end_soon()
         if self._pending_socket is not None:
             self._pending_socket.answered()
 
     def _end_soon(self) -> None:
-        """Time for a last word; a stranger's goodbye is not waited for."""
+        """End the connection after a moment for what is queued; do not wait for the other side."""
         if not self._ending:
             self._ending = True
             deadline_s = self.loop.time() + self.time_left_s
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
 
     def _end(self, deadline_s: float) -> None:
-        """Shut the connection, unless a page is still on its way to a slow peer.
+        """Shut the connection, unless a page is still being sent to a slow peer.
 
-        That one has as long as any stranger: until its deadline.
+        Such a peer has until its deadline, as any stranger.
         """
         if self.transport.get_write_buffer_size() and self.loop.time() < deadline_s:
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
@@ -408,23 +411,23 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """How long its hello may still take; once it is inside, a farewell."""
+        """Return the seconds left for its hello; once it is admitted, the seconds for ending it."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
 
 
 def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
-    """Bind the addresses of a host.
+    """Bind all addresses of a host; return a listening socket for each.
 
     Args:
         host: a name or address; empty for all.
-        port: 0 for a free one, the same for all addresses.
-        gate: where the sockets lead.
+        port: the port, the same for all addresses; 0 for a free one.
+        gate: decides which connections are accepted.
 
     Raises:
-        OSError: when one cannot be listened on.
-        OverflowError: when the port is none.
+        OSError: when an address cannot be listened on.
+        OverflowError: when the port is out of range.
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[Listener] = []
@@ -451,7 +454,7 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit of open files as far as it may itself; for commands."""
+    """Raise this process's limit of open files as far as the system allows; for commands."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -462,7 +465,7 @@ def allow_many_connections() -> None:
 
 
 def open_files_limit() -> int | None:
-    """How many files and connections this process may have open; None for any number."""
+    """Return how many files and connections this process may have open; None for any number."""
     try:
         import resource
     except ImportError:

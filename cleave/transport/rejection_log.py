@@ -1,4 +1,4 @@
-"""The log of refused connections: a few lines, however many knock."""
+"""The log of refused connections: a few lines, however many are refused."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ WINDOW_S: Final = 10.0
 
 
 class RejectionLog:
-    """Tells of refused connections. Of what strangers sent, at most numbers are part of a line.
+    """The log of refused connections. Of what strangers sent, a line contains numbers at most.
 
     Args:
         say: writes a line.
-        now: the time of day.
-        call_later: calls a function after so many seconds, as an event loop's.
-        lines: how many refusals are told one by one in a window of time.
+        now: returns the time of day.
+        call_later: calls a function after so many seconds, as an event loop's method does.
+        lines: how many refusals are written one by one in `WINDOW_S` seconds.
     """
 
     def __init__(
@@ -41,12 +41,13 @@ class RejectionLog:
         self._untold: Counter[str] = Counter()
 
     def refused(self, address: str, reason: str) -> None:
-        """A connection from an address was refused.
+        """Note that a connection from an address was refused.
 
         Args:
-            address: where it came from.
-            reason: one of the server's own sentences; after the name of a device that was let in,
-                it may be what that did wrong. Those that differ in numbers are counted together.
+            address: the address that it came from.
+            reason: one of the server's own sentences. For a device that was admitted before, it may
+                follow the device's name and quote what it did wrong. Reasons that differ in numbers
+                only are counted together.
         """
         if not self._open:
             self._open, self._left = True, self._lines
@@ -58,7 +59,7 @@ class RejectionLog:
             self._untold[re.sub(r"\d+", "…", reason.replace(address, "there"))] += 1
 
     def flush(self) -> None:
-        """Tell what was only counted, and begin anew."""
+        """Write what was only counted, and begin a new period."""
         self._open = False
         if self._untold:
             reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))

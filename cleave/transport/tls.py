@@ -1,8 +1,9 @@
-"""TLS on both sides: what a server shows, and how a client knows that it is that server.
+"""TLS on both sides: a server's certificate, and how a client verifies the server.
 
 A join URL may name the SHA-256 fingerprint of the server's certificate. A client then accepts that
-certificate and no other, whoever signed it and whatever its dates say (a device's clock may be
-wrong, and the fingerprint says more than a date could). Without one, ordinary verification holds.
+certificate and no other, regardless of who signed it and of its dates (a device's clock may be
+wrong, and the fingerprint is stronger evidence than a date). Without a fingerprint, ordinary
+verification applies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class TlsMode(Enum):
-    """Where a server's certificate comes from."""
+    """Where a server gets its certificate."""
 
     AUTO = "auto"
     """It makes one itself."""
@@ -37,14 +38,14 @@ class TlsMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a server may be reached.
+    """How a server is to be protected.
 
     Attributes:
         tls: by default `OFF` on loopback and `AUTO` elsewhere.
-        certificate, key: PEM files of a certificate given by somebody else; both or none.
-        folder: where a certificate made here is kept; without one it is new at every start.
-        insecure_lan: allow plain WebSockets on other addresses than loopback.
-        allow_origins: pages of which browsers may connect, besides the server's own.
+        certificate, key: PEM files of a certificate from elsewhere and its key; both or none.
+        folder: where a certificate made here is kept; if None, it is new at every start.
+        insecure_lan: whether to allow plain WebSockets on other addresses than loopback.
+        allow_origins: origins whose pages may connect, besides the server's own.
     """
 
     tls: TlsMode | None = None
@@ -57,13 +58,14 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What a server shows of itself.
+    """How a server is reached, and what its clients verify.
 
     Attributes:
-        context: for TLS; None for plain WebSockets.
-        host: to put into URLs.
-        names: under which it is reached.
-        fingerprint: that clients are to pin; empty where they verify, or where there is no TLS.
+        context: the TLS context; None for plain WebSockets.
+        host: the host for URLs.
+        names: names and addresses by which the server is reached.
+        fingerprint: the fingerprint that clients are to pin; empty if they verify as usual, or
+            without TLS.
     """
 
     context: ssl.SSLContext | None
@@ -73,15 +75,15 @@ class Exposure:
 
 
 def fingerprint_of(der: bytes) -> str:
-    """The fingerprint of a certificate, as join URLs name it."""
+    """Return the fingerprint of a certificate (DER), as join URLs write it."""
     return f"sha256:{hashlib.sha256(der).hexdigest()}"
 
 
 def parse_fingerprint(text: str) -> str:
-    """Read a fingerprint.
+    """Read a fingerprint; return it in lower case.
 
     Raises:
-        UsageError: when it is none.
+        UsageError: when it is not a fingerprint.
     """
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
@@ -95,10 +97,10 @@ def parse_fingerprint(text: str) -> str:
 
 
 class WrongCertificateError(ssl.SSLCertVerificationError):
-    """The server showed another certificate than the one that was asked for.
+    """The server showed another certificate than the one with the expected fingerprint.
 
     Attributes:
-        shown: its fingerprint.
+        shown: the fingerprint of the certificate that was shown.
     """
 
     def __init__(self, shown: str) -> None:
@@ -107,7 +109,7 @@ class WrongCertificateError(ssl.SSLCertVerificationError):
 
 
 class _PinningObject(ssl.SSLObject):
-    """Fails the handshake, before a byte of data is sent, on any certificate but one."""
+    """A TLS object whose handshake fails on any certificate but one, before data is sent."""
 
     def do_handshake(self) -> None:
         super().do_handshake()
@@ -119,14 +121,14 @@ class _PinningObject(ssl.SSLObject):
 
 
 class PinningContext(ssl.SSLContext):
-    """A client's context that accepts one certificate. Made by `pinning`."""
+    """A client's TLS context that accepts only one certificate. Made by `pinning`."""
 
     fingerprint = ""
     sslobject_class = _PinningObject
 
 
 def pinning(fingerprint: str) -> ssl.SSLContext:
-    """A client's context that accepts the certificate with this fingerprint, and no other."""
+    """Make a client's TLS context that accepts only the certificate with this fingerprint."""
     context = PinningContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -141,13 +143,13 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     """Decide how a server on a host is reached, and get its certificate.
 
     Args:
-        host: what it listens on.
-        security: what was asked for.
+        host: the host that it listens on.
+        security: the requested protection.
         now: the time, with its zone: certificates have dates.
 
     Raises:
-        UsageError: when it would be reached from other machines without TLS, or when what is
-            needed for TLS is missing.
+        UsageError: when other machines could reach it without TLS, or when something that TLS needs
+            is missing.
     """
     given = security.certificate is not None or security.key is not None
     if given:
@@ -224,7 +226,7 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
 
 
 def _load(context: Any, pem: bytes) -> None:
-    """Load a key that is kept nowhere: OpenSSL reads files, so there is one for a moment."""
+    """Load a key that is not kept: OpenSSL reads files only, so write a temporary one."""
     written, path = tempfile.mkstemp(prefix="cleave-tls-")  # its mode is 0600
     try:
         with os.fdopen(written, "wb") as file:

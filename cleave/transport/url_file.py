@@ -1,4 +1,4 @@
-"""Join URLs in files, which, unlike a command line, can be hidden from others on the machine."""
+"""Join URLs in files: a file, unlike a command line, can be hidden from other users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cleave.transport.connect import plain_reason
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """A join URL in a file that only this account reads, as `@FILE`, for a process of one's own."""
+    """Write a join URL to a file that only this account can read; yield `@FILE`; delete the
+    file."""
     written, path = tempfile.mkstemp(prefix="cleave-join-")  # its mode is 0600
     try:
         with os.fdopen(written, "w") as file:
@@ -25,7 +26,7 @@ def url_file(url: str) -> Iterator[str]:
 
 
 def read_url(text: str) -> str:
-    """A join URL, or what the file holds that is named after an `@`.
+    """Return a join URL: the text itself, or the content of the file named after an `@`.
 
     A file, unlike a command line, can be hidden from other users of the machine.
 

@@ -1,4 +1,4 @@
-"""Checking blocks without computing them again; `check` says how."""
+"""Checks of returned blocks that need no second multiplication; `check` describes the method."""
 
 from cleave.verify.check import LONE, Fault, GemmCheck, Judgement
 from cleave.verify.projection import Projector

@@ -6,16 +6,16 @@ for operands of 16 bits) for each GEMM and column, drawn fresh and used for noth
 (`cleave.verify.products`); a block wider than `GROUP` columns is several such tests, side by side.
 All of it is done in double precision.
 
-Honest results are rounded. A row is *in doubt* when its residual is above `ROW_LIMIT` standard
-deviations of what rounding does (`cleave.verify.rounding.variance`), and all rows are when the mean
-square of their residuals is above `SPREAD_LIMIT`: noise that is spread over them. The deviations
-are a model, so a doubt proves nothing: rows in doubt are computed again, in double precision, and
-a device is blamed only for elements that no order of summing in fp32 can explain. Rows that it may
-have summed so are replaced by the server's own, and nobody is blamed.
+Honest results are rounded. A row is *in doubt* if its residual exceeds `ROW_LIMIT` standard
+deviations of the rounding error (`cleave.verify.rounding.variance`). All rows are in doubt if the
+mean square of their residuals exceeds `SPREAD_LIMIT`, which finds noise that is spread over many
+rows. The deviations are a model, so a doubt proves nothing. Rows in doubt are computed again in
+double precision, and a device is blamed only for elements that no order of summing in fp32 can
+explain. Other rows in doubt are replaced by the server's own, and the device is not blamed.
 
-Results of 16 bits hide errors of the size of their rounding, small but consistent ones, too. So a
-few random elements of each such block are computed exactly. One that no order of summing explains
-is a fault; one that is merely not the right rounding is counted, for `Reputation` to judge.
+Results of 16 bits hide errors of the size of their rounding, even consistent ones. So a few random
+elements of each such block are computed exactly. An element that no order of summing explains is a
+fault; one that is merely not the right rounding is counted, and `Reputation` judges the count.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class Fault:
     """What is wrong with a block.
 
     Attributes:
-        reason: for people.
-        gross: it is wrong as a whole, which no flipped bit explains: one in a result spoils an
-            element, one in a device's copy of A a row, one in its copy of B a column.
+        reason: a text for people.
+        gross: whether the block is wrong as a whole, which one flipped bit cannot explain: a bit
+            flipped in a result spoils an element, one in a device's copy of A a row, and one in its
+            copy of B a column.
     """
 
     reason: str
@@ -69,15 +70,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a check found.
+    """The result of checking a block.
 
     Attributes:
-        fault: what is wrong with the block; None when nothing is that rounding cannot explain.
-        mended: the block with the rows that were in doubt as the server computed them; None when
-            none were, or with a fault.
+        fault: what is wrong with the block; None if rounding can explain all of it.
+        mended: the block with the rows in doubt replaced by the server's own; None if no row was in
+            doubt, or with a fault.
         recomputed: how many rows were computed again.
-        spots: elements that were computed exactly.
-        misrounded: those of them that are not the right rounding of the product.
+        spots: how many elements were computed exactly.
+        misrounded: how many of those are not the right rounding of the product.
     """
 
     fault: Fault | None = None
@@ -92,15 +93,16 @@ class GemmCheck:
 
     Args:
         a, b: the operands as they enter the product, shapes (M, K) and (K, N).
-        blocks: those of its plan: which columns and depths will be asked for together.
-        rng: draws what is secret; seed it from the system's randomness.
+        blocks: the blocks of its plan, which say which columns and depths occur together.
+        rng: draws the secret vectors; seed it from the system's randomness.
         project: multiplies with secret vectors.
 
     Attributes:
-        read_bytes: what was read of A, B and results from memory so far.
-        flops: operations so far, two for a multiply-add; both count what is done, not what it
-            would take at best.
-        largest: the largest residual so far, in units of the tolerance, of rows in no doubt.
+        read_bytes: bytes of A, B and results read from memory so far.
+        flops: operations so far, two for a multiply-add. Like `read_bytes`, this counts what is
+            done, not the least that would suffice.
+        largest: the largest residual so far, in units of the tolerance, of rows that are
+            not in doubt.
     """
 
     def __init__(
@@ -125,10 +127,10 @@ class GemmCheck:
         """Check a block.
 
         Args:
-            block: which one.
-            result: shape (m, n), as it came. A block that is not finite is right where the
-                server's own product is not finite either; where that depends on the order of
-                summing, nobody is blamed.
+            block: the block's place in the GEMM.
+            result: the block as received, shape (m, n). Elements that are not finite are right
+                where the server's own product is not finite either. If that depends on the order
+                of summing, the device is not blamed.
         """
         with np.errstate(all="ignore"):
             doubt = self._doubt(block, result)

@@ -1,10 +1,10 @@
 """The loops of `projection.compiled_pass`, compiled by numba.
 
-All take a matrix as lines that follow one another in memory: `flat`, 1-D, and the elements from
-one line to the next. They add to `out`, shape (groups, vectors, rows), and, unless it is empty, to
-`squares`, shape (groups, rows): the squares of the elements, weighted by their columns. Groups of
-columns begin and end at `bounds`. Four lines are read at a time, and two vectors, as many sums as
-registers.
+All take a matrix as lines that follow one another in memory: `flat`, 1-D, and `stride`, the
+elements from one line to the next. They add products to `out`, shape (groups, vectors, rows), and,
+unless it is empty, the squares of the elements, weighted by column, to `squares`, shape (groups,
+rows). Groups of columns begin and end at `bounds`. Four lines and two vectors are read at a time,
+which makes as many sums as there are registers.
 
 Elements are widened to double precision as they are read, bf16 from its bits; sums are taken in any
 order, as by BLAS; infinities and NaNs stay what they are.
@@ -86,9 +86,9 @@ _f64: Any = _number
 
 @cache
 def compiled() -> dict[tuple[DType, bool], Any]:
-    """`along` and `across` in machine code, by the matrix's dtype and whether it lies across.
+    """Return `along` and `across` as machine code, by dtype and whether the lines are columns.
 
-    From disk where they have been compiled before.
+    They are loaded from disk if they were compiled before.
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):
@@ -113,7 +113,7 @@ def along(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """The lines are rows."""
+    """Add the products and squares of a matrix whose lines are rows; see the module's text."""
     count = len(vectors)
     groups, _, rows = out.shape
     columns = bounds[groups]
@@ -211,7 +211,7 @@ def across(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """The lines are columns."""
+    """Add the products and squares of a matrix whose lines are columns; see the module's text."""
     count = len(vectors)
     groups, _, rows = out.shape
     for group in range(groups):

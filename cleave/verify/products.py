@@ -1,14 +1,16 @@
-"""The secret side of a check: A and B of a GEMM multiplied by secret vectors, read as few times as
-its blocks allow.
+"""The secret side of a check: A and B of a GEMM multiplied by secret vectors.
+
+A and B are read as few times as the blocks allow.
 
 The entries of the vectors have random signs and magnitudes uniform in [0.75, 1.25], so that no two
 wrong elements of a row cancel by construction (plain signs let a cancelling pair through half of
-the time) and none is hidden by a small entry. Before that each column is divided by what rounding
-typically does to its elements, as estimated from B's columns and a few random rows of A: so every
-column is held to its own size, and a large one hides nothing in the others.
+the time) and none is hidden by a small entry. Before that each column is divided by the
+typical rounding error of its elements, as estimated from B's columns and a few random rows of A. So
+every column is judged by its own size, and a large column hides nothing in the others.
 
-B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks; where tiles are
-cut differently, by the parts that all cuts together leave, so that A and B are read once each.
+B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks. Where tiles are
+cut differently, products are shared by the parts between all cuts, so that A and B are each read
+once.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read
 
 
 class Columns(NamedTuple):
-    """The secret of some columns.
+    """The secret vectors and weights of some columns.
 
     Attributes:
         vectors: r_j w_j, shape (vectors, columns).
@@ -54,7 +56,7 @@ class Columns(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the server knows of a block, or of several of the same rows and depth.
+    """What the server expects of a block, or of several blocks with the same rows and depth.
 
     Attributes:
         products: A (B r), shape (blocks, vectors, rows).
@@ -72,7 +74,7 @@ class SecretProducts:
 
     Args:
         a, b: the operands as they enter the product, shapes (M, K) and (K, N).
-        blocks: which columns and depths will be asked for together.
+        blocks: the blocks, which say which columns and depths occur together.
         rng: draws the vectors.
         project: multiplies with them.
     """
@@ -119,7 +121,7 @@ class SecretProducts:
         return columns
 
     def of(self, blocks: Sequence[Block]) -> Expected:
-        """Return what is known of the rows of some blocks of the same rows and depth."""
+        """Return what is expected of the rows of some blocks with the same rows and depth."""
         m, k = blocks[0].m, blocks[0].k
         b_squares = [
             sum(

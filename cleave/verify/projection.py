@@ -1,8 +1,8 @@
 """One pass over a matrix: its products with some vectors, and weighted squared norms of its rows.
 
-All sums are in double precision, whatever the matrix is in: a check must err far less than what it
-judges. By numpy, or by a compiled loop that does all of it for a part of a row while that is in the
-innermost cache (`cleave.verify.kernels`), several times as fast.
+All sums are in double precision, whatever the matrix's dtype: a check must err far less than what
+it judges. The pass is done by numpy, or by a compiled loop (`cleave.verify.kernels`) that handles a
+part of a row while it is in the innermost cache, which is several times as fast.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _WORTH_COMPILING_BYTES: Final = 4e9
 
 
 class Projector:
-    """A `Pass` by numpy at first, and by compiled loops in a run long enough for them to pay.
+    """A `Pass` that uses numpy first, and compiled loops in runs long enough to pay for compiling.
 
-    They need the extra `fast`; without it all is done by numpy. They are compiled in a thread of
-    their own, and kept on disk for the next run.
+    Compiled loops need the extra `fast`; without it numpy does everything. They are compiled in a
+    thread of their own, and kept on disk for the next run.
 
     Args:
-        worth_compiling_bytes: to be read before.
+        worth_compiling_bytes: how many bytes must be read before compiling starts.
     """
 
     def __init__(self, worth_compiling_bytes: float = _WORTH_COMPILING_BYTES) -> None:
@@ -64,7 +64,7 @@ class Projector:
 
     @property
     def compiled(self) -> bool:
-        """Whether it is that far."""
+        """Return whether compiled loops are in use."""
         return self._pass is not numpy_pass
 
     def __call__(
@@ -90,7 +90,7 @@ class Projector:
 def numpy_pass(
     matrix: Buffer, vectors: Doubles, weights: Doubles | None, bounds: Bounds | None = None
 ) -> tuple[Doubles, Doubles]:
-    """The `Pass` by numpy."""
+    """Do a `Pass` with numpy."""
     count = len(vectors)
     bounds, out, squares = _room(matrix, count, weights, bounds)
     for group, (start, stop) in enumerate(pairwise(bounds.tolist())):
@@ -106,7 +106,7 @@ def numpy_pass(
 
 
 def compiled_pass() -> Pass:
-    """The `Pass` by compiled loops.
+    """Return a `Pass` that uses compiled loops.
 
     Raises:
         ImportError: without numba.

@@ -1,9 +1,9 @@
-"""What rounding may do to a product that is summed in fp32, in any order.
+"""The errors that rounding can cause in a product summed in fp32, in any order.
 
 Two limits, for two purposes. `variance` models what honest devices do, and decides which rows
-of a block are looked at more closely. `Product.may_be` is a bound that no order of summing
+of a block are computed again. `Product.may_be` is a bound that no order of summing
 exceeds, and decides who is blamed. `Product.likely` lies between them: sums whose roundings are
-independent stay within it, so an element outside is counted, and only many of them tell anything.
+independent stay within it, so an element outside is counted, and only many of them mean anything.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def variance(
 
     Args:
         a_square: |a|^2, any shape.
-        b_square: sum of w_j^2 |b_j|^2, likewise.
-        length: sum of w_j^2 c_j^2, likewise. Nothing honest is longer than a_square * b_square;
-            what is longer widens nothing.
+        b_square: sum of w_j^2 |b_j|^2, same shape.
+        length: sum of w_j^2 c_j^2, same shape. No honest result exceeds a_square * b_square;
+            larger values do not raise the variance.
         total: sum of w_j^2.
         depth: K.
         dtype: of the results.
@@ -81,9 +81,9 @@ class Product:
 
     Attributes:
         exact: the elements, shape (rows, columns).
-        reach: sum over k of |a_ik b_kj|: no partial sum is beyond it.
-        inputs: sum of |a_ik| and |b_kj| over k: what flushed operands may change, in units of the
-            smallest normal number.
+        reach: sum over k of |a_ik b_kj|: no partial sum is larger in magnitude.
+        inputs: sum of |a_ik| and |b_kj| over k: the most that flushing operands to zero can
+            change, in units of the smallest normal number.
         depth: K.
     """
 
@@ -94,7 +94,7 @@ class Product:
 
     @classmethod
     def of(cls, a: Doubles, b: Doubles) -> Product:
-        """Multiply.
+        """Multiply two matrices in double precision.
 
         Args:
             a, b: shapes (rows, depth) and (depth, columns).
@@ -112,17 +112,17 @@ class Product:
         )
 
     def rounded(self, dtype: DType) -> Any:
-        """The elements in a result's dtype, as stored."""
+        """Return the elements in a result's dtype, as stored."""
         return arrays.narrow(self.exact.astype(np.float32), dtype)
 
     def may_be(self, values: Floats, dtype: DType) -> Truth:
-        """Which values a device may return that sums in fp32, in whatever order.
+        """Return which values a device may return that sums in fp32, in whatever order.
 
         A sum of K products is off by at most K u times the sum of their magnitudes (Higham,
         Accuracy and Stability of Numerical Algorithms, 3.1), twice that where sums are cut off and
-        not rounded. Rounding to the result's dtype keeps order, so whatever lies between the
-        roundings of both ends is right. Where a partial sum may overflow, everything is right that
-        is not finite; so it is where the exact sum is not finite either.
+        not rounded. Rounding to the result's dtype keeps order, so every value between the
+        roundings of both ends is right. Where a partial sum may overflow, every value that is not
+        finite is right; the same holds where the exact sum is not finite.
         """
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)
@@ -131,7 +131,7 @@ class Product:
         return right
 
     def likely(self, values: Floats, dtype: DType) -> Truth:
-        """Which values are the right rounding of a sum whose own roundings are independent.
+        """Return which values are the right rounding of a sum whose own roundings are independent.
 
         Such a sum is off by at most about the square root of K times u times the sum of the
         products' magnitudes, whatever the order (Higham and Mary 2019).

@@ -1,1 +1,1 @@
-"""What models consist of: their sizes, their multiplications, and the models themselves."""
+"""Models as sizes, as GEMMs of a training step, and as torch modules."""

@@ -14,7 +14,7 @@ from cleave.errors import UsageError
 
 
 class Family(Enum):
-    """Which Linear layers a decoder layer consists of.
+    """A family of models; it says which Linear layers a decoder layer has.
 
     OPT: q, k, v, out, fc1, fc2, with biases and learned positions. LLAMA: q, k, v, o and the gated
     gate, up, down, without biases and with rotary positions.
@@ -45,17 +45,17 @@ class ModelSpec:
 
     @property
     def query_width(self) -> int:
-        """Outputs of q_proj."""
+        """Return the number of outputs of q_proj."""
         return self.heads * self.head_width
 
     @property
     def kv_width(self) -> int:
-        """Outputs of k_proj, and of v_proj."""
+        """Return the number of outputs of k_proj, and of v_proj."""
         return self.kv_heads * self.head_width
 
     @property
     def parameters(self) -> int:
-        """Exact number of trainable parameters; a tied weight counts once."""
+        """Return the exact number of trainable parameters; a tied weight counts once."""
         if self.counted_parameters is not None:
             return self.counted_parameters
         heads = 1 if self.tied_head else 2
@@ -156,9 +156,9 @@ MODELS: Mapping[str, ModelSpec] = {
 
 
 def find_model(name: str) -> ModelSpec:
-    """The spec of a known model.
+    """Return the spec of a known model.
 
-    Upper and lower case are the same, and so are the usual spellings: ``opt-125m`` and
+    Case does not matter, and the usual spellings are accepted: ``opt-125m`` and
     ``facebook/opt-125m``; ``llama2-7b``, ``llama-2-7b`` and ``meta-llama/Llama-2-7b-hf``. An
     unknown name is a UsageError that lists the closest ones.
     """
@@ -176,10 +176,10 @@ def find_model(name: str) -> ModelSpec:
 
 
 def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The spec of a model described by the contents of a Hugging Face ``config.json``.
+    """Return the spec of a model described by the contents of a Hugging Face ``config.json``.
 
-    Exact for OPT and Llama. Other decoder-only models are read as the family they resemble, as far
-    as their fields go by usual names; what is missing is a UsageError that names the field.
+    Exact for OPT and Llama. Other decoder-only models are read as the family they resemble, if
+    their fields have the usual names; a missing field is a UsageError that names it.
     """
 
     def number(field: str, *keys: str, default: int | None = None) -> int:

@@ -6,8 +6,8 @@ A Linear with weight ``W[out, in]`` takes three, with ``tokens = batch * seq``:
     input gradient   dX[tokens, in] = dY[tokens, out] @ W            k = out
     weight gradient  dW[out, in]    = dY^T           @ X             k = tokens
 
-Weight gradients are taken once per batch. Attention scores are not here: they stay on the
-parameter server.
+Weight gradients are taken once per batch. Attention scores are not included: the parameter server
+computes them.
 """
 
 from dataclasses import dataclass, replace
@@ -47,15 +47,15 @@ class StepGemm:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all ``count`` occurrences."""
+        """Return the floating-point operations of all ``count`` occurrences."""
         return self.gemm.flops * self.count
 
 
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
-    """Every Linear of the model in the order of the forward pass, the LM head last.
+    """Return every Linear of the model in the order of the forward pass, the LM head last.
 
-    With ``fused_siblings``, Linears that read the same input are one: q, k and v as ``qkv_proj``,
-    gate and up as ``gate_up_proj``.
+    With ``fused_siblings``, Linears that read the same input are merged: q, k and v as
+    ``qkv_proj``, gate and up as ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
@@ -92,7 +92,7 @@ _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 
 
 def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
-    """Every Linear of the forward pass as it is run, layer after layer; siblings together.
+    """Return every Linear of the forward pass as it is run, layer after layer, grouped by siblings.
 
     Siblings read the same input. Each shape's ``count`` is 1.
     """
@@ -104,7 +104,7 @@ def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
             groups[-1].append(one)
         else:
             groups.append([one])
-    in_layers = {s.name for s in linear_shapes(spec) if s.name not in _ONCE}
+    in_layers = {s.name for s in linear_shapes(spec) if s.name not in ONCE}
     layer = [tuple(g) for g in groups if g[0].name in in_layers]
     first = groups.index(list(layer[0]))
     before = [tuple(g) for g in groups[:first]]
@@ -112,16 +112,17 @@ def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
     return (*before, *layer * spec.layers, *after)
 
 
-_ONCE = ("project_in", "project_out", "lm_head")
+ONCE = ("project_in", "project_out", "lm_head")
+"""The Linears that a model has once, outside of its layers."""
 
 
 def step_gemms(
     spec: ModelSpec, batch: int, seq: int, fused_siblings: bool = False
 ) -> tuple[StepGemm, ...]:
-    """The GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
+    """Return the GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
 
-    First the forward ones in order, then for each Linear, last to first, its input gradient and
-    its weight gradient. A batch or sequence below 1 is a UsageError.
+    They are the forward ones in order, then for each Linear, last to first, its input gradient and
+    its weight gradient. A batch or sequence length below 1 is a UsageError.
     """
     for name, value in (("batch", batch), ("sequence length", seq)):
         if value < 1:
@@ -141,7 +142,7 @@ def step_gemms(
 
 
 def step_flops(spec: ModelSpec, batch: int, seq: int) -> int:
-    """Floating-point operations of all Linear GEMMs of one step, forward and backward.
+    """Return the floating-point operations of all Linear GEMMs of one step, forward and backward.
 
     Fusing siblings does not change it. Attention scores and elementwise work are not counted.
     """

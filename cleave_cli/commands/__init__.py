@@ -1,1 +1,1 @@
-"""One file per command."""
+"""The commands of `cleave`, one file each."""

@@ -1,4 +1,4 @@
-"""`cleave dashboard`: where to watch a running server."""
+"""`cleave dashboard`: prints the address of a running server's dashboard."""
 
 from __future__ import annotations
 

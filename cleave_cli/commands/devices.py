@@ -1,4 +1,4 @@
-"""`cleave devices`: which devices a server knows, and what they may do."""
+"""`cleave devices`: which devices a server knows, and their states."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """How many runs it failed, with the last reason where that is no reason of its state."""
+    """Return how many runs it failed, and the last reason unless its state already names that."""
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]

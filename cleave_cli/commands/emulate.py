@@ -1,4 +1,4 @@
-"""`cleave emulate`: emulated devices, in real time on a server or in virtual time by sizes."""
+"""`cleave emulate`: emulated devices, in real time on a server, or in virtual time without one."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def emulate(
 
 
 def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
-    """Refuse options of the other kind of time: they would be ignored without a word."""
+    """Refuse options for the other kind of time, which would be ignored silently."""
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
             option = f"--{name.replace('_', '-')}"
@@ -148,7 +148,7 @@ def choose_fleet(
     stragglers: float = 0.0,
     seed: int = 0,
 ) -> list[FleetDevice]:
-    """The devices that options ask for.
+    """Return the devices that the options ask for.
 
     Raises:
         UsageError: when there is no such fleet.

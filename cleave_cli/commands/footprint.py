@@ -1,4 +1,4 @@
-"""`cleave footprint`: the energy and carbon of a run, or of one that is planned."""
+"""`cleave footprint`: the energy and carbon of a run, or of a planned one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AS_ASSUMED = -1.0  # of what may be 0
 
 
 class _RunOrStudy(TyperGroup):
-    """`cleave footprint RUN` beside `cleave footprint study`: what is not that word is a run."""
+    """Reads `cleave footprint RUN` and `cleave footprint study`: any other word is a run folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args[:1] == ["study"] else ["run", *args])
@@ -254,7 +254,7 @@ def _assumed(
     pue: float,
     host_share: float,
 ) -> Assumptions:
-    """What comes with Cleave, but for what the user knows better."""
+    """Return Cleave's assumptions with the values that the user gave."""
     from cleave.energy.assumptions import load_assumptions
 
     made = load_assumptions()

@@ -1,4 +1,4 @@
-"""`cleave footprint study`: the edge-sustainability paper's set-up, and where its claims hold."""
+"""`cleave footprint study`: tests the claims of the edge-sustainability paper on its set-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cleave jobs`: what a server trains, and trained before."""
+"""`cleave jobs`: a server's training jobs, now and before."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def join(
 
 
 def known_threads(threads: int) -> None:
-    """Refuse a number of threads that is none.
+    """Refuse a number of threads that makes no sense.
 
     Raises:
         UsageError: for less than 0, or far more than any machine has cores.
@@ -243,7 +243,7 @@ def known_threads(threads: int) -> None:
 
 
 def known_length(name: str) -> None:
-    """Refuse a name that no message may carry.
+    """Refuse a name that is too long for a message.
 
     Raises:
         UsageError: when it is too long.
@@ -256,7 +256,7 @@ def known_length(name: str) -> None:
 
 
 def known_profile(name: str) -> None:
-    """Refuse a profile that the library has not.
+    """Refuse a profile that is not in the library.
 
     Raises:
         UsageError: for an unknown name.

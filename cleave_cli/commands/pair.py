@@ -1,4 +1,4 @@
-"""`cleave pair`: a new join code."""
+"""`cleave pair`: gets a new join code."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def pair(
 
 
 def _list(answer: dict[str, Any], *, as_json: bool) -> None:
-    """Codes without the codes themselves: nobody knows those but who was given them."""
+    """List codes without their text, which only their receivers know."""
     if as_json:
         typer.echo(json.dumps(answer))
         return

@@ -1,4 +1,4 @@
-"""`cleave plan`: what a training step would take on a fleet, and what limits it."""
+"""`cleave plan`: what a training step takes on a fleet, and what limits it."""
 
 from __future__ import annotations
 

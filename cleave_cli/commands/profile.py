@@ -1,4 +1,4 @@
-"""`cleave profile`: measure devices and links, and look at what is known of others."""
+"""`cleave profile`: measures devices and links, and shows known profiles."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def _kind(text: str) -> Any:
 
 
 def _writable(path: Path, *, force: bool) -> Path:
-    """The path, checked before minutes of measuring are spent."""
+    """Return the path; check it before minutes of measuring."""
     if path.suffix != ".toml":
         raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
     if path.is_dir():
@@ -393,7 +393,7 @@ def _need(*modules: str) -> None:
 
 @contextmanager
 def _as_usage_errors() -> Iterator[None]:
-    """Profiles know nothing of Cleave's errors."""
+    """Turn errors of `profiles` into `UsageError`."""
     try:
         yield
     except ValueError as error:

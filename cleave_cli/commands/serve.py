@@ -208,7 +208,7 @@ def serve(
 
 
 def stopping(job: TrainingJob | None) -> str:
-    """What is said when the server was asked to stop, while this job runs."""
+    """Return what to say about a job when the server was asked to stop."""
     if job is None:
         return "stopping"
     return f"stopping: {job.id} writes a checkpoint of its last whole step"
@@ -256,7 +256,7 @@ def _welcome(
 
 
 def _show(page_url: str) -> None:
-    """A join URL for one device, for eyes, hands and cameras."""
+    """Print a join URL for one device as text and, on a terminal, as a QR code."""
     typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
     if sys.stderr.isatty():
         typer.echo(qr_code(page_url), err=True)
@@ -268,7 +268,7 @@ def _how(page_url: str) -> str:
 
 
 class _Codes:
-    """Shows the next join code when the one before was used."""
+    """Shows the next join code when the last one was used."""
 
     def __init__(
         self, fleet: ServedFleet, shown: JoinCode, log: Callable[[str], None], *, as_json: bool
@@ -279,7 +279,7 @@ class _Codes:
         self._as_json = as_json
 
     def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
-        """A device used a code."""
+        """Note that a device used a code, and show the next one."""
         self._log(f"{device.name} used a join code; it is device {device.id} from now on")
         if code.id != self._shown.record.id:
             return

@@ -1,4 +1,4 @@
-"""`cleave service`: start `cleave join` with the machine."""
+"""`cleave service`: starts `cleave join` when the machine starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cleave simulate`: would it work, and against what? Methods of training, side by side."""
+"""`cleave simulate`: compares training methods by simulation."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def paper(
 
 
 def counts(text: str) -> list[int]:
-    """The numbers of devices that `--devices` means.
+    """Return the numbers of devices that `--devices` means.
 
     Raises:
         UsageError: when it means none.
@@ -238,7 +238,7 @@ class _Churn:
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """With losses; None where not modelled or never done."""
+        """Return the seconds of a step with losses; None if not modelled or if it never ends."""
         from simulator.churn import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)

@@ -1,4 +1,4 @@
-"""`cleave status`: what a server is doing."""
+"""`cleave status`: shows what a server is doing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def status(
 
 
 async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
-    """Look once, or every so many seconds until cancelled."""
+    """Show the server's state once, or every `pause_s` seconds until cancelled."""
     from cleave_cli.operator_client import OperatorClient
 
     client = await OperatorClient.connect(url)
@@ -70,7 +70,7 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
 
 
 async def _print(client: OperatorClient, pause_s: float | None) -> None:
-    """A line of JSON a look, with what is new since the one before."""
+    """Print a line of JSON for each look, with what is new since the last one."""
     seen = Seen()
     while True:
         typer.echo(json.dumps(await _look(client, seen)))
@@ -89,7 +89,7 @@ async def _draw(client: OperatorClient, pause_s: float) -> None:
 
 
 async def _learn(client: OperatorClient, seen: Seen) -> None:
-    """All that is new; a long job's records come in several replies."""
+    """Fetch all that is new; a long job's records come in several replies."""
     complete = False
     while not complete:
         await _look(client, seen)

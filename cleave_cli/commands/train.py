@@ -1,4 +1,4 @@
-"""`cleave train`: train a model, embedded or on a running server."""
+"""`cleave train`: trains a model, in this process or on a running server."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How commands show what they found."""
+"""The output of commands: tables, plots and JSON."""

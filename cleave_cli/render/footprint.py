@@ -1,4 +1,4 @@
-"""How `cleave footprint` shows what it found: tables for people, one document for programs."""
+"""The output of `cleave footprint`: tables for people, one document for programs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _BARS = 5  # in a table; the plot has all
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is to be shown.
+    """What is shown.
 
     Attributes:
-        title: of what is accounted for.
-        duration_s: of the fleet's run.
-        notes: what was assumed besides what the footprints say.
+        title: what is accounted for.
+        duration_s: seconds of the fleet's run.
+        notes: assumptions that the footprints do not name.
     """
 
     title: str
@@ -46,10 +46,10 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
-    """Print it, and draw where that was asked for.
+    """Print it, and draw a plot if asked for.
 
     Raises:
-        UsageError: when it cannot be drawn.
+        UsageError: when the plot cannot be drawn.
     """
     question, case = shown.question, shown.case
     fleet, cloud, found, nearer = question.fleet(case), None, None, None
@@ -166,17 +166,17 @@ def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:
 
 
 def human_time(seconds: float) -> str:
-    """Seconds, as people read them."""
+    """Return seconds as text, for people."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
-    """What `cleave train` says of a run's energy in the end, with texts for people.
+    """Return the energy of a run for the summary of `cleave train`, with texts for people.
 
     Args:
-        grid: see `cleave.energy.grid.electricity`; empty where nobody said.
+        grid: see `cleave.energy.grid.electricity`; empty if none was given.
     """
     at = electricity(grid, 0.0, energy.duration_s) if grid else None
     case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)

@@ -1,4 +1,4 @@
-"""How profiles are shown: tables, bars and plots."""
+"""The output of `cleave profile`: tables, bars and plots."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _TILE = 512  # rows and columns of the tile whose throughput is drawn over its d
 
 
 def human_flops_per_s(rate: float) -> str:
-    """A throughput, as people read it."""
+    """Return a throughput as text, for people."""
     if rate < 1e12:
         return f"{rate / 1e9:.3g} GFLOP/s"
     return f"{rate / 1e12:.3g} TFLOP/s" if rate < 1e15 else f"{rate / 1e15:.3g} PFLOP/s"
 
 
 def sustained_share(profile: DeviceProfile) -> float | None:
-    """The share of its full speed at which a device settles; None where nobody measured it."""
+    """Return the share of full speed at which a device settles; None if not measured."""
     if profile.sustained is None:
         return None
     return profile.sustained.thermal.sustained_speed if profile.sustained.thermal else 1.0
 
 
 def tile_seconds(profile: DeviceProfile, dtype: str, c: int = _TILE) -> float:
-    """What a 512 x 512 tile of some depth takes, its operands stored as they are multiplied."""
+    """Return the seconds of a 512 x 512 tile of depth `c`, neither operand transposed."""
     from profiles.performance import Layout
 
     inputs, _, out = dtype.partition(">")
@@ -48,7 +48,7 @@ def tile_seconds(profile: DeviceProfile, dtype: str, c: int = _TILE) -> float:
 
 
 def show_profile(console: Console, profile: DeviceProfile) -> None:
-    """Everything in a profile but its samples."""
+    """Print everything in a profile except its samples."""
     table = Table(title=f"{profile.title} ({profile.name})", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("", "figure", "source"):
         table.add_column(column, overflow="fold")
@@ -110,7 +110,7 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
 
 
 def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
-    """The figures of a link: p10, p50, p90."""
+    """Return the figures of a link: p10, p50, p90."""
 
     def spread(q: Quantiles, unit: float, name: str) -> str:
         low, middle, high = (f"{x / unit:.3g}" for x in (q.p10, q.p50, q.p90))
@@ -122,7 +122,7 @@ def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def show_fits(console: Console, profile: DeviceProfile) -> None:
-    """How well the models predict samples that they were not fitted on."""
+    """Print how well the models predict samples that they were not fitted on."""
     if not any(entry.fits for entry in profile.compute.values()):
         return
     table = Table(
@@ -145,7 +145,7 @@ def show_fits(console: Console, profile: DeviceProfile) -> None:
 
 
 def _show_bars(console: Console, profile: DeviceProfile) -> None:
-    """Throughput over depth, and speed over time, in text."""
+    """Print throughput over depth, and speed over time, as bars of text."""
     for dtype, entry in profile.compute.items():
         if not entry.models:
             continue
@@ -176,7 +176,7 @@ def _bars(
 
 
 def show_list(console: Console, profiles: Sequence[DeviceProfile]) -> None:
-    """One line a profile."""
+    """Print one line for each profile."""
     dtypes = ("fp32", "bf16", "fp16")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "kind"):
@@ -201,7 +201,7 @@ def show_list(console: Console, profiles: Sequence[DeviceProfile]) -> None:
 
 
 def list_entry(profile: DeviceProfile) -> dict[str, Any]:
-    """One profile of a list, as JSON."""
+    """Return a profile's entry of a list, as JSON."""
     return {
         "name": profile.name,
         "title": profile.title,
@@ -218,7 +218,7 @@ def list_entry(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, float]]:
-    """Figures that both profiles have, in SI units: name, of `a`, of `b`."""
+    """Return the figures that both profiles have, in SI units: name, of `a`, of `b`."""
     rows: list[tuple[str, float | None, float | None]] = [
         ("flops_per_s", a.flops_per_s, b.flops_per_s)  # of their best dtypes
     ]
@@ -241,7 +241,7 @@ def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, flo
 
 
 def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> None:
-    """What both have, side by side."""
+    """Print the figures that both profiles have, side by side."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in (a.name, b.name, f"{b.name} / {a.name}"):
@@ -255,10 +255,10 @@ def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> Non
 
 
 def plot(path: Path, profile: DeviceProfile) -> None:
-    """Measured against predicted, throughput over depth, and speed over time, as a picture.
+    """Draw measured against predicted, throughput over depth, and speed over time.
 
     Raises:
-        UsageError: see `check_plot`; and when the file cannot be written.
+        UsageError: as `check_plot`, and when the file cannot be written.
     """
     check_plot(path)
     from matplotlib.figure import Figure
@@ -277,7 +277,7 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a plot that could not be written, before minutes of measuring are spent.
+    """Refuse a plot that could not be written, before minutes of measuring.
 
     Raises:
         UsageError: when matplotlib is missing, there is no such folder, or no such format.

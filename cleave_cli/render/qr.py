@@ -12,7 +12,7 @@ _DOT_PIXELS: Final = 8  # of a picture: sharp on a screen and on paper
 
 
 def qr_code(text: str) -> str:
-    """A text as a QR code, of half blocks, with the quiet margin that cameras need."""
+    """Return a text as a QR code of half blocks, with the quiet margin that cameras need."""
     import segno
 
     drawn = io.StringIO()

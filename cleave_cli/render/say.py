@@ -1,7 +1,7 @@
-"""Printing what others said: once more clean, wherever it came from.
+"""Printing texts from elsewhere without control characters.
 
-Texts are clean since they came in over the network (`cleave.protocol.texts`). They may also come
-from a store, a file or a library, and this is the last place before a terminal obeys them.
+Texts from the network are already clean (`cleave.protocol.texts`). Texts may also come from a
+store, a file or a library, so they are cleaned again before a terminal could obey them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from cleave.protocol.texts import clean
 
 
 def printable(text: str) -> str:
-    """A text that a terminal shows as it is, on as many lines as it has."""
+    """Return a text that a terminal shows literally, with its line breaks."""
     return "\n".join(map(clean, text.split("\n")))
 
 
 def say(text: str, *, err: bool = True) -> None:
-    """Print a text that others had a part in: on stderr, unless it is what was asked for."""
+    """Print a text with parts from elsewhere, on stderr unless `err` is false."""
     typer.echo(printable(text), err=err)

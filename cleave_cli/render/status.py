@@ -1,4 +1,4 @@
-"""An overview on a terminal."""
+"""A server's overview on a terminal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _RECENT_STEPS: Final = 10  # that pace and time left are reckoned from, as on th
 
 @dataclass
 class Seen:
-    """What was learnt from overviews so far: each tells only what is new.
+    """What was learnt from overviews so far; each overview has only what is new.
 
     Attributes:
         latest: the last overview.
-        job: whose records these are.
-        steps: its records of steps.
-        next_record, last_event: what to ask for next.
-        events: the latest ones, oldest first.
+        job: the job of the records.
+        steps: that job's records of steps.
+        next_record, last_event: numbers from which to ask for more.
+        events: the latest events, oldest first.
         complete: whether the last overview had no more records.
     """
 
@@ -66,7 +66,7 @@ class Seen:
 
 
 def shown(seen: Seen) -> RenderableType:
-    """Job, fleet, traffic, energy and events."""
+    """Return job, fleet, traffic, energy and events for a terminal."""
     overview = seen.latest
     parts: list[RenderableType] = [_server(overview["server"])]
     if trouble := overview["server"].get("store"):
@@ -80,7 +80,7 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A curve as one line: each character the mean of its share; blank where there is no number."""
+    """Return a curve as one line; each character is the mean of its part, blank without numbers."""
     count = min(width, len(values))
     means = []
     for i in range(count):
@@ -145,7 +145,7 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
 
 
 def _troubled(devices: dict[str, Any]) -> list[RenderableType]:
-    """The devices with a reason for their state, and what it is."""
+    """Return the devices whose state has a reason, with that reason."""
     columns = devices.get("columns", ())
     rows = [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
     found = [row for row in rows if row["reason"]]
@@ -206,12 +206,12 @@ def _events(events: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _text(text: str, **style: Any) -> Text:
-    """A text of the server's, without what a terminal would obey."""
+    """Return a text of the server without what a terminal would obey."""
     return Text(printable(text), **style)
 
 
 def span(seconds: float) -> str:
-    """A length of time, as people say it."""
+    """Return a length of time as text, for people."""
     minutes, hours = round(seconds / 60), seconds / 3600
     if seconds < 90:
         return f"{seconds:.0f} s"

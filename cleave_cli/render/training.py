@@ -1,4 +1,4 @@
-"""How a run is shown: a progress bar for people, JSON lines for programs."""
+"""The output of a training run: a progress bar for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Display(ABC):
     """Shows the records of a run as they come."""
 
     def start(self, steps: int) -> None:  # noqa: B027 - nothing to do for some
-        """The run has so many steps; 0 when that is not known."""
+        """Note that the run has this many steps; 0 if not known."""
 
     def record(self, record: Record) -> None:
         """Show a record of this process."""
@@ -35,11 +35,11 @@ class Display(ABC):
 
     @abstractmethod
     def plain(self, record: dict[str, Any]) -> None:
-        """Show a record as it travels."""
+        """Show a record in its form for the network."""
 
     @abstractmethod
     def note(self, text: str) -> None:
-        """Say something that is no record."""
+        """Show a text that is not a record."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +54,7 @@ class Display(ABC):
 
 
 class JsonDisplay(Display):
-    """One JSON object a line on stdout; what is for humans goes to stderr."""
+    """Prints one JSON object a line on stdout; texts for people go to stderr."""
 
     def plain(self, record: dict[str, Any]) -> None:
         """See `Display.plain`."""
@@ -69,7 +69,7 @@ class JsonDisplay(Display):
 
 
 class HumanDisplay(Display):
-    """A progress bar on stderr, or a line a step where that is no terminal."""
+    """Shows a progress bar on stderr, or prints a line for each step if that is no terminal."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, markup=False)
@@ -125,7 +125,7 @@ class HumanDisplay(Display):
 
 
 def make_display(*, as_json: bool) -> Display:
-    """The display that was asked for."""
+    """Return the display that was asked for."""
     return JsonDisplay() if as_json else HumanDisplay()
 
 

@@ -1,8 +1,8 @@
 """How much processes that multiply at the same time slow each other down.
 
-Every process pins itself to a core of its own and multiplies on one thread: what remains is what
-cores share, memory bandwidth, caches and heat. Run as a program this module is one such process; it
-reads from stdin for how many seconds to multiply, and answers with the median time of one product.
+Every process is pinned to a core of its own and multiplies on one thread, so only what cores share
+slows it down: memory bandwidth, caches and heat. Run as a program this module is one such process;
+it reads start time and seconds from stdin, and answers with the median time of one product.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _START_S: Final = 0.05  # between asking for a round and its start, so that all 
 
 
 def process_counts(cores: int) -> list[int]:
-    """The counts that are measured: all up to 8, then each half as many again, and all cores."""
+    """Return the measured counts: all up to 8, then each half as many again, and all cores."""
     counts = [1]
     while counts[-1] < cores:
         last = counts[-1]
@@ -37,12 +37,12 @@ def process_counts(cores: int) -> list[int]:
 def measure_contention(
     executor: str, seconds: float, progress: Callable[[int], None] | None = None
 ) -> tuple[float, ...]:
-    """How many times as long a tile takes with 1, 2, ... processes at once, up to one a core.
+    """Return how many times as long a tile takes with 1, 2, ... processes, up to one per core.
 
     Counts between measured ones are interpolated.
 
     Args:
-        executor: its name.
+        executor: the name of the backend.
         seconds: how long each count is measured.
         progress: called after each count.
 
@@ -112,7 +112,7 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Be one of the processes: `EXECUTOR CORE`, then orders on stdin."""
+    """Run one of the processes: arguments `EXECUTOR CORE`, then commands from stdin."""
     executor_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})

@@ -1,4 +1,4 @@
-"""Measuring this machine as a device: what `cleave profile device` does."""
+"""Measures this machine as a device, for `cleave profile device`."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Settings:
     """What is measured, and for how long.
 
     Attributes:
-        name, title: of the profile.
-        date: of measuring, as 2026-11-21.
+        name, title: those of the profile.
+        date: the date of measuring, such as 2026-11-21.
         quick: fewer dtypes and layouts.
-        grid_s: for the grid of shapes, of all dtypes and layouts together.
-        sustained_s: of the sustained run; 0 for none.
-        contention_s: for each count of processes at once; 0 for no measurement.
-        kind: None: a laptop where the machine has a battery, else a desktop.
+        grid_s: seconds for the grid of shapes, of all dtypes and layouts together.
+        sustained_s: seconds of the sustained run; 0 for none.
+        contention_s: seconds for each count of processes; 0 for no measurement.
+        kind: None means a laptop if the machine has a battery, else a desktop.
         memory_bytes: to offer; 0 for half of what is installed.
-        threads: that the executor has; 0 for all.
-        seed: of shapes and numbers.
+        threads: how many threads the backend has; 0 for all.
+        seed: seeds shapes and numbers.
         grid: the shapes.
     """
 
@@ -74,23 +74,23 @@ class Settings:
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """Dtypes of inputs and results."""
+        """Return the dtypes of inputs and results that are measured."""
         return QUICK_VARIANTS if self.quick else ALL_VARIANTS
 
     @property
     def layouts(self) -> Sequence[Layout]:
-        """How operands lie; both transposed, which training never needs, only when not quick."""
+        """Return the measured layouts; only a full measurement transposes both operands."""
         return QUICK_LAYOUTS if self.quick else tuple(Layout)
 
     @property
     def contention_total_s(self) -> float:
-        """With the start of the processes."""
+        """Return the seconds for all contention counts, with the start of the processes."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 
     @property
     def total_s(self) -> float:
-        """About how long it takes."""
+        """Return about how many seconds the measurement takes."""
         return self.grid_s + self.sustained_s + self.contention_total_s
 
 
@@ -107,12 +107,12 @@ def measure_device(
     """Measure this machine; takes about `settings.total_s`.
 
     Args:
-        settings: what, and how long.
-        executor: what multiplies, with the threads that it has.
-        progress: told how far it is.
+        settings: what is measured, and for how long.
+        executor: the backend that multiplies, with its threads set.
+        progress: called with what is being measured and the seconds done so far.
         clock, sleep: time.
-        sensors: of this machine.
-        timer: times the grid of shapes; the executor in this process unless given.
+        sensors: those of this machine.
+        timer: times the grid of shapes; by default with the backend in this process.
 
     Raises:
         ValueError: when a model cannot be fitted (scipy is missing), or a process ends early.
@@ -202,7 +202,7 @@ def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
     """Fit all models anew from the samples in a profile.
 
     Raises:
-        ValueError: when it has none, or too few; or scipy is missing.
+        ValueError: when it has no samples or too few, or scipy is missing.
     """
     if not any(entry.samples for entry in profile.compute.values()):
         raise ValueError(
@@ -253,6 +253,6 @@ def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:
 
 
 def valid_name(text: str) -> str:
-    """A name for a profile from whatever a machine is called."""
+    """Return a name for a profile, made from any name of a machine."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in text.lower())
     return kept.strip(".-")[:64] or "device"

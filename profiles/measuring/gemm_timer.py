@@ -1,7 +1,7 @@
-"""Timing multiplications with the very code that tiles run through.
+"""Times multiplications with the same code that multiplies tiles.
 
-An order of the device's core, its arrays as bytes that came over a socket, an executor, and the
-block packed for sending.
+It uses a `Compute` of the device's core, arrays as bytes as received over a socket, and a backend;
+the block is packed for sending.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class TileTimer(Protocol):
 
     @property
     def strips(self) -> Sequence[int]:
-        """How many strips a side its tiles may have."""
+        """Return how many strips per side its tiles may have."""
         ...
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """Mean seconds of a block of a tile, see `Sample`.
+        """Return the mean seconds of a block of a tile; see `TimedTile`.
 
         Args:
             shape: rows, columns, depth of a block.
-            strips: how many the tile has, a side; one of `strips`.
+            strips: how many strips per side the tile has; one of `strips`.
             layout, dtype, out: of the product.
         """
         ...
 
 
 class Bench:
-    """Times tiles on an executor in this process (a `TileTimer`).
+    """Times tiles on a backend in this process (a `TileTimer`).
 
-    A device process has other things in its caches when a tile comes, and its tiles take longer,
-    small ones twice as long; `profiles.measuring.tile_timer` times those.
+    In a device process tiles take longer, small ones twice as long, because other data are in its
+    caches; `profiles.measuring.tile_timer` times those.
 
     Args:
-        executor: what multiplies.
-        elements: the most that both inputs of a tile have together.
+        executor: the backend that multiplies.
+        elements: the most elements that both inputs of a tile have together.
         clock: in seconds.
-        rng: of the numbers that are multiplied.
+        rng: draws the numbers that are multiplied.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Bench:
         self._bytes: dict[DType, memoryview] = {}
 
     def order(self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType) -> Compute:
-        """The order for an a x c by c x b product, its operands stored as `layout` says."""
+        """Return an a x c by c x b product to time, with operands stored as `layout` says."""
         transpose_a, transpose_b = (letter == "t" for letter in layout.value)
         left = self._array(0, (c, a) if transpose_a else (a, c), dtype)
         right = self._array(a * c, (b, c) if transpose_b else (c, b), dtype)
@@ -87,10 +87,10 @@ class Bench:
         return StoredArray(*shape, dtype, self._bytes[dtype][begin : begin + nbytes], nbytes)
 
     def once(self, order: Compute) -> float:
-        """Seconds of one multiplication, the block ready to be sent at the end.
+        """Return the seconds of one multiplication, until the block is ready to be sent.
 
-        Its operands are new in memory, as those of a tile are that came over a socket: products of
-        operands that were multiplied a moment ago are up to a third faster.
+        Its operands are new in memory, as if just received over a socket: products of operands that
+        were multiplied a moment ago are up to a third faster.
         """
         pairs = [(_as_received(left), _as_received(right)) for left, right in order.pairs]
         arrived = replace(order, pairs=pairs)
@@ -99,11 +99,14 @@ class Bench:
         return self.clock() - began_s
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """See `TileTimer.block_s`; its tiles are one block each."""
+        """See `TileTimer.block_s`. Its tiles are one block each."""
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """The median of several: three at least, and `enough_s` together. After one for warming."""
+        """Return the median of several multiplications: at least three, `enough_s` in all.
+
+        A short first one only warms up and is not counted.
+        """
         took = [self.once(order)]
         if took[0] < enough_s:  # what a long one loses by starting cold is nothing
             took.clear()

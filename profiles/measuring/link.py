@@ -1,9 +1,9 @@
-"""Measuring the link to a parameter server: join, be probed, learn the rates, leave; a few times.
+"""Measures the link to a parameter server: joins, is probed, gets the rates, leaves; several times.
 
 The PS times ordinary `put` and `run` messages: a row times a column is all download, a column
 times a row all upload, so no byte of one direction is counted in the other
-(`cleave.scheduler.probe`).
-What it finds it says in `measured`. The device's `hello` asks for no more, so it gets no work.
+(`cleave.scheduler.probe`). It sends the rates in a `measured` message. The device's `hello` asks
+for nothing else, so it gets no tasks.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PATIENCE_S: Final = 300.0
 
 
 async def measure_connection(connection: Connection, hello: messages.Hello) -> LinkRates:
-    """Be probed once on a connection, and close it.
+    """Let the PS probe this device once on a connection, and close it.
 
     Args:
         connection: to the PS.
-        hello: what the device says of itself; `measure` is set in any case.
+        hello: what the device says of itself; `measure` is set in it.
 
     Raises:
         CleaveError: when the PS refuses, goes, or does not measure links.
@@ -107,17 +107,17 @@ async def measure_link(
     progress: Callable[[int, LinkRates], None] | None = None,
     keys: Callable[[JoinUrl], tuple[str, str]] | None = None,
 ) -> list[LinkRates]:
-    """Measure the link to a server so many times, each time on a new connection.
+    """Measure the link to a server `repeats` times, each time on a new connection.
 
     Args:
         url: the join URL for devices.
         repeats: how often.
-        progress: called after each with the count so far and what was found.
-        keys: finds what `hello` carries as `credential` and `code`; the URL's unless given.
+        progress: called after each measurement with the count so far and the rates.
+        keys: returns `credential` and `code` for `hello`; by default those of the URL.
 
     Raises:
-        UsageError: for a URL that is none, or fewer than one repeat.
-        CleaveError: when the server is not there, refuses, or does not measure links.
+        UsageError: for a malformed URL, or fewer than one repeat.
+        CleaveError: when the server is unreachable, refuses, or does not measure links.
     """
     if repeats < 1:
         raise UsageError(f"the link cannot be measured {repeats} times; give 1 or more")
@@ -135,7 +135,7 @@ async def measure_link(
 
 
 def summarise(measured: Sequence[LinkRates], source: str = "") -> LinkProfile:
-    """The spread of some measurements, as a profile states it."""
+    """Return the spread of several measurements, as a profile states it."""
     return LinkProfile(
         downlink_bytes_per_s=_spread([m.downlink_bytes_per_s for m in measured]),
         uplink_bytes_per_s=_spread([m.uplink_bytes_per_s for m in measured]),

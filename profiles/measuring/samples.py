@@ -1,4 +1,4 @@
-"""How long tiles of many shapes take on this machine, and the models that are fitted to that."""
+"""Measures how long tiles of many shapes take on this machine, and fits models to the samples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LEAST_SAMPLES: Final = 15  # of a model, however short the time
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """Which shapes are measured.
+    """The shapes that are measured.
 
     Attributes:
-        regular: how many with sides that are multiples of 4 to 48.
-        irregular: how many with any sides.
-        sides, depths: smallest and largest.
+        regular: how many shapes have sides that are multiples of 4 to 48.
+        irregular: how many shapes have any sides.
+        sides, depths: their smallest and largest value.
     """
 
     regular: int = 100
@@ -38,15 +38,15 @@ class SampleGrid:
 
     @property
     def elements(self) -> int:
-        """The most that the inputs of one shape have."""
+        """Return the most elements that both inputs of one shape have."""
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
-        """Shapes spread evenly on a log scale, in random order.
+        """Draw shapes spread evenly on a log scale, in random order.
 
         Args:
-            rng: draws them.
-            volume: larger products than this are left out; 64^3 are always allowed.
+            rng: draws the shapes.
+            volume: the largest a*b*c of a shape; up to 64^3 is always allowed.
         """
         found: list[Shape] = []
         while len(found) < self.regular + self.irregular:
@@ -68,14 +68,14 @@ class SampleGrid:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Dtypes of inputs and result."""
+    """The dtypes of inputs and result."""
 
     dtype: DType
     out: DType
 
     @property
     def name(self) -> str:
-        """As profiles call it."""
+        """Return its name in profiles."""
         return self.dtype.value if self.dtype is self.out else f"{self.dtype.value}>fp32"
 
 
@@ -101,17 +101,18 @@ def measure_samples(
     rng: np.random.Generator,
     clock: Clock = time.perf_counter,
 ) -> list[TimedTile]:
-    """Time the shapes of a grid, one after the other and all again, until the time is up.
+    """Time all shapes of a grid in turn, again and again, until the time is up.
 
-    A shape's median so is over tiles that came minutes apart, between other shapes, as in training.
+    So a shape's median is over tiles that came minutes apart, between other shapes, as in training.
 
     Args:
-        timer: times them.
-        variant, layout: of what.
-        grid: the shapes; what would take more than half a percent of the time is left out.
-        seconds: how long; at least 15 shapes are measured in any case.
+        timer: times the tiles.
+        variant, layout: of the products.
+        grid: the shapes; those that would take more than half a percent of the time are
+            left out.
+        seconds: how long to measure; at least 15 shapes are measured in any case.
         rng: draws the shapes.
-        clock: tells how long it has been.
+        clock: in seconds.
     """
 
     def block_s(shape: Shape, strips: int) -> float:
@@ -145,8 +146,8 @@ def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProf
     """Fit a model to the samples of every layout, and judge it on those it was not fitted on.
 
     Args:
-        samples: of one dtype; those of a layout together.
-        source: of the samples.
+        samples: of one dtype, in any layouts.
+        source: where the samples come from.
 
     Raises:
         ValueError: when there are too few samples, or scipy is missing.

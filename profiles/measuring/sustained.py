@@ -1,4 +1,4 @@
-"""What a device's speed does in minutes under load."""
+"""Measures a device's speed during minutes under load."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def measure_sustained(
     meter: PowerMeter | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> schema.Sustained:
-    """Multiply a large fp32 tile again and again, and watch its speed.
+    """Multiply a large fp32 tile again and again, and record the speed.
 
     Args:
-        bench: multiplies.
-        seconds: how long.
-        sensors: read in each of some sixty windows.
+        bench: does the multiplications.
+        seconds: how long to multiply.
+        sensors: read in each of about sixty windows.
         meter: sampled in each window.
-        progress: called with the seconds that are over.
+        progress: called with the seconds that have passed.
     """
     side = _side_for(bench, 0.02)
     order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
@@ -80,12 +80,12 @@ def measure_sustained(
 
 
 def _full_speed(rates: Sequence[float]) -> float:
-    """That of a cool device, at the start; unless something else slowed it down just then."""
+    """Return the speed of a cool device, at the start, unless it was slowed down just then."""
     return max(statistics.median(rates[:3]), float(np.quantile(rates, 0.9)))
 
 
 def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """The same, with the thermal model that fits it, if it ran for long enough to show one."""
+    """Return the run with a fitted thermal model, or none if it was too short to show one."""
     long = sustained.speeds[-1][0] >= FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)
@@ -105,7 +105,7 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Let what the sustained run heated cool down: the grid is to show the full speed."""
+    """Let the device cool down after a sustained run, so that the grid shows the full speed."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

@@ -1,6 +1,6 @@
-"""Timing tiles on a real device process: sent to it over a socket, timed where they are computed.
+"""Times tiles on a real device process, which receives them over a socket and times them itself.
 
-What a tile takes depends on what the device did before: arrays that just came over a socket, an
+The time of a tile depends on what the device did before: arrays that just came over a socket, an
 event loop and a codec in the caches, a thread that slept. So `cleave profile device` does not time
 its own products but those of a device that joined it, as any device would.
 """
@@ -37,7 +37,7 @@ class InStrips:
     """Plans a GEMM as one tile on the first device.
 
     Args:
-        strips: how many the tile has, a side.
+        strips: how many strips per side the tile has.
     """
 
     strips: int
@@ -59,10 +59,10 @@ class SessionTimer:
     """Times tiles on the one device of a fleet (a `TileTimer`).
 
     Args:
-        fleet: a device has joined it, or is about to.
-        rng: of the numbers that are multiplied.
+        fleet: a fleet that a device has joined or is about to join.
+        rng: draws the numbers that are multiplied.
         patience_s: how long the device may take to join.
-        ended: whether the device is gone, and need not be waited for.
+        ended: returns whether the device is gone, so that waiting is useless.
 
     Raises:
         FleetError: when no device joins in time.
@@ -122,11 +122,11 @@ class SessionTimer:
         return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 
     def _compute_s(self) -> float:
-        """What the device says that it computed so far."""
+        """Return the seconds that the device says it has computed so far."""
         return sum(float(str(d["compute_s"])) for d in self._fleet.describe_devices())
 
     def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
-        """Some numbers; in large matrices they repeat."""
+        """Return a matrix of random numbers; in large ones they repeat."""
         pool = self._pools.get(dtype)
         if pool is None:
             pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)

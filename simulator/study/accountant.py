@@ -1,4 +1,4 @@
-"""Ratios of rows of the study, in a state of all conditions."""
+"""Ratios of the study's rows under given conditions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from simulator.study.rows import GpuRun, StudyRow
 
 
 class Accountant:
-    """Knows the profiles of devices, what stands in where these are silent, and all conditions.
+    """Computes ratios of rows; typical figures are used where device profiles are silent.
 
     Attributes:
-        of_energy, of_carbon: every combination of the conditions of a claim, the central first.
+        of_energy, of_carbon: every combination of a claim's conditions, the central case first.
         middle: the central case.
     """
 
@@ -41,12 +41,12 @@ class Accountant:
         card: DeviceProfile | None = None,
         ps: Ps | None = None,
     ) -> ComparisonQuestion:
-        """The row against the GPU.
+        """Return the comparison of a row with the GPU in a state.
 
         Args:
-            typical: instead of what stands in where profiles are silent.
-            card: instead of the GPU's own profile.
-            ps: the parameter server's energy; unknown, and not counted, unless given.
+            typical: used instead of the usual figures where profiles are silent.
+            card: used instead of the GPU's own profile.
+            ps: the parameter server's energy; not counted if None.
         """
         cloud = gpu.at(state.gpu_share)
         cloud = replace(cloud, profile=card or cloud.profile)
@@ -54,11 +54,11 @@ class Accountant:
         return ComparisonQuestion(usages, self._profiles, typical or self.typical, ps, cloud)
 
     def ratios(self, row: StudyRow, gpu: GpuRun, state: ConditionState) -> Ratios:
-        """Of the row in a state."""
+        """Return the ratios of a row in a state."""
         return self.question(row, gpu, state).ratios(state.case)
 
 
 def start() -> ConditionState:
-    """All as it comes with Cleave, on the electricity of a middling country."""
+    """Return Cleave's own assumptions, with the electricity of the median country."""
     middle = grids()[1]
     return ConditionState(Case(load_assumptions(), middle, middle))

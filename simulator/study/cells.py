@@ -8,7 +8,7 @@ from simulator.claims import Verdict
 
 
 def between(values: Iterable[float]) -> str:
-    """From the least ratio to the most; empty without any."""
+    """Return the range of the ratios as text; empty if there are none."""
     found = sorted(values)
     if not found:
         return ""
@@ -17,24 +17,24 @@ def between(values: Iterable[float]) -> str:
 
 
 def quantity(value: float) -> str:
-    """Three digits, or more where these are before the point."""
+    """Return a number with three digits, or more if these are before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def span(claim: tuple[float, float]) -> str:
-    """Least and most of a claim."""
+    """Return the least and the most of a claim as text."""
     return f"{claim[0]:g} to {claim[1]:g}"
 
 
 def ratio(value: float | None) -> str:
-    """As people read it."""
+    """Return a ratio as text; "unknown" for None."""
     if value is None:
         return "unknown"
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of Markdown."""
+    """Return a table's lines of Markdown."""
     lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     return lines + [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
@@ -42,7 +42,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
-    """What a claim needs, in one cell; empty for one that holds always or never."""
+    """Say in one cell what a claim needs; "-" for a claim that holds always or never."""
     if verdict is not Verdict.SOMETIMES:
         return "-"
     text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())

@@ -1,8 +1,8 @@
-"""The conditions on which the paper's claims may hold or not: what is counted, and what is assumed.
+"""The conditions that decide whether the paper's claims hold: what is counted, what is assumed.
 
-An axis has a few settings; the first of each is that of the central case: what the published
-formulae count and, beyond them, the machine around the GPU and equal shares of speed. A claim about
-energy is held against all combinations of the first five axes, one about carbon against all seven.
+An axis has a few settings. The first settings make the central case: what the published formulae
+count and, besides, the machine around the GPU and equal shares of speed. A claim about energy is
+tested on all combinations of the first five axes, one about carbon on those of all seven.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from simulator.study.setups import EQUAL_SHARE, OTHER_SHARES
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """What a ratio is worked out from.
+    """The assumptions and speeds from which a ratio is computed.
 
     Attributes:
-        device_share, gpu_share: of what each reaches in multiplication alone, in training.
+        device_share, gpu_share: speed in training, as a share of that in multiplication alone.
     """
 
     case: Case
@@ -34,7 +34,7 @@ class ConditionState:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to have it."""
+    """One value of a condition, and the function that applies it."""
 
     title: str
     applied: Callable[[ConditionState], ConditionState]
@@ -42,14 +42,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition and its settings, that of the central case first."""
+    """A condition and its settings; the first is that of the central case."""
 
     name: str
     settings: tuple[Setting, ...]
 
 
 def energy_axes() -> tuple[Axis, ...]:
-    """What decides about energy."""
+    """Return the conditions that decide about energy."""
     network = load_assumptions().network_j_per_byte
 
     def with_network(made: Assumptions) -> Assumptions:
@@ -103,7 +103,7 @@ def energy_axes() -> tuple[Axis, ...]:
 
 
 def carbon_axes() -> tuple[Axis, ...]:
-    """What decides about carbon besides."""
+    """Return the further conditions that decide about carbon."""
     low, middle, high = grids()
     pairs = {
         f"{middle:.0f} both": (middle, middle),
@@ -141,7 +141,7 @@ def carbon_axes() -> tuple[Axis, ...]:
 def combinations(
     axes: Sequence[Axis], start: ConditionState
 ) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
-    """Every combination: its settings by axis, and its state; that of all first settings first."""
+    """Yield every combination: its settings by axis and its state; the central case first."""
     for settings in product(*(axis.settings for axis in axes)):
         state = start
         for setting in settings:
@@ -151,7 +151,7 @@ def combinations(
 
 
 def grids() -> tuple[float, float, float]:
-    """Of the world's countries, in gCO2e/kWh: what a tenth, half and nine tenths stay below."""
+    """Return the 10 %, 50 % and 90 % quantiles of the countries' gCO2e/kWh."""
     found = sorted(grid.gco2e_per_kwh for grid in load_grids())
     last = len(found) - 1
     return found[len(found) // 10], found[len(found) // 2], found[last - len(found) // 10]
@@ -161,22 +161,22 @@ def grids() -> tuple[float, float, float]:
 
 
 def lossy(made: Assumptions) -> Assumptions:
-    """Chargers at the high end of what they lose."""
+    """Return the assumptions with the highest losses of chargers."""
     return replace(made, supply_ratio=_highest(made.supply_ratio))
 
 
 def without_host(made: Assumptions) -> Assumptions:
-    """The card and the building, as the published formulae have it, without the machine."""
+    """Return the assumptions without the machine around the GPU: the card and the building."""
     return replace(made, host_share=replace(made.host_share, value=0.0))
 
 
 def bare_gpu(made: Assumptions) -> Assumptions:
-    """The card alone: neither the machine around it nor the building."""
+    """Return the assumptions for the card alone: neither the machine nor the building."""
     return replace(without_host(made), pue=replace(made.pue, value=1.0))
 
 
 def lasting(made: Assumptions, years: float, utilisation: float) -> Assumptions:
-    """Devices and GPU that last so long and are in use so much of it."""
+    """Return the assumptions with these years of lifetime and this share of them in use."""
     used = replace(made.utilisation, value=utilisation)
     return replace(made, one_lifetime_years=years, utilisation=used)
 

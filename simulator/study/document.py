@@ -1,4 +1,4 @@
-"""The study as one document, for programs."""
+"""The study as one JSON document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.study.verdicts import Found
 
 
 def document(found: Sequence[SetupStudy], figures: Sequence[Input]) -> dict[str, Any]:
-    """All of it, for programs."""
+    """Return the whole study as one document for programs."""
     return {
         "basis": "modelled",
         "claims": {"energy": list(ENERGY_CLAIM), "carbon": list(CARBON_CLAIM)},

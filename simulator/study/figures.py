@@ -1,4 +1,4 @@
-"""The study's figures, each with units; what to see in them is said in the report."""
+"""The study's figures; the report explains them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy, int]]:
-    """Name of the file, set-up, and which of its dependences."""
+    """Yield for each tornado plot its file name, set-up and the index of its dependence."""
     for study in found:
         for at, dependence in enumerate(study.dependences):
             slug = study.setup.name.replace(" ", "-")
@@ -55,7 +55,7 @@ def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy
 
 
 def save_energy(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Watt-hours of what fits, by part, and of the GPU."""
+    """Draw the watt-hours of the rows that fit, by part, and of the GPU."""
     figure = Figure(figsize=(11, 2 + 0.35 * sum(len(_fitting(s)) + 2 for s in found)))
     figure.set_layout_engine("constrained")
     heights = [len(_fitting(study)) + 2 for study in found]
@@ -97,7 +97,7 @@ _COLOURS = (
 
 
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
-    """From least to most over all conditions, with the central case, of energy and carbon."""
+    """Draw the ratios of energy and carbon: least to most over all conditions, and central case."""
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -126,7 +126,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
-    """The ratio of energy against the speed of a device."""
+    """Draw the ratio of energy against the speed of a device."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):
@@ -147,7 +147,7 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
-    """The ratio of attributed carbon against utilisation, by lifetime."""
+    """Draw the ratio of attributed carbon against utilisation, by lifetime."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):

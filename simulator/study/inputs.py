@@ -1,4 +1,4 @@
-"""Every figure that the study is made from: what was taken, from whom, and how sure that is."""
+"""Every figure that goes into the study, with its source and how certain it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.study.setups import EQUAL_SHARE, GPU, LINK_BYTES_PER_S, Setup, Se
 
 
 class Standing(Enum):
-    """How sure a figure is."""
+    """How certain a figure is."""
 
     STATED = "stated by the paper"
     PUBLISHED = "published"
@@ -27,11 +27,11 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A figure.
+    """A figure that goes into the study.
 
     Attributes:
-        used: with its unit.
-        range: that sensitivity goes through; empty for none.
+        used: the value that is used, with its unit.
+        range: the range of the sensitivity analysis; empty if there is none.
     """
 
     name: str
@@ -48,7 +48,7 @@ _DOING = {
 
 
 def inputs(scope: SetupScope, made: Assumptions, typical: Typical) -> list[Input]:
-    """All of them, in the order of the report."""
+    """Return all figures, in the order of the report."""
     found = [
         Input(
             "links",
@@ -217,5 +217,5 @@ def _assumed(name: str, figure: Figure, standing: Standing) -> Input:
 
 
 def unconfirmed(found: Sequence[Input]) -> list[Input]:
-    """Those that no source kept with this project confirms."""
+    """Return the figures that no source kept with this project confirms."""
     return [each for each in found if each.standing is Standing.UNCONFIRMED]

@@ -1,4 +1,4 @@
-"""The study as a report in Markdown that needs no knowledge of the paper."""
+"""The study as a report in Markdown, for readers who do not know the paper."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from simulator.study.verdicts import Found, together
 
 
 def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iterable[str]) -> str:
-    """The text of `report.md`.
+    """Return the text of `report.md`.
 
     Args:
-        found: by set-up.
-        figures: that it is made from.
-        tornados: files of `figures.tornado_files`.
+        found: the study of each set-up.
+        figures: the figures that went into the study.
+        tornados: file names from `figures.tornado_files`.
     """
     lines = [
         *_what(found),
@@ -127,7 +127,7 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:
-    """What each condition changes, on its own."""
+    """Return the section on what each condition changes by itself."""
     rows = []
     for settings in zip(*(study.changed for study in found), strict=True):
         cells = []
@@ -245,7 +245,7 @@ def _figures(figures: Sequence[Input]) -> list[str]:
 
 
 def _only_if(each: Sequence[Found]) -> str:
-    """What all that hold at all have in common."""
+    """Return what all claims that hold somewhere need in common."""
     holding = [found.only_if for found in each if found.held]
     if not holding:
         return "-"

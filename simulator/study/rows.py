@@ -1,4 +1,4 @@
-"""What the devices of a set-up do by each method: times and bytes of the simulator, as spells."""
+"""What the devices of a set-up do with each method: the simulator's times and bytes as usages."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _PLAIN: Final = ("cleave", "cleave-2d")
 
 @dataclass(frozen=True, slots=True)
 class StudyRow:
-    """A set-up, trained by a method.
+    """A set-up, trained with one method.
 
     Attributes:
-        method: as people know it.
-        memory: on what terms; two where that makes no difference.
-        offered_bytes, needed_bytes: of the device with least memory for what it is to hold.
-        misfit: why it cannot be done on that memory; empty where it can.
-        through_ps: all traffic is with a parameter server, whose own energy is in no figure.
-        step_s: of one step, were memory no matter.
-        flops: multiplied in all steps, by all devices.
-        spell: what the devices do in all steps.
-        other_spells: the same by share, where training reaches another than `EQUAL_SHARE` of what
-            devices reach in multiplication alone.
+        method: name of the method, for people.
+        memory: the offer of memory; two offers if they make no difference.
+        offered_bytes, needed_bytes: those of the device with the least memory for what it holds.
+        misfit: why that memory is not enough; empty if it is.
+        through_ps: whether all traffic is with a parameter server, whose own energy is not counted.
+        step_s: seconds of one step, if memory is ignored.
+        flops: FLOPs of all devices in all steps.
+        usage: what the devices do in all steps.
+        other_spells: usages if training reaches another share than `EQUAL_SHARE` of the speed in
+            multiplication alone, by that share.
     """
 
     setup: Setup
@@ -60,7 +60,7 @@ class StudyRow:
     other_spells: Mapping[float, DeviceUsage] = field(default_factory=dict)
 
     def spell_at(self, share: float) -> DeviceUsage:
-        """What the devices do if training reaches a share of their multiplication alone."""
+        """Return the usage if training reaches this share of the speed in multiplication alone."""
         return self.usage if share == EQUAL_SHARE else self.other_spells[share]
 
     @property
@@ -69,22 +69,22 @@ class StudyRow:
 
     @property
     def duration_s(self) -> float:
-        """Of all steps."""
+        """Return the seconds of all steps."""
         return self.step_s * self.setup.steps
 
     @property
     def name(self) -> str:
-        """Method and the terms on which memory is given."""
+        """Return the method and the offers of memory, for people."""
         return f"{self.method}, {' or '.join(self.offered)}"
 
     @property
     def offered(self) -> list[str]:
-        """The memory of each device, for people."""
+        """Return the memory of each device for each offer, for people."""
         return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
 
 
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
-    """All methods, with all of its memory; what makes no difference is one row."""
+    """Return the rows of all methods and offers of memory; offers with equal rows share one."""
     found: list[StudyRow] = []
     for offer in setup.offers:
         others = {
@@ -126,16 +126,16 @@ def simulated(
     names: Sequence[str] = METHODS,
     share: float = EQUAL_SHARE,
 ) -> Iterator[StudyRow]:
-    """Methods with one amount of memory, under the names that the simulator has for them.
+    """Yield a row for each method with one offer of memory, under the simulator's names.
 
-    A device alone multiplies everything itself. Of DT-FM there are all variants, on all the devices
-    as published (`dtfm-all`) and on as many as are fastest (`dtfm`). Closed forms of what is
-    simulated event by event are left out.
+    A single device multiplies everything itself. DT-FM has all its variants, on all the devices as
+    published (`dtfm-all`) and on the number that is fastest (`dtfm`). Closed forms of methods that
+    are also simulated event by event are left out.
 
     Args:
-        speed: what the devices' multiplication is multiplied by.
-        names: of methods.
-        share: of that, what training whole layers reaches, where `Setup.trains_slower`.
+        speed: factor on the devices' speed in multiplication.
+        names: names of methods.
+        share: share of that speed that training whole layers reaches, if `Setup.trains_slower`.
     """
 
     def at(speed: float) -> Conditions:
@@ -191,7 +191,7 @@ class GpuRun:
     """The same steps on the GPU.
 
     Attributes:
-        needed_bytes, misfit: of its memory, as of a `StudyRow`'s devices.
+        needed_bytes, misfit: memory that it needs, and why that is not there, as in `StudyRow`.
         cloud: the run, with the GPU at `EQUAL_SHARE` of what it reaches in multiplication.
     """
 
@@ -201,22 +201,22 @@ class GpuRun:
 
     @property
     def installed_bytes(self) -> int:
-        """Of memory on the card."""
+        """Return the bytes of memory on the card."""
         memory = self.profile.memory
         return memory.installed_bytes or memory.bytes
 
     @property
     def profile(self) -> DeviceProfile:
-        """Of the GPU."""
+        """Return the GPU's profile."""
         return self.cloud.profile
 
     def at(self, share: float) -> CloudSpell:
-        """The run with the GPU at another share of what it reaches in multiplication."""
+        """Return the run with the GPU at another share of its speed in multiplication."""
         return replace(self.cloud, time_s=self.cloud.time_s * EQUAL_SHARE / share)
 
 
 def gpu_run(setup: Setup) -> GpuRun:
-    """What the A5000 does for a set-up; it multiplies what the simulator's clouds do."""
+    """Return a set-up's run on the A5000, with the FLOPs of the simulator's clouds."""
     profile = load_profile(GPU)
     model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
     memory = profile.memory.installed_bytes or profile.memory.bytes

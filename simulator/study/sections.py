@@ -17,7 +17,7 @@ _PHONE_OVER_CLOUD: Final = 12
 
 
 def fits(found: Sequence[SetupStudy]) -> list[str]:
-    """Section 2: memory and time of every row."""
+    """Return section 2: memory and time of every row."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -65,7 +65,7 @@ def _gigabytes(judged: Judged) -> float:
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
-    """Section 3."""
+    """Return section 3: energy."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -101,7 +101,7 @@ def energy(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def carbon(found: Sequence[SetupStudy]) -> list[str]:
-    """Section 4, in both views."""
+    """Return section 4: carbon in both views."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -146,7 +146,7 @@ def carbon(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def speed(found: Sequence[SetupStudy]) -> list[str]:
-    """Section 5."""
+    """Return section 5: speed."""
     rows = []
     for study in found:
         slow, fast = study.setup.measured_flops_per_s
@@ -189,7 +189,7 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def contrary(found: Sequence[SetupStudy]) -> list[str]:
-    """Section 6."""
+    """Return section 6: another paper's contrary finding, checked on the phones of the study."""
     rows = []
     for study in found:
         if study.setup.profile.kind is not DeviceKind.PHONE:
@@ -235,7 +235,7 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
-    """Section 7, with the tornado plots of these files."""
+    """Return section 7: what the ratios depend on, with the tornado plots of these files."""
     lines = [
         "",
         "## 7. What it depends on",

@@ -1,7 +1,8 @@
-"""What the edge-sustainability paper (arXiv 2507.01803) trained on what, and what stands in here.
+"""What the edge-sustainability paper (arXiv 2507.01803) trained, and what stands in here.
 
-Known of it: the models, the devices and how many, batch, tokens, steps, the links and the power of
-Wi-Fi. Not known: what memory a device gave, what it drew, how fast it multiplied, in what format.
+Known are the models, the devices and their numbers, batch, tokens, steps, the links and the power
+of Wi-Fi. Not known are a device's memory, power and speed of multiplication, nor the format of
+numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Offer:
     """How much memory each device gives to training.
 
     Attributes:
-        title: on what terms, for people.
+        title: the terms on which it is given, for people.
     """
 
     title: str
@@ -40,12 +41,13 @@ class Setup:
 
     Attributes:
         title: the devices, for people.
-        profile: that stands for each of them.
-        offers: of memory, the larger one first.
-        trains_slower: its speed is that of multiplication alone, of which training whole layers
-            reaches a share, as the GPU does of its own; otherwise it was measured end to end.
+        profile: the profile that stands for each of them.
+        offers: offers of memory, the larger one first.
+        trains_slower: whether the profile's speed is that of multiplication alone, so that training
+            whole layers reaches only a share of it, as on the GPU; otherwise the speed was measured
+            end to end.
         measured_flops_per_s: the slowest and the fastest figure of such devices in the library, or
-            a maker's peak: what sensitivity goes through.
+            a maker's peak: the range of the sensitivity analysis.
     """
 
     title: str
@@ -61,17 +63,17 @@ class Setup:
 
     @property
     def flops_per_s(self) -> float:
-        """Of one device, multiplying, at the speed it settles at when it is hot."""
+        """Return the FLOP/s of one device in multiplication, at its sustained speed when hot."""
         model = self.profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
         sustained = self.profile.sustained
         hot = sustained.thermal.sustained_speed if sustained and sustained.thermal else 1.0
         return model.flops_per_s * hot
 
     def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
-        """What the planner knows of the devices; nothing is said of their latency, so it is 0.
+        """Return the devices' rates for the planner; latency is 0, as the paper states none.
 
         Args:
-            speed: what their multiplication is multiplied by.
+            speed: factor on their speed in multiplication.
         """
         link = LINK_BYTES_PER_S
         return [
@@ -81,16 +83,16 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Model and devices."""
+        """Return model and devices, for people."""
         return f"{self.model} on {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetupScope:
-    """What a report goes through.
+    """What a report covers.
 
     Attributes:
-        speeds: what devices' multiplication is multiplied by, to see how fast it must be.
+        speeds: factors on the devices' speed in multiplication, to see how fast they must be.
     """
 
     setups: tuple[Setup, ...]
@@ -98,7 +100,7 @@ class SetupScope:
 
 
 def published() -> SetupScope:
-    """The paper's experiments."""
+    """Return the paper's experiments."""
     laptop, phone = load_profile("macbook-pro-14-m1-pro"), load_profile("snapdragon-888")
     laptops = (Offer("given over", 12_000_000_000), Offer("lent", laptop.memory.bytes))
     phones = (Offer("given over", 6_000_000_000), Offer("lent", phone.memory.bytes))
@@ -117,7 +119,7 @@ def published() -> SetupScope:
 
 
 def quick() -> SetupScope:
-    """One laptop and four phones with very small models, to try it out."""
+    """Return one laptop and four phones with very small models, for a trial."""
     laptop, _, _, phones = published().setups
     setups = (
         replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),

@@ -1,4 +1,4 @@
-"""The study: every set-up by every method, held against the claims, with what they depend on."""
+"""The study: every set-up with every method, tests of the claims, and what results depend on."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", 
 
 @dataclass(frozen=True, slots=True)
 class StudyJudgement:
-    """What was found of a row; memory is no matter in it.
+    """What was found for a row; its memory plays no part.
 
     Attributes:
         fleet, gpu: footprints in the central case.
-        ratios: in the central case.
-        energy, attributed, sunk_cost: the claims of energy and, in both views, of carbon, held
-            against all conditions.
-        compute_over_gpu: joules that devices spend on multiplying, over those of the bare GPU.
+        ratios: ratios in the central case.
+        energy, attributed, sunk_cost: the claims of energy and, in both views, of carbon, tested on
+            all conditions.
+        compute_over_gpu: joules that devices spend on multiplying over those of the bare GPU.
     """
 
     fleet: Footprint
@@ -49,7 +49,7 @@ class StudyJudgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row and what was found of it."""
+    """A row and what was found for it."""
 
     row: StudyRow
     found: StudyJudgement
@@ -57,15 +57,15 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class SetupStudy:
-    """All of a set-up.
+    """Everything that was found for a set-up.
 
     Attributes:
-        speeds: FLOP/s of a device in multiplication and the ratio of energy in the central case, by
-            method, at the power that it draws and as far as memory goes.
+        speeds: by method, FLOP/s of a device in multiplication and the ratio of energy in the
+            central case, at the power that it draws; only for rows that fit the memory.
         best: the row that fits and has the best ratio of energy.
-        changed: conditions of that row, one by one.
-        dependences: of that row.
-        in_use: see `dependence.in_use`, of that row.
+        changed: ratios of that row with conditions changed one by one.
+        dependences: dependences of that row.
+        in_use: what `dependence.in_use` returns for that row.
     """
 
     setup: Setup
@@ -78,21 +78,21 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Rows that fit, by methods that the paper had: a device alone, DT-FM on all of them."""
+        """Return the rows that fit of the paper's methods: a device alone, DT-FM on all devices."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
 
 def steps_of(scope: SetupScope) -> int:
-    """How many times `study` says that it is further."""
+    """Return how many times `study` calls `further`."""
     return len(scope.setups) * (1 + len(scope.speeds))
 
 
 def study(scope: SetupScope, seed: int, further: Callable[[str], object]) -> list[SetupStudy]:
-    """Simulate all, and hold it against the claims.
+    """Simulate every set-up, and test the claims on it.
 
     Args:
-        further: is told what was done, `steps_of` times.
+        further: function that is called with what was done, `steps_of` times.
     """
     accountant = Accountant()
     return [_setup_study(accountant, setup, scope.speeds, seed, further) for setup in scope.setups]
@@ -137,7 +137,7 @@ def _setup_study(
 
 
 def judged(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> StudyJudgement:
-    """The claims, held against a row under all conditions."""
+    """Test the claims on a row under all conditions."""
     middle = accountant.middle
     case, cloud = middle.case, gpu.at(middle.gpu_share)
     fleet = accountant.question(row, gpu, middle).fleet(case)
@@ -167,7 +167,7 @@ def _known(value: float | None) -> float:
 
 
 def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
-    """The speed from which on a ratio is reached, between two points on a straight line of logs.
+    """Return the speed that reaches a ratio, interpolated linearly between logarithms.
 
     A ratio of 1 at 1 TFLOP/s and of 4 at 4 TFLOP/s is 2 at 2 TFLOP/s:
 
@@ -175,10 +175,10 @@ def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> f
         2.0
 
     Args:
-        points: FLOP/s, rising, and ratios.
+        points: FLOP/s, ascending, and ratios.
 
     Returns:
-        None where it is reached by none, the first speed where it is reached by all.
+        None if no point reaches the ratio, the first speed if all do.
     """
     for at, (flops_per_s, found) in enumerate(points):
         if found >= ratio:

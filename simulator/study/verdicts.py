@@ -1,4 +1,4 @@
-"""Whether a published ratio holds: by row of the study, over all combinations of conditions."""
+"""Whether a published ratio holds for a row of the study, over all combinations of conditions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A ratio over all combinations.
+    """A ratio over all combinations of conditions.
 
     Attributes:
-        central: in the central case of `conditions`.
-        least, most: of all.
-        held, tried: combinations in which it is at least what is claimed, and all of them.
-        only_if: what the combinations in which it holds have in common, and others have not.
+        central: ratio in the central case of `conditions`.
+        least, most: least and largest ratio of all combinations.
+        held, tried: number of combinations that reach the claimed ratio, and of all combinations.
+        only_if: what only the combinations that hold have in common, by axis.
     """
 
     central: float
@@ -31,7 +31,7 @@ class Found:
 
     @property
     def verdict(self) -> Verdict:
-        """Over these combinations."""
+        """Return the verdict over these combinations."""
         if self.held == self.tried:
             return Verdict.HOLDS
         return Verdict.SOMETIMES if self.held else Verdict.FAILS
@@ -40,12 +40,12 @@ class Found:
 def held_against(
     axes: Sequence[Axis], tried: Sequence[tuple[Settings, float]], claimed: float
 ) -> Found:
-    """A claim against combinations of conditions.
+    """Test a claim on combinations of conditions.
 
     Args:
-        axes: their conditions.
+        axes: the conditions.
         tried: settings and ratio of each combination, the central one first.
-        claimed: the least that the claim says.
+        claimed: the least ratio that the claim states.
     """
     ratios = [found for _, found in tried]
     holding = [settings for settings, found in tried if found >= claimed]
@@ -55,9 +55,10 @@ def held_against(
 
 
 def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
-    """By axis, what the combinations in which a claim holds all have; axes that do not matter not.
+    """Return by axis what all combinations in which a claim holds have in common.
 
-    As a text: the settings that are left, or those that are not where these are fewer.
+    Axes that do not matter are left out. The text names the settings that hold, or those that do
+    not if these are fewer.
     """
     needed = {}
     for axis in axes:
@@ -72,6 +73,6 @@ def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Of several: holds where all do, fails where all do."""
+    """Combine verdicts: the result is that of all if they agree, else it holds sometimes."""
     found = set(verdicts)
     return found.pop() if len(found) == 1 else Verdict.SOMETIMES

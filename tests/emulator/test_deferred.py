@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
+from cleave.fleet.output import Output
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute, StoredArray
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.tasks import Task
 from emulator.deferred import DeferredOutput, DeferredProduct, default_backend

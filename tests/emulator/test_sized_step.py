@@ -127,6 +127,13 @@ def test_layers_make_the_step() -> None:
     assert made.step().counters.gemms == sum(layers) + 3  # the head's three
 
 
+@pytest.mark.parametrize("model", ["opt-nano", "opt-350m"])  # the second has more than a head
+def test_a_model_of_one_layer_has_a_layer(model: str) -> None:
+    spec = replace(find_model(model), layers=1)
+    made = SizedStepper(emulated(2, compute=False), spec, 8, DType.FP32)
+    assert made.layer(0).counters.gemms == 18
+
+
 def test_progress_is_told() -> None:
     made, _ = stepper(2)
     told: list[tuple[int, int]] = []

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.arrays import Buffer, DType, empty
+from cleave.fleet.output import Output
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import Runtime
 from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.gemm_job import GemmTask
-from cleave.scheduler.reduction import Output
 
 _UNIT = 2.0**-24
 _OUT_UNIT = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}

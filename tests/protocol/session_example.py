@@ -10,6 +10,7 @@ import numpy as np
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
+from cleave.fleet.output import Output
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
@@ -21,7 +22,6 @@ from cleave.protocol.messages import Drain, Hello, Message, Role
 from cleave.scheduler.admission import SharedSecretAuth
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Done, ForRuntime, Place, Send
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.session_manager import SessionManager
 
 HELLO: Final = Hello(

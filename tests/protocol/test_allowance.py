@@ -12,7 +12,7 @@ from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
-from cleave.protocol.allowance import Allowance, Bucket, Crossing, is_answer
+from cleave.protocol.allowance import Allowance, Bucket, CancelledRuns, is_answer
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import ForRuntime, Send
@@ -131,32 +131,32 @@ def test_answers_to_runs_that_were_sent_are_no_flood_however_late() -> None:
 
 
 def test_an_answer_counts_for_one_run_once() -> None:
-    crossing = Crossing()
-    crossing.cancelled(5, 100)
-    assert crossing.largest_bytes == 100
-    assert is_answer(5, {}, crossing)
-    assert not is_answer(5, {}, crossing)
-    assert is_answer(6, {6: None}, crossing)
+    cancelled_runs = CancelledRuns()
+    cancelled_runs.cancelled(5, 100)
+    assert cancelled_runs.largest_bytes == 100
+    assert is_answer(5, {}, cancelled_runs)
+    assert not is_answer(5, {}, cancelled_runs)
+    assert is_answer(6, {6: None}, cancelled_runs)
     for run in range(2 * limits.MAX_RUNS_IN_FLIGHT):  # it reads what it is told, and answers none
-        crossing.cancelled(run, run)
-    assert not is_answer(limits.MAX_RUNS_IN_FLIGHT - 1, {}, crossing)
-    assert is_answer(limits.MAX_RUNS_IN_FLIGHT, {}, crossing)
+        cancelled_runs.cancelled(run, run)
+    assert not is_answer(limits.MAX_RUNS_IN_FLIGHT - 1, {}, cancelled_runs)
+    assert is_answer(limits.MAX_RUNS_IN_FLIGHT, {}, cancelled_runs)
 
 
 def test_no_answer_comes_after_one_to_a_later_run() -> None:
     """Messages keep their order: it had read the cancel before it read the later run."""
-    crossing = Crossing()
+    cancelled_runs = CancelledRuns()
     for run in (1, 2, 3):
-        crossing.sent(run)
-    crossing.cancelled(1, 100)
-    crossing.sent(4)
-    crossing.cancelled(2, 50)
-    assert is_answer(3, {3: None, 4: None}, crossing)  # sent before either cancel
-    assert crossing.largest_bytes == 100
-    assert is_answer(4, {4: None}, crossing)  # sent after the first, before the second
-    assert crossing.largest_bytes == 50
-    assert not is_answer(1, {}, crossing)
-    assert is_answer(2, {}, crossing)
+        cancelled_runs.sent(run)
+    cancelled_runs.cancelled(1, 100)
+    cancelled_runs.sent(4)
+    cancelled_runs.cancelled(2, 50)
+    assert is_answer(3, {3: None, 4: None}, cancelled_runs)  # sent before either cancel
+    assert cancelled_runs.largest_bytes == 100
+    assert is_answer(4, {4: None}, cancelled_runs)  # sent after the first, before the second
+    assert cancelled_runs.largest_bytes == 50
+    assert not is_answer(1, {}, cancelled_runs)
+    assert is_answer(2, {}, cancelled_runs)
 
 
 def test_how_long_a_message_may_be_follows_what_is_awaited() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.errors import PlanError
+from cleave.fleet.output import Output
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute, StoredArray
@@ -21,7 +22,6 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Pl
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler import events
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.tasks import ArrayRef, Task
 from tests.examples import examples

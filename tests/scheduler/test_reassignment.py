@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
+from cleave.fleet.output import Output
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.reassignment import WORTH_HELPING, reassign, speculate
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.tasks import Task
 from tests.examples import examples

@@ -30,6 +30,7 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import PlanError
+from cleave.fleet.output import Output
 from cleave.gemm import Gemm, Span, Tile, TileCut
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
@@ -52,7 +53,6 @@ from cleave.scheduler import stragglers as lateness
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Close, Done, Failed, Instruction, Place, Send
 from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager

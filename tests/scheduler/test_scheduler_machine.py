@@ -34,6 +34,7 @@ from hypothesis.stateful import (
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
+from cleave.fleet.output import Output
 from cleave.gemm import Gemm, Span
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
@@ -54,7 +55,6 @@ from cleave.scheduler.instructions import (
     SendRun,
     Stuck,
 )
-from cleave.scheduler.reduction import Output
 from cleave.scheduler.scheduler import MAX_FAILURES, Scheduler
 from cleave.scheduler.tasks import ArrayRef, Task
 from tests.examples import examples

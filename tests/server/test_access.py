@@ -177,7 +177,7 @@ def test_quarantine_lasts_and_can_be_lifted(access: Access) -> None:
     refusal = refused(access, device.credential, access.pair().text)
     assert refusal.code is ErrorCode.QUARANTINED
     assert "3 wrong results" in refusal.reason
-    access.standings.decide(device.identity, "phone", AccessStatus.ADMITTED, "")
+    access.statuses.decide(device.identity, "phone", AccessStatus.ADMITTED, "")
     assert come(access, device.credential).identity == device.identity
 
 
@@ -361,7 +361,7 @@ def test_what_is_decided_holds_at_once_and_is_written_when_it_can_be(
     access.quarantined(liar.identity, LONG)
     record = store.device(sold.identity)
     assert record is not None
-    access.standings.decide(sold.identity, "phone-2", AccessStatus.REVOKED, LONG)
+    access.statuses.decide(sold.identity, "phone-2", AccessStatus.REVOKED, LONG)
     assert [void.id for void in access.void_codes_of(record)] == [code.record.id]
     while "is revoked" not in access.writer.trouble:
         access.writer.flush()
@@ -395,7 +395,7 @@ def test_the_latest_decision_is_what_is_written(trouble: Trouble) -> None:
     for _ in range(2):
         access.faulted(device.identity, "wrong", 1.0)
     access.quarantined(device.identity, "lies")
-    access.standings.decide(device.identity, "phone", AccessStatus.ADMITTED, "")
+    access.statuses.decide(device.identity, "phone", AccessStatus.ADMITTED, "")
     assert come(access, device.credential).faults == 0  # released: they count no more
     access.faulted(device.identity, "wrong", 1.0)
     assert come(access, device.credential).faults == 1
@@ -446,7 +446,7 @@ def test_a_revoked_device_does_not_come_back_as_another(access: Access) -> None:
     assert thief.identity
     record = access.store.device(thief.identity)
     assert record is not None
-    access.standings.decide(thief.identity, record.name, AccessStatus.REVOKED, "stolen")
+    access.statuses.decide(thief.identity, record.name, AccessStatus.REVOKED, "stolen")
     assert [code.id for code in access.void_codes_of(record)] == [classroom.record.id]
     for credential in ("", thief.credential, "x" * 43):
         refusal = refused(access, credential, classroom.text, address=f"192.0.2.{len(credential)}")
@@ -503,7 +503,7 @@ def test_a_revocation_that_is_written_while_the_store_is_read_holds(
         def then_revoked(hash: bytes) -> DeviceRecord | None:
             found = read(hash)
             monkeypatch.setattr(store, "device_of", read)
-            access.standings.decide(device.id, "phone", AccessStatus.REVOKED, "lost")
+            access.statuses.decide(device.id, "phone", AccessStatus.REVOKED, "lost")
             access.writer.flush()
             return found
 

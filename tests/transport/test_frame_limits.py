@@ -10,7 +10,7 @@ from websockets.frames import Frame, Opcode
 from cleave.protocol import limits
 from cleave.transport.frame_limits import (
     FRAMES_AT_ONCE,
-    Awaited,
+    AwaitedSizes,
     FrameGate,
     TooMuchError,
     Unfinished,
@@ -28,10 +28,10 @@ def announced(nbytes: int) -> bytes:
     return b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4)
 
 
-def admitted(awaited: Awaited | None = None, now_s: float = 0.0) -> FrameGate:
+def admitted(awaited: AwaitedSizes | None = None, now_s: float = 0.0) -> FrameGate:
     gate = FrameGate(now_s)
     gate.least_bytes = MARGIN
-    gate.awaited = lambda: awaited or Awaited()
+    gate.awaited = lambda: awaited or AwaitedSizes()
     return gate
 
 
@@ -50,7 +50,7 @@ def show(gate: FrameGate, data: bytes, now_s: float = 0.0) -> int:
 def test_messages_in_any_pieces_are_handed_on_and_counted(
     messages: list[tuple[int, int]], cuts: list[int]
 ) -> None:
-    gate = admitted(Awaited(0, 4 * 65536))
+    gate = admitted(AwaitedSizes(0, 4 * 65536))
     data = b""
     for nbytes, frames in messages:
         for number in range(frames):
@@ -71,10 +71,10 @@ def test_messages_in_any_pieces_are_handed_on_and_counted(
 
 def test_only_so_long_a_message_is_let_in_as_is_awaited() -> None:
     for awaited, most in [
-        (Awaited(), MARGIN),
-        (Awaited(10**6, 10**6), MARGIN + 10**6),
-        (Awaited(0, 10**7), MARGIN + 10**7),
-        (Awaited(2**40, 2**40), limits.MAX_MESSAGE_BYTES),
+        (AwaitedSizes(), MARGIN),
+        (AwaitedSizes(10**6, 10**6), MARGIN + 10**6),
+        (AwaitedSizes(0, 10**7), MARGIN + 10**7),
+        (AwaitedSizes(2**40, 2**40), limits.MAX_MESSAGE_BYTES),
     ]:
         admitted(awaited).passes(announced(most), 0, 0.0)
         with pytest.raises(TooMuchError, match=f"may have {most}"):
@@ -90,17 +90,17 @@ def test_fragments_count_together_and_what_is_awaited_may_change_meanwhile() -> 
         gate.passes(frame(2000, Opcode.CONT, fin=False), 0, 0.0)
     gate = admitted()
     show(gate, frame(MARGIN, fin=False))
-    gate.awaited = lambda: Awaited(5000, 5000)
+    gate.awaited = lambda: AwaitedSizes(5000, 5000)
     show(gate, frame(2000, Opcode.CONT))
     assert gate.unasked_bytes() == 0
 
 
 def test_results_of_work_are_no_burden_and_others_are() -> None:
     for awaited, nbytes, counted in [
-        (Awaited(10**6, 10**6), 50_000, 0),  # may well be that result
-        (Awaited(10**6, 10**6), 500_000, 0),
-        (Awaited(1, 10**6), 500_000, 500_000),  # of a probe
-        (Awaited(), 50_000, 50_000),
+        (AwaitedSizes(10**6, 10**6), 50_000, 0),  # may well be that result
+        (AwaitedSizes(10**6, 10**6), 500_000, 0),
+        (AwaitedSizes(1, 10**6), 500_000, 500_000),  # of a probe
+        (AwaitedSizes(), 50_000, 50_000),
     ]:
         gate = admitted(awaited)
         show(gate, frame(nbytes, fin=False))
@@ -130,14 +130,14 @@ def test_frames_that_carry_nothing_are_counted(kind: bytes) -> None:
 
 def test_browsers_may_cut_messages_where_they_like() -> None:
     """A tiny piece of every large message, and several of every small one: at no rate a flood."""
-    gate = admitted(Awaited(10**8, 10**8))
+    gate = admitted(AwaitedSizes(10**8, 10**8))
     large = frame(1, fin=False) + frame(65536, Opcode.CONT, fin=False) + frame(3, Opcode.CONT)
     small = frame(1, fin=False) + frame(0, Opcode.CONT, fin=False) * 10 + frame(3, Opcode.CONT)
     show(gate, (large + small) * 2000)
 
 
 def test_pieces_of_a_kilobyte_are_not_counted_but_bounded() -> None:
-    gate = admitted(Awaited(10**8, 10**8))
+    gate = admitted(AwaitedSizes(10**8, 10**8))
     piece = frame(limits.FRAME_BYTES, Opcode.CONT, fin=False)
     show(gate, frame(limits.FRAME_BYTES, fin=False) + piece * (limits.MAX_FRAMES - 1))
     with pytest.raises(TooMuchError, match="frames"):

@@ -1,7 +1,7 @@
 """Whether the owner needs the machine: when it was last used, its power supply, its temperature.
 
-Linux is read from `/sys`, `/dev` and logind, macOS from `ioreg` and `pmset`, Windows from its
-kernel. What a system does not show is None, never a guess.
+On Linux this is read from `/sys`, `/dev` and logind, on macOS from `ioreg` and `pmset`, on Windows
+from the kernel. What a system does not show is None, never a guess.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from cleave.errors import UsageError
 from cleave.machine.sensors import Sensors
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]
-"""Runs a command; its output, or None when there is no such command or it fails."""
+"""Runs a command; returns its output, or None if there is no such command or it fails."""
 
 
 class OwnerSensors(Protocol):
-    """What can be seen of a machine; None for what it does not show."""
+    """What can be observed of a machine; None for what it does not show."""
 
     def idle_s(self) -> float | None:
-        """Seconds since somebody used it."""
+        """Return the seconds since somebody used the machine."""
         ...
 
     def charging(self) -> bool | None:
-        """Whether it is plugged in; True where there is no battery."""
+        """Say whether it is plugged in; True if it has no battery."""
         ...
 
     def temperature_c(self) -> float | None:
-        """The hottest sensor of the processor, else of the machine."""
+        """Return the hottest sensor of the processor, else of the machine, in degrees Celsius."""
         ...
 
 
 def observe(sensors: OwnerSensors, policy: Policy, hour: float | None = None) -> Observation:
-    """Look at what the policy depends on, and at nothing else.
+    """Observe what the policy depends on, and nothing else.
 
     Args:
-        hour: of the day; the local clock's unless given.
+        hour: hour of the day; the local clock's unless given.
     """
     now = time.localtime()
     return Observation(
@@ -56,7 +56,7 @@ def observe(sensors: OwnerSensors, policy: Policy, hour: float | None = None) ->
 
 
 def this_machine() -> OwnerSensors:
-    """The sensors of the system that this runs on."""
+    """Return the sensors of the system that this runs on."""
     if sys.platform == "darwin":
         return MacSensors()
     if sys.platform == "win32":
@@ -65,7 +65,7 @@ def this_machine() -> OwnerSensors:
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """See `Runner`; gives up after some seconds."""
+    """Run a command as a `Runner` does; it fails after 5 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -74,13 +74,13 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def step_aside(niceness: int = 10) -> None:
-    """Let every other program of this machine go first, where the system knows such an order."""
+    """Lower this process's priority below that of other programs, where the system can do that."""
     if sys.platform != "win32":
         os.nice(max(0, niceness - os.nice(0)))
 
 
 def cores_to_lend(count: int) -> list[int]:
-    """So many cores by number, the last ones: the first serve the devices of the machine.
+    """Return the numbers of the last `count` cores; the first ones serve the machine's hardware.
 
     Raises:
         UsageError: when there are not that many.
@@ -97,10 +97,10 @@ def cores_to_lend(count: int) -> list[int]:
 def keep_to_cores(count: int) -> bool:
     """Keep this process to some cores, see `cores_to_lend`.
 
-    To be called before libraries start their threads, which inherit it.
+    Call it before libraries start their threads, which inherit the setting.
 
     Returns:
-        Whether the system does that (Linux does); where not, only the number of threads limits it.
+        Whether the system can do that (Linux can); if not, only the number of threads limits it.
 
     Raises:
         UsageError: when there are not that many.
@@ -113,14 +113,14 @@ def keep_to_cores(count: int) -> bool:
 
 
 class LinuxSensors:
-    """Linux.
+    """What Linux shows of a machine.
 
-    Last use is asked of `xprintidle`, where there is an X display, else of logind; where neither
-    answers, it is the last input of a terminal, unless there is a graphical session, of which
-    terminals know nothing.
+    Last use is asked of `xprintidle` where there is an X display, and of logind. If neither
+    answers, it is the last input of a terminal; but not while there is a graphical session, whose
+    input terminals do not see.
 
     Args:
-        root: of the file system.
+        root: root of the file system.
         run, clock, environment: the machine's own unless given.
     """
 
@@ -182,7 +182,7 @@ class LinuxSensors:
         return float(text) / 1000 if text and _is_number(text) else None
 
     def _sessions(self) -> list[dict[str, str]] | None:
-        """Properties of the users' sessions, by logind; None when it does not answer."""
+        """Return the properties of the users' sessions, by logind; None when it does not answer."""
         listed = self._run(["loginctl", "list-sessions", "--no-legend"])
         if listed is None:
             return None
@@ -202,7 +202,11 @@ class LinuxSensors:
         return [s for s in sessions if s.get("Class") == "user"]  # no greeter, no service
 
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
-        """Since its last use; None for one that nobody sits at, or of which the display tells."""
+        """Return the seconds since a session's last use.
+
+        Returns:
+            None for a session without a user at it, or one whose use the display has already told.
+        """
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
@@ -217,7 +221,7 @@ class LinuxSensors:
         return bool(sockets or shown)
 
     def _terminals_idle_s(self) -> float | None:
-        """Since the last input of any terminal: the access time of its device."""
+        """Return the seconds since the last input of any terminal: its device's access time."""
         used = []
         for folder, pattern in (("dev", "tty[0-9]*"), ("dev/pts", "[0-9]*")):
             for terminal in (self._root / folder).glob(pattern):
@@ -229,7 +233,7 @@ class LinuxSensors:
 
 
 class MacSensors:
-    """macOS: `ioreg` and `pmset`; it shows no temperature to ordinary users."""
+    """What macOS shows, by `ioreg` and `pmset`; it shows no temperature to ordinary users."""
 
     def __init__(self, run: Runner = run_command) -> None:
         self._run = run
@@ -268,7 +272,7 @@ class _PowerStatus(ctypes.Structure):
 
 
 class WindowsSensors:
-    """Windows; it shows no temperature to ordinary users.
+    """What Windows shows; it shows no temperature to ordinary users.
 
     Args:
         kernel32, user32: its libraries.
@@ -279,7 +283,7 @@ class WindowsSensors:
         self._user32 = user32
 
     def idle_s(self) -> float | None:
-        """See `OwnerSensors.idle_s`: of the session that this runs in."""
+        """See `OwnerSensors.idle_s`: it is that of the session that this runs in."""
         last = _LastInput(cbSize=ctypes.sizeof(_LastInput))
         if not self._user32.GetLastInputInfo(ctypes.byref(last)):
             return None

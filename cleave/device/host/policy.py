@@ -12,11 +12,11 @@ from cleave.errors import UsageError
 from cleave.protocol import limits
 
 COOL_BY_C: Final = 5.0
-"""A machine that was too hot works again when it is this much cooler than the limit."""
+"""A machine that was too hot works again when it is this many degrees below the limit."""
 
 BACK_WITHIN_S: Final = 60.0
-"""While the machine works, somebody is back who was active this recently (or half of the time
-after which it counts as idle, if that is shorter)."""
+"""While the machine works, its owner counts as back after activity within this many seconds (or
+half of the time after which the machine counts as idle, if that is shorter)."""
 
 
 DAY_MIN: Final = 1440
@@ -44,7 +44,7 @@ class Policy:
     """When a machine may work.
 
     Attributes:
-        when: all of these have to hold.
+        when: conditions that all have to hold.
         hours: from and to, in local hours of the day; the end may be past midnight. None: always.
         max_temperature_c: degrees Celsius above which it stops; None: any.
         idle_after_s: how long nobody must have used it to be idle.
@@ -58,13 +58,13 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What can be seen of a machine now; None for what cannot.
+    """What can be observed of a machine now; None for what cannot.
 
     Attributes:
         hour: local hour of the day, with its fraction.
         idle_s: seconds since somebody used it.
-        charging: whether it is plugged in; a machine without battery is.
-        temperature_c: of its processor.
+        charging: whether it is plugged in; True for a machine without battery.
+        temperature_c: of its processor, in degrees Celsius.
     """
 
     hour: float
@@ -75,10 +75,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Whether the machine may work, and why not, for people.
+    """Whether the machine may work, and the reason for people.
 
     Attributes:
-        cause: None when it may.
+        cause: why it may not; None when it may.
     """
 
     cause: Cause | None
@@ -86,7 +86,7 @@ class Permission:
 
     @property
     def may_work(self) -> bool:
-        """Whether it may."""
+        """Say whether the machine may work."""
         return self.cause is None
 
 
@@ -94,7 +94,7 @@ ALLOWED: Final = Permission(None, "allowed")
 
 
 def unseen(policy: Policy, seen: Observation) -> list[str]:
-    """What the policy depends on and cannot be observed here: a sentence each, with what to do."""
+    """List what the policy depends on and cannot be observed here, in sentences with what to do."""
     problems = []
     if Condition.IDLE in policy.when and seen.idle_s is None:
         problems.append(
@@ -115,10 +115,10 @@ def unseen(policy: Policy, seen: Observation) -> list[str]:
 
 
 def require_visible(policy: Policy, seen: Observation) -> None:
-    """Refuse a policy that would have to be guessed.
+    """Refuse a policy that depends on something that cannot be observed.
 
     Raises:
-        UsageError: naming everything that cannot be seen.
+        UsageError: with everything that cannot be observed.
     """
     problems = unseen(policy, seen)
     if problems:
@@ -127,10 +127,10 @@ def require_visible(policy: Policy, seen: Observation) -> None:
 
 @dataclass(slots=True)
 class Gate:
-    """Opens and closes with what is observed, without flapping: it has hysteresis.
+    """Decides from observations whether the machine may work, with hysteresis.
 
-    Idle is who was inactive for `idle_after_s`; after that, only new activity counts. Too hot is
-    above the limit, until it is `COOL_BY_C` below.
+    A machine is idle once nobody has used it for `idle_after_s`; after that, only new activity ends
+    it. It is too hot above the limit, until it is `COOL_BY_C` below.
     """
 
     policy: Policy
@@ -139,9 +139,9 @@ class Gate:
     _was_open: bool = field(default=False, init=False)
 
     def decide(self, seen: Observation) -> Permission:
-        """May the machine work? The first cause that forbids it, if not.
+        """Return whether the machine may work, with the first cause that forbids it if it may not.
 
-        What the policy depends on and cannot be seen (any more) forbids it, too.
+        What the policy depends on and cannot be observed (any more) forbids it too.
         """
         verdicts = [self._hours(seen), self._owner(seen), self._battery(seen), self._heat(seen)]
         verdict = next((v for v in verdicts if not v.may_work), ALLOWED)
@@ -196,7 +196,7 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Whether an hour of the day lies from the first to before the second, maybe past midnight."""
+    """Say whether an hour lies in a span, without its end; the span may go past midnight."""
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
 
@@ -214,7 +214,7 @@ def _hour_text(hour: float) -> str:
 
 
 def parse_when(text: str) -> frozenset[Condition]:
-    """`idle,charging`, one of them, or `always` for neither.
+    """Read `idle,charging`, one of the two, or `always` for neither.
 
     Raises:
         UsageError: for anything else.
@@ -231,7 +231,7 @@ def parse_when(text: str) -> frozenset[Condition]:
 
 
 def parse_hours(text: str) -> tuple[float, float]:
-    """`22-7` or `22:30-6:45`, in local time.
+    """Read a span of the day such as `22-7` or `22:30-6:45`, in local time; return hours.
 
     Raises:
         UsageError: when it is no such span.
@@ -248,13 +248,13 @@ def parse_hours(text: str) -> tuple[float, float]:
 
 
 def parse_memory(text: str, total_bytes: int | None) -> int:
-    """Bytes of memory: `1000` (MB), `800MB`, `4GB`, or `50%` of the machine's.
+    """Read an amount of memory and return bytes: `1000` (MB), `800MB`, `4GB`, or `50%` of all.
 
     Args:
         total_bytes: what the machine has; None if unknown.
 
     Raises:
-        UsageError: when it is nothing of these, less than servers take, or more than there is.
+        UsageError: when it is none of these, less than servers take, or more than there is.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
@@ -276,7 +276,7 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
 
 
 def parse_policy(when: str, hours: str, max_temp: float, idle_after_min: float) -> Policy | None:
-    """The policy of the options; None where none asks for one.
+    """Return the policy of the options; None where none asks for one.
 
     Args:
         when, hours: as written; empty for not given.
@@ -284,7 +284,7 @@ def parse_policy(when: str, hours: str, max_temp: float, idle_after_min: float) 
         idle_after_min: minutes.
 
     Raises:
-        UsageError: for what is no policy.
+        UsageError: when an option is not valid.
     """
     if not 0 <= max_temp < 150:
         raise UsageError(f"--max-temp {max_temp:g} is no limit; give degrees Celsius, like 80")

@@ -1,4 +1,4 @@
-"""Installs a service and takes it away again: files, and the service manager's own command."""
+"""Installs a service and removes it again: files, and the service manager's own command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.errors import CleaveError
 
 @dataclass(frozen=True, slots=True)
 class ServiceOutcome:
-    """What a command did: its exit status, and all that it printed."""
+    """The outcome of a command: its exit status and everything that it printed."""
 
     code: int
     text: str
@@ -27,7 +27,7 @@ Runner: TypeAlias = Callable[[Sequence[str]], ServiceOutcome]
 
 
 def run_command(command: Sequence[str]) -> ServiceOutcome:
-    """See `Runner`; 127 for a command that is not there, as in a shell."""
+    """Run a command; the exit status is 127 if it does not exist or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -37,7 +37,7 @@ def run_command(command: Sequence[str]) -> ServiceOutcome:
 
 @dataclass(slots=True)
 class _Changes:
-    """Files that are written, and can all be put back as they were."""
+    """Files that are written, and can all be restored."""
 
     before: list[tuple[Path, bytes | None, int]] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
@@ -64,7 +64,7 @@ class _Changes:
 
 
 def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> None:
-    """Write a file that at no moment more people can read than its mode says."""
+    """Write a file that is never readable by more people than its mode says."""
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
     try:
@@ -84,11 +84,11 @@ class Installer:
     """The service of this user, or of the machine.
 
     Args:
-        places: of its files.
-        system: of the machine.
+        places: where its files are.
+        system: whether it is the machine's service.
         run: runs the service manager's command.
         user: number of the user, for launchd.
-        root: of the file system.
+        root: root of the file system.
     """
 
     manager: ServiceManager
@@ -99,7 +99,7 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Fail where no service manager runs.
+        """Fail if no service manager runs.
 
         Raises:
             CleaveError: with what to do instead.
@@ -119,7 +119,7 @@ class Installer:
         """Write the files and start the service; if that fails, nothing is left behind.
 
         Args:
-            account: who has to read the URL; None for this user.
+            account: the account that has to read the URL; None for this user.
 
         Raises:
             CleaveError: when the service manager is not there or refuses it.
@@ -158,7 +158,7 @@ class Installer:
         self._reload()
 
     def status(self) -> str:
-        """What it does, in the service manager's words; `not installed` where it is not."""
+        """Return the service manager's word for the service's state, or `not installed`."""
         if not self.places.unit.exists():
             return "not installed"
         if self.manager is ServiceManager.SYSTEMD:
@@ -170,7 +170,7 @@ class Installer:
 
     @property
     def log_command(self) -> str:
-        """Shows what the service says."""
+        """Return the command that shows the service's log."""
         if self.manager is ServiceManager.LAUNCHD:
             return f"tail -f '{self.places.log}'"
         return f"journalctl {'' if self.system else '--user '}-f -u {UNIT_NAME}"
@@ -192,7 +192,7 @@ class Installer:
                 raise CleaveError(f"{self.manager.value} says: {outcome.text or outcome.code}")
 
     def _stop(self) -> None:
-        """Whether it runs or not."""
+        """Stop the service, whether it runs or not."""
         if self.manager is ServiceManager.SYSTEMD:
             self._systemctl("disable", "--now", UNIT_NAME)
         else:
@@ -207,7 +207,7 @@ class Installer:
 
 
 def _plain(error: Exception) -> str:
-    """What went wrong, without Python's wrapping."""
+    """Return what went wrong, without Python's wrapping."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror.lower()}: {error.filename}"
     return str(error)

@@ -58,7 +58,7 @@ ProtectControlGroups=yes
 
 
 class ServiceManager(Enum):
-    """What starts services."""
+    """The programs that start services."""
 
     SYSTEMD = "systemd"
     LAUNCHD = "launchd"
@@ -70,8 +70,8 @@ class Service:
 
     Attributes:
         command: program and arguments.
-        memory_max_bytes: above which it may be killed.
-        account: whose it is, for a service of the machine; None for one of the user who installs.
+        memory_max_bytes: above this it may be killed.
+        account: under which it runs, for a service of the machine; None for a user's own service.
     """
 
     command: tuple[str, ...]
@@ -81,7 +81,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where its files are.
+    """Where the files of a service are.
 
     Attributes:
         unit: what the service manager reads.
@@ -97,11 +97,13 @@ class Places:
 def places(
     manager: ServiceManager, *, system: bool, config: Path, home: Path, root: Path
 ) -> Places:
-    """Where the files of the machine's service are, or of a user's.
+    """Return where the files of a service of the machine, or of a user, are.
 
     Args:
+        system: whether it is a service of the machine.
         config: the user's folder for settings, usually `~/.config`.
-        root: of the file system.
+        home: the user's home folder.
+        root: root of the file system.
     """
     if manager is ServiceManager.SYSTEMD:
         units = root / "etc/systemd/system" if system else config / "systemd/user"
@@ -116,15 +118,15 @@ def places(
 
 
 def quoted(argument: str) -> str:
-    """An argument as systemd reads it back: quoted, with its specifiers and escapes escaped."""
+    """Return an argument in quotes, with systemd's specifiers and escapes escaped."""
     return '"' + "".join(_ESCAPES.get(c, c) for c in argument) + '"'
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """A command line for `ExecStart=`; the colon says that `$` is no variable.
+    """Return a command line for `ExecStart=`; its colon keeps `$` from being a variable.
 
     Raises:
-        UsageError: for a program that systemd refuses to start.
+        UsageError: for a program path that systemd refuses to start.
     """
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
@@ -135,7 +137,7 @@ def systemd_command(command: Sequence[str]) -> str:
 
 
 def systemd_unit(service: Service) -> str:
-    """The unit, of the machine if the service has an account, else of a user."""
+    """Return the unit: a service of the machine if it has an account, else a user's."""
     system = service.account is not None
     return _UNIT.format(
         command=systemd_command(service.command),
@@ -148,7 +150,7 @@ def systemd_unit(service: Service) -> str:
 
 
 def launchd_plist(service: Service, log: Path) -> bytes:
-    """The property list of the launch agent, or of the daemon if the service has an account."""
+    """Return the property list of a launch daemon if the service has an account, else an agent."""
     entries: dict[str, object] = {
         "Label": LABEL,
         "ProgramArguments": list(service.command),

@@ -1,1 +1,1 @@
-"""What operators and the dashboard ask of a server."""
+"""Answers to the requests of operators and of the dashboard."""

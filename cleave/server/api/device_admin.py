@@ -1,4 +1,4 @@
-"""The operator's desk: which devices there are and what they may do, join codes, past jobs."""
+"""Operators' requests about devices: which there are, what they may do, join codes, past jobs."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ class Sessions(Protocol):
     dashboard_url: str
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """The connected devices, as plain values."""
+        """Return the connected devices as plain values."""
         ...
 
     def join_url(self, credential: str) -> str:
-        """What a device needs to join."""
+        """Return the URL with which a device joins, with this credential or join code."""
         ...
 
     def join_page_url(self, credential: str) -> str:
-        """The same for a browser."""
+        """Return the join page's URL for browsers, with this credential or join code."""
         ...
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End the sessions of a device."""
+        """End the sessions of a device, and tell it why."""
         ...
 
     def credit(self) -> None:
-        """Have it written what devices did up to now."""
+        """Report to the authenticator what devices have done so far."""
         ...
 
 
 class DeviceAdmin:
-    """Answers what operators ask about devices; in the server's loop, or where no server runs.
+    """Operators' requests about devices. Called in the server's loop, or where no server runs.
 
     Args:
-        access: who may come in.
-        jobs: the jobs that are remembered.
-        clock: Unix time, in seconds.
+        access: admits devices, and knows the stored ones.
+        jobs: returns the stored jobs.
+        clock: returns Unix time, in seconds.
 
     Attributes:
-        sessions: of the running server; None where there is none.
+        sessions: the sessions of the running server; None if no server runs.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class DeviceAdmin:
         self._clock = clock
 
     def knows(self, action: str) -> bool:
-        """Whether this is asked here."""
+        """Return whether `answer` handles this action."""
         return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
-        """Do what is asked.
+        """Carry out an action and return its reply.
 
         Raises:
             CleaveError: when it cannot be done.
@@ -135,17 +135,17 @@ class DeviceAdmin:
             raise UsageError(
                 f"join code {wanted} is {state}: nobody can join with it; nothing was changed"
             )
-        self._access.standings.void(wanted, "the server's operator made it so")
+        self._access.statuses.void(wanted, "the server's operator made it so")
         return {"code": self._codes_by_id()[wanted], "unwritten": self._written()}
 
     def _codes_by_id(self) -> dict[int, Answer]:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Have what was decided written; what it says where that cannot be done now.
+        """Have decisions written; return why that is not possible now, or an empty string.
 
         Raises:
-            CleaveError: where no server runs that could go on trying.
+            CleaveError: when it is not possible and no server runs that could try again.
         """
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
@@ -161,7 +161,7 @@ class DeviceAdmin:
     def _devices(self) -> Answer:
         here = self._here()
         devices = [self._describe(device, here) for device in self._store.devices()]
-        # Those that came with the fleet's credential: nothing is kept of them.
+        # Devices that showed the fleet's credential: nothing is stored about them.
         strangers = [
             {**session, "id": None}
             for session in (self.sessions.describe_devices() if self.sessions else [])
@@ -170,7 +170,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """The sessions of known devices, by identity."""
+        """Return the sessions of known devices, by identity."""
         if self.sessions is None:
             return {}
         self.sessions.credit()
@@ -180,7 +180,7 @@ class DeviceAdmin:
     def _describe(
         self, device: DeviceRecord, here: Mapping[object, Mapping[str, object]]
     ) -> Answer:
-        session, device = here.get(device.id), self._access.standings.of(device)
+        session, device = here.get(device.id), self._access.statuses.of(device)
         if session is not None:
             state, reason = session["state"], session["reason"]
         elif device.standing is not AccessStatus.ADMITTED:
@@ -209,10 +209,10 @@ class DeviceAdmin:
         if device is None:
             known = ", ".join(d.name for d in self._store.devices()[:20]) or "none yet"
             raise UsageError(f"this server knows no device {wanted!r}; it knows {known}")
-        return self._access.standings.of(device)
+        return self._access.statuses.of(device)
 
     def _revoke(self, device: DeviceRecord, reason: str) -> Answer:
-        self._access.standings.decide(device.id, device.name, AccessStatus.REVOKED, reason)
+        self._access.statuses.decide(device.id, device.name, AccessStatus.REVOKED, reason)
         if self.sessions is not None:
             why = f": {reason}" if reason else ""
             text = f"the operator revoked this device's credential{why}; it needs a new join code"
@@ -229,7 +229,7 @@ class DeviceAdmin:
             )
         if device.standing is not AccessStatus.QUARANTINED:
             raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
-        self._access.standings.decide(device.id, device.name, AccessStatus.ADMITTED, "")
+        self._access.statuses.decide(device.id, device.name, AccessStatus.ADMITTED, "")
         unwritten = self._written()
         return {**self._now(device), "unwritten": unwritten}
 
@@ -240,7 +240,7 @@ class DeviceAdmin:
 
 
 def _state(code: CodeRecord, now_s: float) -> str:
-    """Whether devices may use a code, as people read it."""
+    """Return whether devices may use a code, as text for people."""
     if code.is_open(now_s):
         return "open"
     if code.void:

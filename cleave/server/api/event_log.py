@@ -1,4 +1,4 @@
-"""What happened lately, in order, for those who look on."""
+"""The last events of a server, in order."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Event(NamedTuple):
     """One event.
 
     Attributes:
-        id: counted from 1.
-        time_s: Unix time.
-        device: the session that it is about; 0 for none.
-        text: for people.
+        id: the event's number, counted from 1.
+        time_s: when it happened, Unix time in seconds.
+        device: the id of the session that it is about; 0 for none.
+        text: a description for people.
     """
 
     id: int
@@ -35,11 +35,11 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """The last events. Any thread may call it.
+    """The last events. Any thread may call its methods.
 
     Args:
-        clock: Unix time, in seconds.
-        kept: how many are remembered.
+        clock: returns Unix time, in seconds.
+        kept: how many events are remembered.
     """
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
@@ -49,15 +49,18 @@ class EventLog:
         self._last = 0
 
     def add(self, kind: EventKind, device: int, text: str) -> None:
-        """Something happened, now."""
+        """Add an event that happened now."""
         with self._lock:
             self._last += 1
             event = Event(self._last, self._clock(), kind, device, clean_text(text, MAX_TEXT))
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """The latest events whose id is above this one, at most so many, oldest first; and the id
-        of the latest there is, 0 before the first."""
+        """Return the events whose id is above this one, and the id of the latest event.
+
+        At most `most` events are returned, the latest ones, oldest first. The second value is 0
+        before the first event.
+        """
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))
             return list(self._events)[len(self._events) - wanted :], self._last

@@ -1,4 +1,4 @@
-"""Operator sessions: submit a job, follow it, stop it, ask how things are."""
+"""Operators' sessions: submit a job, follow it, stop it, ask for the server's state."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _ALL_MAY: Final = ("overview", "status")
 
 
 class OperatorSessions:
-    """Serves operator and viewer connections, in the server's loop.
+    """The connections of operators and viewers, served in the server's loop.
 
     Args:
-        desk: answers what is asked about devices; None for a server that keeps nothing of them.
-        overview: looks at all of it; None for a server that nobody looks at.
+        device_admin: answers requests about devices; None for a server that stores no devices.
+        overview: answers `overview` requests; None to refuse these.
 
     Attributes:
-        jobs: the server's jobs; set once the fleet that they train on exists.
-        fleet: likewise.
+        jobs: the server's jobs; None until the fleet that they train on exists.
+        fleet: the fleet; None until it exists.
     """
 
     def __init__(
         self, device_admin: DeviceAdmin | None = None, overview: Overview | None = None
     ) -> None:
-        self._desk = device_admin
+        self._device_admin = device_admin
         self._overview = overview
         self.jobs: Jobs | None = None
         self.fleet: ServedFleet | None = None
@@ -46,7 +46,7 @@ class OperatorSessions:
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
-        """One operator or viewer, until it goes."""
+        """Serve one operator or viewer until it leaves."""
         streams: set[asyncio.Task[None]] = set()
         await connection.send(encode(messages.Welcome(device=0)))
         try:
@@ -59,7 +59,7 @@ class OperatorSessions:
                 reply, follow = self._answer(message, access_level)
                 await connection.send(_encoded(reply))
                 if access_level is AccessLevel.VIEWER:
-                    await asyncio.sleep(VIEWER_PAUSE_S)  # looking is not to slow the work down
+                    await asyncio.sleep(VIEWER_PAUSE_S)  # viewers must not slow down training
                 if follow is not None:
                     streams.add(asyncio.create_task(self._stream(connection, follow)))
         except ConnectionLostError:
@@ -74,7 +74,7 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """The reply, and the job that is to be streamed from now on, if any."""
+        """Return the reply, and the job whose records are to be streamed from now on, if any."""
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:
@@ -100,8 +100,8 @@ class OperatorSessions:
                     data = self._status()
                 case "overview" if self._overview is not None:
                     data = self._overview.answer(Question.of(arguments))
-                case action if self._desk is not None and self._desk.knows(action):
-                    data = self._desk.answer(action, arguments)
+                case action if self._device_admin is not None and self._device_admin.knows(action):
+                    data = self._device_admin.answer(action, arguments)
                 case _:
                     raise UsageError(
                         f"unknown request {request.action!r}; "
@@ -130,7 +130,7 @@ class OperatorSessions:
         }
 
     async def _stream(self, connection: Connection, job: TrainingJob) -> None:
-        """Send every record of a job, old ones first, until its last."""
+        """Send every record of a job, oldest first, until the last."""
         assert self.jobs is not None
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
@@ -156,7 +156,7 @@ class OperatorSessions:
 
 
 def _encoded(reply: messages.Reply) -> list[Buffer]:
-    """A reply for the wire; one that says so where it cannot be written."""
+    """Encode a reply; if that is not possible, a reply that says so."""
     try:
         return encode(reply)
     except ProtocolError as error:

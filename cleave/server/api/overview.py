@@ -1,7 +1,7 @@
 """What the server is doing, as the dashboard, `cleave status` and `/metrics` show it.
 
-Computed when somebody asks, in the server's loop, from the counters that the fleet keeps anyway.
-What is not known is None, never a guess. A reply fits the protocol's largest header, however many
+It is computed for each request, in the server's loop, from counters that the fleet keeps anyway. An
+unknown value is None, never a guess. A reply fits into the protocol's largest header, however many
 devices and records there are.
 """
 
@@ -45,34 +45,34 @@ MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 
-_ROW_BYTES: Final = 172  # of a device, texts left out
-_STEP_BYTES: Final = 700  # of a record of a step, with room to spare
+_ROW_BYTES: Final = 172  # of a device's row, without its texts
+_STEP_BYTES: Final = 700  # of a step's record, at most
 _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """The fleet that is looked at, as `LiveRuntime` has it."""
+    """The live fleet, as `LiveRuntime` has it."""
 
     manager: SessionManager
 
     def counters(self) -> FleetCounters:
-        """What the fleet did so far."""
+        """Return what the fleet has done so far."""
         ...
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """The last blocks of a device, on a steady clock."""
+        """Return the times of a device's last blocks, on a steady clock."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What does not change while a server runs.
+    """Facts about a server that do not change while it runs.
 
     Attributes:
-        version: of Cleave.
-        name: of the machine.
+        version: Cleave's version.
+        name: the machine's name.
         verify: which results are checked, as `--verify` takes it.
-        egress_bytes_per_s, ingress_bytes_per_s: of its network card; None where nobody said.
+        egress_bytes_per_s, ingress_bytes_per_s: rates of the network card; None if not stated.
     """
 
     version: str = ""
@@ -84,13 +84,13 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What of it is wanted.
+    """Which parts of the overview are wanted.
 
     Attributes:
-        after_event: the last event that the asker has.
-        job: whose records; empty for the running job, or the latest.
-        after_record: how many of them the asker has.
-        device: the session whose timeline is wanted; 0 for none.
+        after_event: the id of the last event that the client has.
+        job: the id of the job whose records are wanted; empty for the running or the latest job.
+        after_record: how many of the job's records the client has.
+        device: the id of the session whose timeline is wanted; 0 for none.
     """
 
     after_event: int = 0
@@ -103,7 +103,7 @@ class Question:
         """Read the arguments of a request.
 
         Raises:
-            UsageError: when one is of another type.
+            UsageError: when one has the wrong type or is negative.
         """
         job = arguments.get("job", "")
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
@@ -113,20 +113,20 @@ class Question:
 
 
 class Overview:
-    """Looks at a running server.
+    """The source of overviews of a running server.
 
     Args:
-        facts: what does not change.
-        events: what happened; this adds what happens to devices, once `happened` is told.
-        profiles: by the name that devices state.
-        energy: adds up what they use.
-        clocks: the time; the steady one is the fleet's.
-        power: says what the server's own machine drew; None where nobody knows.
-        trouble: says what is wrong with the server's store; empty for nothing.
+        facts: what does not change while the server runs.
+        events: the log of events; `happened` and `job_happened` add to it.
+        profiles: device profiles, by the name that devices state.
+        energy: adds up the energy that devices use.
+        clocks: the time; the steady clock is that of the fleet.
+        power: returns the energy that the server's own machine used; None if it is unknown.
+        trouble: returns what is wrong with the server's store; empty if nothing is.
 
     Attributes:
-        live: its fleet; None until it listens.
-        jobs: its jobs; likewise.
+        live: the server's fleet; None until it listens.
+        jobs: the server's jobs; None until the fleet listens.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Overview:
         self._present: set[int] = set()
 
     def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Something happened to a device; see `EventListener`."""
+        """Add an event of a device, and count it; see `EventListener`."""
         match kind:
             case EventKind.JOIN if session is not None:
                 self._joined += 1
@@ -176,11 +176,11 @@ class Overview:
         self._events.add(kind, session.id if session is not None else 0, text)
 
     def job_happened(self, kind: EventKind, text: str) -> None:
-        """Something happened to a job; in any thread."""
+        """Add an event of a job. Any thread may call this."""
         self._events.add(kind, 0, text)
 
     def answer(self, question: Question) -> Answer:
-        """All of it, as the protocol's map.
+        """Return the overview, as the map that the protocol defines.
 
         Raises:
             CleaveError: while the server starts.
@@ -271,7 +271,7 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """The job that is asked for: the one of this id, else the running or latest one."""
+        """Return the job with this id; without an id, the running or latest one."""
         if self.jobs is None:
             return None
         if id:
@@ -304,7 +304,7 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
-        """Of its profile, else as it says itself."""
+        """Return the kind of device: from its profile, else as the device states it."""
         profile = self._profiles.get(session.profile)
         kind = profile.kind if profile is not None else session.kind
         return kind.value if kind is not None else None
@@ -407,7 +407,7 @@ def _reputation(session: Session, *, checked: bool) -> str:
 
 
 def _plan(scheduler: Scheduler, now_s: float) -> Answer | None:
-    """The GEMM that is under way for longest."""
+    """Return the plan of the GEMM that has been under way longest."""
     job, begun_s = scheduler.oldest or (None, 0.0)
     if not isinstance(job, GemmJob):
         return None

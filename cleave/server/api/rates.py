@@ -1,4 +1,4 @@
-"""Rates over the last seconds, from sums that are looked at now and then. Pure."""
+"""Rates over the last seconds, from sums that are read from time to time. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _APART_S: Final = 0.5  # looks that are closer together are not remembered
 
 
 class Sums(NamedTuple):
-    """What a device, or the fleet, did since it was there first."""
+    """What a device or the fleet has done since it was first there."""
 
     blocks: int = 0
     flops: float = 0.0
@@ -28,12 +28,12 @@ _NOTHING: Final = Sums()
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All sums at one moment.
+    """All sums at one time.
 
     Attributes:
-        at_s: on a clock that never goes back.
-        fleet: of all that was ever there.
-        devices: by session.
+        at_s: the time, in seconds on a clock that never goes back.
+        fleet: sums over all sessions, including those that have ended.
+        devices: the sums of each session, by its id.
     """
 
     at_s: float
@@ -42,11 +42,11 @@ class Look:
 
 
 class Rates:
-    """Remembers looks, as far back as the window and one beyond.
+    """Earlier looks, as far back as rates need.
 
     Args:
-        began_s: when all sums were 0.
-        window_s: how far back.
+        began_s: the time at which all sums were 0.
+        window_s: how far back looks are kept, in seconds.
     """
 
     def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
@@ -54,9 +54,10 @@ class Rates:
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """The look that rates until `now` are to be taken from; `now` is remembered.
+        """Return the look from which rates until `now` are to be computed, and remember `now`.
 
-        It is the oldest one within the window, or the last one before, where nobody looked since.
+        This is the oldest look within the window. If there is none within the window, it is the
+        last look before.
         """
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()

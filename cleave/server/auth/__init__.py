@@ -1,1 +1,1 @@
-"""Who may come in: join codes, credentials, operators' tokens."""
+"""Admission of devices and operators: join codes, credentials, operators' tokens."""

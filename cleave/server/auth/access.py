@@ -1,4 +1,4 @@
-"""Who may come in: join codes are exchanged for credentials, operators show a token."""
+"""Admission: a device exchanges a join code for a credential; an operator shows a token."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The time, twice.
+    """Two clocks.
 
     Attributes:
-        wall: Unix time, in seconds.
-        steady: seconds that never go back.
+        wall: returns Unix time, in seconds.
+        steady: returns seconds that never go back.
     """
 
     wall: Callable[[], float] = time.time
@@ -70,41 +70,41 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """A new join code: the one moment in which it is known in clear."""
+    """A new join code and its record. Only the code's hash is stored, so `text` is not kept."""
 
     text: str
     record: CodeRecord
 
 
 class Redeemed(Protocol):
-    """Told that a join code was used."""
+    """A function that is called when a join code was used."""
 
     def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
 
 
 class Access:
-    """The authenticator of a server that knows its devices; see `Authenticator`.
+    """The authenticator of a server that stores its devices; see `Authenticator`.
 
-    A device comes with a credential of its own, or with a join code, for which it gets one. What is
-    right is let in however often this address failed: others may share it, and a credential cannot
-    be guessed. Wrong attempts and all codes are limited per address.
+    A device shows its own credential, or a join code, for which it gets a credential. A correct
+    credential is accepted however often its address has failed: others may share the address, and a
+    credential cannot be guessed. Wrong credentials and all join codes are limited per address.
 
     Args:
-        store: what is known.
-        operator_token, viewer_token: what operators must show, and those who may only look; no
-            viewer is let in where that is empty.
-        fleet_credential: lets in any number of devices of which nothing is kept; empty for none.
+        store: the stored devices and codes.
+        operator_token, viewer_token: the tokens that operators and viewers must show. No viewer is
+            admitted if theirs is empty.
+        fleet_credential: admits any number of devices, about which nothing is kept; empty for none.
         clocks: the time.
-        random_bytes: random credentials, of so many bytes, as text.
+        random_bytes: returns a random credential, of so many bytes, as text.
         choose: picks a random character.
-        complain: told when the store cannot be written.
-        retry_s: after which what could not be written is tried again.
+        complain: called with a sentence when the store cannot be written.
+        retry_s: seconds after which a failed write is tried again.
 
     Attributes:
         server: the server's id.
-        writer: what is still to be written.
-        standings: what is decided of devices and codes, written or not.
-        on_redeemed: told when a code was used, and by which device; in the server's loop.
+        writer: writes to the store in its own thread.
+        standings: what devices may do and which codes are void, written or not.
+        on_redeemed: called in the server's loop when a device used a code.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Access:
         id = "".join(choose(ALPHABET) for _ in range(_SERVER_ID_LENGTH))
         self.server = store.fact("server", id)
         self.writer = StoreWriter(store, clocks.wall, self._complain, retry_s)
-        self.standings = AccessStatuses(store, self.writer, clocks.wall)
+        self.statuses = AccessStatuses(store, self.writer, clocks.wall)
 
     # --- devices ---
 
@@ -150,7 +150,7 @@ class Access:
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
-        device = self.standings.device_of(hash_secret(hello.credential))
+        device = self.statuses.device_of(hash_secret(hello.credential))
         if device is not None and device.standing is AccessStatus.ADMITTED:
             if hello.measure:
                 return Admission(measured_by=f"device {device.id}", measures=device.id)
@@ -170,11 +170,11 @@ class Access:
         """Exchange a code for a credential.
 
         Args:
-            hello: who wants to.
-            text: the code as it is meant; empty where there is none.
-            device: that came with a credential which is revoked.
+            hello: the device's hello.
+            text: the normalized code; empty if there is none.
+            device: the device whose credential was shown, if that is revoked.
         """
-        code = self.standings.code_of(hash_secret(text)) if text else None
+        code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
             if device is not None:
@@ -183,7 +183,7 @@ class Access:
                 return Refusal(ErrorCode.CREDENTIAL, text)
             return Refusal(ErrorCode.CREDENTIAL, self._what_is_wrong(hello, text, code))
         if hello.measure:
-            # It does no work, and uses no code up: as many may as the code is still good for.
+            # It does no tasks and uses up no code: so many at once as the code has uses left.
             return Admission(measured_by=f"code {code.id}", at_once=code.uses - code.used)
         credential = self._random_bytes(CREDENTIAL_BYTES)
         hashed = hash_secret(credential)
@@ -213,7 +213,7 @@ class Access:
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(device.id, now_s))
-        counted = self.standings.faults_since(device.id, now_s - FAULTS_COUNT_S)
+        counted = self.statuses.faults_since(device.id, now_s - FAULTS_COUNT_S)
         return Admission(device.id, device.name, credential, *counted, device.conduct)
 
     def failed(self, address: str) -> None:
@@ -235,25 +235,25 @@ class Access:
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """See `Authenticator.faulted`."""
-        self.standings.fault(identity, fault, penalty)
+        self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """See `Authenticator.quarantined`. It holds at once: it must not come back in meanwhile."""
+        """See `Authenticator.quarantined`. Effective at once, before it is written."""
         name = f"device {identity}"
-        self.standings.decide(identity, name, AccessStatus.QUARANTINED, reason)
+        self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
     def codes(self) -> list[CodeRecord]:
-        """Every join code that is still known, oldest first."""
-        return [self.standings.code(code) for code in self.store.codes()]
+        """Return every join code that is still stored, oldest first."""
+        return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Make void what a device came by, or it comes again as another.
+        """Make void the join codes that a device used, so that it cannot join again as another one.
 
         Returns:
-            The join codes that others could still have used.
+            The codes that were made void: those that could still be used.
         """
         now_s = self._clocks.wall()
-        # Of a device that came before this was kept, all codes that it can have come by.
+        # For a device that joined before its code was stored: all codes that it may have used.
         its = [
             code
             for code in self.codes()
@@ -261,7 +261,7 @@ class Access:
             and (code.id == device.code or (device.code is None and code.used and not code.made_s))
         ]
         for code in its:
-            self.standings.void(code.id, "a device that came by it was revoked")
+            self.statuses.void(code.id, "a device that came by it was revoked")
         return its
 
     # --- operators ---
@@ -291,10 +291,10 @@ class Access:
 
         Args:
             uses: for how many devices.
-            life_s: seconds until it expires.
+            life_s: seconds until the code expires.
 
         Raises:
-            UsageError: for numbers that make no sense.
+            UsageError: when a number is out of range.
         """
         if not 1 <= uses <= MAX_USES:
             raise UsageError(f"a join code for {uses} devices is none; give 1 to {MAX_USES}")
@@ -308,7 +308,7 @@ class Access:
         return JoinCode(text, record)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write to the store what is left, and end the writer's thread."""
         self.writer.close()
 
 

@@ -23,17 +23,17 @@ _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 
 
 def new_code(choose: Callable[[str], str]) -> str:
-    """A join code, in groups: `7KQ4-MWX2-PDH9`.
+    """Make a join code, in groups: `7KQ4-MWX2-PDH9`.
 
     Args:
-        choose: picks a character; `secrets.choice`.
+        choose: picks a random character of a string, as `secrets.choice` does.
     """
     code = "".join(choose(ALPHABET) for _ in range(CODE_LENGTH))
     return "-".join(code[i : i + _GROUP] for i in range(0, CODE_LENGTH, _GROUP))
 
 
 def read_code(text: str) -> str:
-    """A join code as it is meant, however somebody typed it; empty if it cannot be one."""
+    """Normalize a join code that somebody typed; return the empty string if it cannot be one."""
     if len(text) > 4 * CODE_LENGTH:
         return ""
     code = text.upper().translate(_READ_AS)
@@ -41,11 +41,11 @@ def read_code(text: str) -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """What is stored of a credential or code.
+    """Return the SHA-256 hash under which a credential or code is stored.
 
-    A plain hash, without salt and stretching: these secrets are random, not chosen by people.
-    Nobody tries 2^256 credentials, and a code of 60 bits is worthless before its hash is searched.
-    It also lets a credential be found by its hash: how long that takes tells about the hash alone,
-    which nobody can steer.
+    It has no salt and is not stretched: these secrets are random, not chosen by people. Nobody can
+    try 2^256 credentials, and a code of 60 bits expires before its hash could be searched. A plain
+    hash can also be looked up in the store: the time of that reveals something about the hash only,
+    and a client cannot choose the hash.
     """
     return hashlib.sha256(secret.encode()).digest()

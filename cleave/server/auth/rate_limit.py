@@ -1,4 +1,4 @@
-"""Failed attempts to come in, limited per address."""
+"""A limit, per address, on failed attempts to be admitted."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class RateLimit:
     """A bucket of tokens for each address: a failed attempt takes one, time brings them back.
 
     Args:
-        clock: seconds that never go back.
+        clock: returns seconds that never go back.
         burst: tokens of a full bucket.
-        refill_s: seconds a token.
-        max_addresses: how many are remembered.
+        refill_s: seconds in which one token comes back.
+        max_addresses: how many addresses are remembered.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class RateLimit:
         self._buckets: dict[str, _Bucket] = {}  # oldest failure first
 
     def wait_s(self, address: str) -> float:
-        """Seconds until this address may try again; 0 if it may now."""
+        """Return the seconds until this address may try again; 0 if it may now."""
         bucket = self._buckets.get(_who(address))
         if bucket is None:
             return 0.0
         return max(0.0, (1.0 - self._tokens(bucket)) * self._refill_s)
 
     def failed(self, address: str) -> None:
-        """An attempt from this address failed."""
+        """Count a failed attempt from this address."""
         who = _who(address)
         now_s = self._clock()
         bucket = self._buckets.pop(who, None)
@@ -69,7 +69,7 @@ class RateLimit:
 
 
 def _who(address: str) -> str:
-    """Whom an address stands for: with IPv6, whoever has one has 2^64, the rest of its network."""
+    """Return the key of an address: with IPv6 its /64 network, all of which one client may use."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: the figures of an overview, read when it is asked for."""
+"""`/metrics` for Prometheus: the figures of an overview, read at the time of the request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOTALS: Final = {
     "flops": ("cleave_flops", "Floating-point operations of these results."),
     "down_bytes": ("cleave_downlink_bytes", "Bytes sent to devices."),
     "up_bytes": ("cleave_uplink_bytes", "Bytes received from devices."),
-    "reissued": ("cleave_reissued_units", "Units that were given to other devices."),
+    "reissued": ("cleave_reissued_units", "Tasks that were given to other devices."),
     "wrong": ("cleave_wrong_results", "Results that were checked and wrong."),
     "joined": ("cleave_devices_joined", "Sessions of devices that began."),
     "left": ("cleave_devices_left", "Sessions of devices that ended."),
@@ -53,13 +53,13 @@ Admit = Callable[[str, str], AccessLevel | Refusal]
 
 
 class _OverviewCollector(Collector):
-    """Turns an overview into metrics; what is not known is left out."""
+    """A Prometheus collector that reads an overview; unknown values are left out."""
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, now."""
+        """Yield the metrics as they are now."""
         seen = self._overview.answer(Question())
         server = seen["server"]
         facts = {name: str(server[name]) for name in ("version", "name", "verify")}
@@ -107,11 +107,11 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
 
 
 class Metrics:
-    """Answers `/metrics`: to this machine, and to others that show a viewer's token.
+    """The answer to `/metrics`, for this machine, and for others that show a viewer's token.
 
     Args:
-        overview: what is read.
-        admit: who may look.
+        overview: the source of the figures.
+        admit: checks a token; see `Authenticator.admit_operator`.
     """
 
     def __init__(self, overview: Overview, admit: Admit) -> None:
@@ -120,7 +120,7 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """The metrics as text; 401 to who may not see them, 503 while the server starts."""
+        """Return the metrics as text; 401 without a valid token, 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):
@@ -140,8 +140,11 @@ class Metrics:
 
 
 def _is_local(request: HttpRequest) -> bool:
-    """Whether a program of this machine asks: no proxy that asks for another, and no web page whose
-    name was made to point here."""
+    """Return whether the request comes from a program on this machine.
+
+    A request that a proxy forwards does not count, nor one with another host name: a web page may
+    have made its name point here.
+    """
     if request.forwarded:
         return False
     try:

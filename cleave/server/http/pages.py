@@ -1,7 +1,7 @@
-"""The web pages of a server: the dashboard at `/`, the join page at `/join`, and their parts.
+"""The web pages of a server: the dashboard at `/`, the join page at `/join`, and their assets.
 
-They are built from `web_client/` into `cleave/server/web/`. All of it is read once, into a table of
-paths, and requests are only ever compared with these: no path can lead to another file.
+They are built from `web_client/` into `cleave/server/web/`. All files are read once, into a table
+by path, and a request is only looked up in this table: no path can lead to another file.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class _File:
 
 
 class Pages:
-    """The table of paths.
+    """The table of pages and their assets, by path.
 
     Args:
-        built: the built files, by their path under `web/`, like `assets/join-Ck3s.js`; without
-            both pages among them, `/` and `/join` say how to get them.
+        built: the built files, by their path under `web/`, like `assets/join-Ck3s.js`. If a page is
+            missing, `/` and `/join` say how to get the pages.
 
     Attributes:
-        complete: whether both pages are there.
+        complete: whether both pages were built.
     """
 
     def __init__(self, built: Mapping[str, bytes]) -> None:
@@ -102,12 +102,12 @@ class Pages:
 
     @classmethod
     def of_package(cls) -> Pages:
-        """The pages that lie in this installation."""
+        """Read the pages that this installation contains."""
         folder = files("cleave.server").joinpath("web")
         return cls(dict(_read(folder, "")) if folder.is_dir() else {})
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """The file of a path; None where there is none."""
+        """Return the file at a path; None if there is none."""
         file = self._files.get(request.path)
         if file is None:
             return None
@@ -129,7 +129,7 @@ class Pages:
 
 
 def takes_gzip(accept_encoding: str) -> bool:
-    """Whether a client that sends this header reads gzip."""
+    """Return whether a client that sends this `Accept-Encoding` header accepts gzip."""
     for part in accept_encoding.lower().split(","):
         coding, _, parameters = part.partition(";")
         if coding.strip() in ("gzip", "x-gzip"):
@@ -138,10 +138,10 @@ def takes_gzip(accept_encoding: str) -> bool:
 
 
 def _policy(request: HttpRequest) -> str:
-    """The Content-Security-Policy: only what this server serves, and only to this server.
+    """Return the Content-Security-Policy: load from this server only, and connect to it only.
 
-    Some browsers do not take `'self'` for the WebSocket of the same host, so it is named. Threads
-    are started out of the script that starts them (`blob:`, see web_client/src/kernels/browser.ts).
+    Some browsers do not apply `'self'` to the WebSocket of the same host, so it is named. Threads
+    are started from the script that starts them (`blob:`, see web_client/src/kernels/browser.ts).
     """
     scheme = "wss" if request.secure else "ws"
     named = f" {scheme}://{request.host}" if _HOST.fullmatch(request.host) else ""

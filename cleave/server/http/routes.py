@@ -1,4 +1,4 @@
-"""Everything that a server answers to plain HTTP, besides `/healthz`."""
+"""The answers of a server to plain HTTP, other than `/healthz`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 
 @dataclass(frozen=True, slots=True)
 class HttpRoutes:
-    """The pages and the metrics."""
+    """The pages and the metrics, by path."""
 
     pages: Pages
     metrics: Metrics

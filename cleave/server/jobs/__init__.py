@@ -1,1 +1,1 @@
-"""Training jobs on the server, and the energy they use."""
+"""Training jobs on the server, and the energy that they use."""

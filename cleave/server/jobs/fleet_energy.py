@@ -1,4 +1,4 @@
-"""The energy that the devices of a running server used so far, and what is not known of it."""
+"""The energy that the devices of a running server have used, and what is unknown of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Answer = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """What a session used.
+    """The energy that a session used.
 
     Attributes:
-        energy_j: None where it is unknown.
+        energy_j: energy in joules; None if it is unknown.
         basis: measured by the device itself, modelled, or unknown.
-        gaps: what was assumed, or not believed.
+        gaps: what was assumed, or was stated but not believed.
     """
 
     energy_j: float | None
@@ -33,7 +33,7 @@ class DeviceEnergy:
 
 
 def measured_j(session: Session, now_s: float) -> float | None:
-    """What a device says that it used, where such a device can have used it in that time."""
+    """Return the energy that a device states it used, in joules; None if it is implausible."""
     said = session.telemetry.get("energy_j")
     if said is None or not believable_j(said, session.profile, now_s - session.opened_s):
         return None
@@ -41,20 +41,20 @@ def measured_j(session: Session, now_s: float) -> float | None:
 
 
 class EnergyMeter:
-    """Adds up sessions: those that ended, and those that are asked about.
+    """The sum of the energy of all sessions, ended and present.
 
-    A device that measures itself (`energy_j` in its telemetry) is believed as far as a device of
-    its profile can draw so much; the others are modelled by the profile that they state
-    (`cleave.energy.meter`), or by their class where that does not state its power, or where they
-    state no more than their kind (`cleave.energy.typical`).
+    A device that measures itself (`energy_j` in its telemetry) is believed as long as a device of
+    its profile can draw that much. Others are modelled by the profile that they state
+    (`cleave.energy.meter`). Where the profile does not state its power, or the device states no
+    more than its kind, a typical device stands in (`cleave.energy.typical`).
 
     Args:
-        profiles: that devices may state; another name is nobody's.
-        typical: what stands in where a profile is silent.
-        grid: of the electricity that devices use; None where nobody said.
+        profiles: the profiles that devices may state; other names are unknown.
+        typical: typical power, used where a profile does not state it.
+        grid: the electricity grid that devices are on; None if it was not stated.
 
     Attributes:
-        watchers: told of every session that ends, and when.
+        watchers: called with every session that ends, and when.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EnergyMeter:
         self._past_gaps: Counter[Gap] = Counter()
 
     def used(self, session: Session, now_s: float) -> DeviceEnergy:
-        """What a session used until now."""
+        """Return the energy that a session has used until now."""
         own_j = measured_j(session, now_s)
         if own_j is not None:
             return DeviceEnergy(own_j, Basis.MEASURED)
@@ -97,7 +97,7 @@ class EnergyMeter:
         return known
 
     def ended(self, session: Session, now_s: float) -> None:
-        """A session is over."""
+        """Add a session that has ended."""
         used = self.used(session, now_s)
         self._past_known[used.basis] += 1
         self._past_j += used.energy_j or 0.0
@@ -106,11 +106,11 @@ class EnergyMeter:
             watcher(session, now_s)
 
     def answer(self, here: list[DeviceEnergy], ps: Ps | None = None) -> Answer:
-        """What an overview says of energy.
+        """Return the part of an overview about energy.
 
         Args:
-            here: what the connected sessions used.
-            ps: what the server itself did; unknown unless given.
+            here: the energy of the connected sessions.
+            ps: the energy of the server's own machine; unknown unless given.
         """
         ps = ps or Ps()
         bases = Counter(used.basis for used in here)

@@ -1,7 +1,7 @@
-"""What the devices of a server did for a job, and what its machine drew: the run's energy record.
+"""What devices did for a job, and what the server's machine used: the run's energy record.
 
-Taken in the server's loop when the job begins and when it ends; what lies between is the job's, for
-a server runs one job at a time.
+Sums are read in the server's loop when the job begins and when it ends. The difference is the
+job's, since a server runs one job at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Did:
-    """What a session did until some time; `who` tells devices from sessions."""
+    """What a session did until some time; `who` names the device across its sessions."""
 
     who: str
     profile: str
@@ -42,10 +42,10 @@ class _Did:
     measured_j: float | None = None
 
     def since(self, before: _Did | None) -> _Did:
-        """What came after an earlier look."""
+        """Return what was done after an earlier reading."""
         if before is None:
             return self
-        own_j = None  # of a device that did not tell then, the part since is not known
+        own_j = None  # if it was not measured then, the part since is unknown
         if self.measured_j is not None and before.measured_j is not None:
             own_j = max(0.0, self.measured_j - before.measured_j)
         return replace(
@@ -88,11 +88,11 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """What sessions did since a look; in the server's loop alone.
+    """What sessions did since the log was made. Used in the server's loop only.
 
     Args:
-        sessions: those that are there, by id.
-        now_s: on the fleet's clock.
+        sessions: the present sessions, by id.
+        now_s: the time on the fleet's clock, in seconds.
     """
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
@@ -100,13 +100,17 @@ class JobLog:
         self._past: list[_Did] = []
 
     def ended(self, session: Session, now_s: float) -> None:
-        """A session is over."""
+        """Add what a session did that has ended."""
         self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
 
     def usages(
         self, sessions: Mapping[int, Session], now_s: float
     ) -> tuple[tuple[DeviceUsage, ...], int]:
-        """By profile and kind, who measures itself apart; and how many are on this machine."""
+        """Return the usage of devices, and how many devices are on this machine.
+
+        Devices are grouped by profile and kind; those that measure themselves are groups of their
+        own.
+        """
         here = [
             _did(s, now_s).since(self._before.get(s.id)) for s in sessions.values() if _works(s)
         ]
@@ -136,14 +140,14 @@ def _works(session: Session) -> bool:
 
 
 class JobMeter:
-    """Measures a job from when it is made until it is closed.
+    """The meter of a job's energy, from when it is made until it is closed.
 
-    Made and asked in any thread but the loop's, which runs.
+    Its methods may be called in any thread except that of the loop, which must be running.
 
     Args:
-        live: the server's sessions.
-        energy: tells of sessions that end.
-        power: of the server's machine.
+        live: the server's runtime.
+        energy: reports sessions that end.
+        power: the power of the server's machine.
         steady: the fleet's clock, in seconds.
     """
 
@@ -159,7 +163,7 @@ class JobMeter:
         self._log = self._in_loop(self._open)
 
     def record(self) -> dict[str, Any]:
-        """What a run keeps of its energy, up to now."""
+        """Return the run's energy record up to now."""
         sessions = self._live.manager.sessions
         usages, here = self._in_loop(lambda: self._log.usages(sessions, self._steady()))
         duration_s, drew = self._steady() - self._began_s, self._power.used()
@@ -176,7 +180,7 @@ class JobMeter:
         ).to_record()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         self._in_loop(lambda: self._energy.watchers.remove(self._log.ended))
 
     def _open(self) -> JobLog:

@@ -1,4 +1,4 @@
-"""Jobs: training runs in a thread of their own, one at a time, whose records anyone may follow."""
+"""Jobs: training runs, one at a time in a thread of their own, whose records can be followed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 
 class JobState(Enum):
-    """Where a job is; the values are what users read."""
+    """The state of a job; users read the values."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,9 +37,9 @@ class TrainingJob:
     """One training run on this server.
 
     Attributes:
-        steps: that it is to have done at its end.
-        started_s: Unix time; None before.
-        waits: for what, as a sentence; empty while it goes on.
+        steps: optimizer steps that it will have done at its end.
+        started_s: when it started, Unix time in seconds; None before.
+        waits: what it waits for, as a sentence; empty if it does not wait.
     """
 
     id: str
@@ -55,15 +55,15 @@ class TrainingJob:
 
     @property
     def model(self) -> str:
-        """What it trains, as it was submitted."""
+        """Return the model that it trains, as it was submitted."""
         return _model(self.arguments)
 
 
-class RunJob(Protocol):
-    """Trains. Given to the server, so that it needs to know nothing of training."""
+class Runner(Protocol):
+    """Training, as a server calls it; passed in, so that the server does not import training."""
 
     def check(self, arguments: Mapping[str, Any]) -> int:
-        """How many steps it is to have done at its end; refuse arguments that cannot be run.
+        """Return how many steps the job will have done at its end; refuse a job that cannot be run.
 
         Raises:
             CleaveError: one sentence that says why.
@@ -77,7 +77,7 @@ class RunJob(Protocol):
         report: Callable[[Record], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train until done or asked to stop, reporting records.
+        """Train until done or asked to stop, and report records.
 
         Raises:
             CleaveError: when it fails for a reason the user can act on.
@@ -89,18 +89,18 @@ class Jobs:
     """The jobs of a server, in the order in which they were submitted.
 
     Args:
-        fleet: what they train on.
-        runner: how they train.
-        log: takes a line for the server's own output.
-        history: remembers them, also those of earlier days; None to forget them.
-        listener: told of jobs that begin and end, and of pauses; in any thread.
-        clock: Unix time, in seconds.
+        fleet: the fleet to train on.
+        runner: trains.
+        log: called with each line of the server's own output.
+        history: stores the jobs, including those of earlier servers; None to store nothing.
+        listener: called, in any thread, when a job begins, ends, waits or goes on.
+        clock: returns Unix time, in seconds.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        runner: RunJob,
+        runner: Runner,
         log: Callable[[str], None],
         history: JobHistory | None = None,
         listener: Callable[[EventKind, str], None] | None = None,
@@ -120,7 +120,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Queue a job.
+        """Queue a job and return it.
 
         Raises:
             CleaveError: when its arguments cannot be run.
@@ -137,7 +137,7 @@ class Jobs:
         return job
 
     def find(self, id: str) -> TrainingJob:
-        """A job by its id.
+        """Return the job with this id.
 
         Raises:
             UsageError: when there is none.
@@ -153,13 +153,13 @@ class Jobs:
         raise UsageError(f"this server has no job {id!r}; it has {known}")
 
     def all(self) -> list[TrainingJob]:
-        """Every job, oldest first."""
+        """Return every job, oldest first."""
         with self._lock:
             return list(self._jobs.values())
 
     @property
     def running(self) -> TrainingJob | None:
-        """The job that is under way."""
+        """Return the job that is running; None if none is."""
         return next((job for job in self.all() if job.state is JobState.RUNNING), None)
 
     def close(self, timeout_s: float) -> None:
@@ -232,12 +232,12 @@ class Jobs:
             job.followers.append(wake)
 
     def unfollow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
-        """The inverse of `follow`."""
+        """Stop calling `wake`; the inverse of `follow`."""
         with self._lock:
             job.followers.remove(wake)
 
 
 def _model(arguments: Mapping[str, Any]) -> str:
-    """What a job trains, as it was submitted."""
+    """Return the model that a job trains, as it was submitted."""
     job = arguments.get("job")
     return str(job.get("model", "")) if isinstance(job, Mapping) else ""

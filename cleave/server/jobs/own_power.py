@@ -1,4 +1,4 @@
-"""What the server's own machine draws: measured where it tells, else as its owner says."""
+"""The energy of the server's own machine: measured, or from the power that its owner states."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SAMPLE_S = 60.0
 
 
 class OwnPower:
-    """Since it was made. Any thread may ask.
+    """The energy that this machine has used since this was made. Any thread may call its methods.
 
     Args:
-        meter: of this machine.
-        stated_w: at the socket, as its owner says; goes before what is measured, which is of
-            processor and memory alone. None where nobody said.
-        clock: in seconds.
+        meter: measures processor and memory of this machine.
+        stated_w: power at the socket in watts, as the owner states it; None if it was not stated.
+            It is used in place of the measured power, which is that of processor and memory only.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class OwnPower:
 
     @property
     def source(self) -> str:
-        """What is counted, for people."""
+        """Return what is counted, as text for people."""
         if self._stated_w is not None:
             return f"{self._stated_w:g} W at the socket, as stated"
         return self._meter.source
 
     def used(self) -> Ps:
-        """Until now."""
+        """Return the energy used until now."""
         if self._stated_w is not None:
             return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
         with self._lock:

@@ -1,1 +1,1 @@
-"""What the server knows for good, in its folder and its SQLite file."""
+"""What the server stores, in its data folder and its SQLite file."""

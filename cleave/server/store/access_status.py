@@ -1,8 +1,8 @@
-"""What devices may do and which join codes are void: true at once, written as soon as it can be.
+"""What devices may do and which join codes are void: effective at once, written when possible.
 
-A store that cannot be written (a full disk, a locked file) must not keep a device in that was
-revoked, nor let one back in that lies. So a decision is kept in memory first and asked there, and
-is owed to the store until it is in it.
+A store that cannot be written (a full disk, a locked file) must not keep a revoked device admitted,
+nor admit a quarantined one again. So a decision is first kept in memory, where it is looked up, and
+is owed to the store until it is written.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class _Decision:
 
 
 class AccessStatuses:
-    """Decisions about devices and codes. Any thread may call it.
+    """Decisions about devices and join codes. Any thread may call its methods.
 
     Args:
-        store: where they are kept.
-        writer: whose thread writes them.
-        clock: Unix time, in seconds.
+        store: where decisions are kept.
+        writer: writes them in its thread.
+        clock: returns Unix time, in seconds.
     """
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
@@ -48,11 +48,11 @@ class AccessStatuses:
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """From now on a device may do this.
+        """Decide what a device may do from now on.
 
         Args:
-            device, name: which; the name is for people.
-            standing, reason: what, and why.
+            device, name: the device's identity, and its name for people.
+            standing, reason: what it may do, and why.
         """
         with self._lock:
             decision = _Decision(standing, reason, self._now())
@@ -68,7 +68,7 @@ class AccessStatuses:
         self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
 
     def void(self, code: int, reason: str) -> None:
-        """From now on nobody joins with this code."""
+        """Make a join code void: from now on no device joins with it."""
         with self._lock:
             self._void[code] = reason
 
@@ -80,7 +80,7 @@ class AccessStatuses:
         self._writer.owe(("code", code), write, f"join code {code} is void ({reason})")
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
-        """A device sent a wrong result, which costs it so many points."""
+        """Record a wrong result of a device, and the points that it costs."""
         with self._lock:
             at_s = self._now()
             self._faults[device].append((at_s, penalty))
@@ -95,8 +95,8 @@ class AccessStatuses:
         self._writer.owe(("fault", device, at_s), write)
 
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
-        """Wrong results of a device since then, and since it was released; and their points."""
-        with self._lock:  # first: what is written meanwhile is found in both, and counted once
+        """Return number and points of a device's wrong results since then and since its release."""
+        with self._lock:  # before the store: a fault found in both is counted once
             decision = self._decisions.get(device)
             if decision is not None and decision.standing is AccessStatus.ADMITTED:
                 since_s = max(since_s, math.nextafter(decision.at_s, math.inf))
@@ -106,12 +106,12 @@ class AccessStatuses:
         return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
-        """The time; never the same twice, so that a fault is known by it, and what came first."""
+        """Return the time, never the same twice: it identifies a fault, and orders decisions."""
         self._last_s = max(self._clock(), math.nextafter(self._last_s, math.inf))
         return self._last_s
 
     def of(self, device: DeviceRecord) -> DeviceRecord:
-        """A device as it stands now, whatever the store says."""
+        """Return a device's record with its present status, written or not."""
         with self._lock:
             decision = self._decisions.get(device.id)
         if decision is None:
@@ -119,21 +119,22 @@ class AccessStatuses:
         return replace(device, standing=decision.standing, reason=decision.reason)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """The device whose credential has this hash, as it stands now."""
+        """Return the device whose credential has this hash, with its present status."""
         return self._settled(lambda: self._store.device_of(credential_hash), self.of)
 
     def code_of(self, hash: bytes) -> CodeRecord | None:
-        """The join code with this hash, as it is now."""
+        """Return the join code with this hash, with its present status."""
         return self._settled(lambda: self._store.code(hash), self.code)
 
     @staticmethod
     def _settled(
         read: Callable[[], _Record | None], now: Callable[[_Record], _Record]
     ) -> _Record | None:
-        """What the store says, corrected by what is not written yet.
+        """Return a record of the store, corrected by what is not written yet.
 
-        A decision that is written after the store was read, and forgotten before it is asked for
-        here, would be missed: so the store is read until it says the same twice.
+        A decision could be written after the store was read, and removed from memory before it is
+        looked up there. Such a decision would be missed. So the store is read until it returns the
+        same twice.
         """
         record = read()
         while record is not None:
@@ -144,6 +145,6 @@ class AccessStatuses:
         return None
 
     def code(self, code: CodeRecord) -> CodeRecord:
-        """Likewise a join code."""
+        """Return a join code's record with its present status, written or not."""
         with self._lock:
             return replace(code, void=self._void.get(code.id, code.void))

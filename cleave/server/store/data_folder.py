@@ -1,4 +1,4 @@
-"""The folder in which a server keeps what it knows. One server at a time uses it."""
+"""The folder in which a server keeps its data. One server at a time uses it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _LOCK: Final = "lock"
 
 
 class FolderInUseError(CleaveError):
-    """Another process uses the folder: a server, most likely."""
+    """Another process uses the folder, most likely a server."""
 
 
 class DataFolder:
-    """A server's folder, locked as long as the block lasts.
+    """A server's data folder, locked until the block ends.
 
     Args:
-        path: made if it is not there, for its owner alone.
+        path: the folder; made if it is missing, accessible to its owner only.
 
     Raises:
         FolderInUseError: when another server uses it.
-        CleaveError: when it cannot be used.
+        CleaveError: when the folder cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,16 +64,16 @@ class DataFolder:
 
     @property
     def store_path(self) -> Path:
-        """Of the database."""
+        """Return the path of the database."""
         return self.path / _STORE
 
     @property
     def url_path(self) -> Path:
-        """Of the file with the operator's URL, there while the server runs."""
+        """Return the path of the file that holds the operator's URL while the server runs."""
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """What operators must show: made once, readable to the folder's owner alone.
+        """Return the token that operators must show: made once, readable by the owner only.
 
         Raises:
             CleaveError: when it cannot be read or others can read it.
@@ -81,10 +81,10 @@ class DataFolder:
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """What those who may only look must show: likewise.
+        """Return the token that viewers must show: made once, readable by the owner only.
 
         Raises:
-            CleaveError: likewise.
+            CleaveError: when it cannot be read or others can read it.
         """
         return self._token(_VIEWER_TOKEN, "viewer's")
 
@@ -107,7 +107,7 @@ class DataFolder:
         return token
 
     def write_url(self, url: str) -> None:
-        """Say where the server is and how operators reach it, for commands on this machine."""
+        """Write the operator's URL to its file, for commands on this machine."""
         fresh = self.path / f"{_URL}.{secrets.token_hex(4)}"
         try:
             _write_new(fresh, url)
@@ -118,15 +118,15 @@ class DataFolder:
             raise _unusable(self.url_path, error) from None
 
     def remove_url(self) -> None:
-        """The server is there no more."""
+        """Remove the file with the operator's URL, as the server ends."""
         self.url_path.unlink(missing_ok=True)
 
 
 def read_operator_url(folder: Path) -> str:
-    """The operator's URL of the server that uses a folder; empty if none does.
+    """Return the operator's URL of the server that uses a folder; empty if none does.
 
     Raises:
-        CleaveError: when it is not ours to read.
+        CleaveError: when the file cannot be read.
     """
     path = folder / _URL
     try:
@@ -138,7 +138,7 @@ def read_operator_url(folder: Path) -> str:
 
 
 def default_folder() -> Path:
-    """Where a server keeps what it knows unless told otherwise: the system's place for data."""
+    """Return the default data folder: `cleave/server` in the system's place for user data."""
     from platformdirs import user_data_path
 
     return user_data_path("cleave", appauthor=False) / "server"

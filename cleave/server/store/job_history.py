@@ -1,4 +1,4 @@
-"""What is remembered of jobs: written to the store as they go."""
+"""The jobs of a server, past and present, written to the store as they change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERRUPTED: Final = "interrupted"
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """A job as it is where no server runs that could be at it."""
+    """Return a stored job as it stands without a server: one that had not ended is interrupted."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder:
@@ -32,20 +32,20 @@ def as_without_server(job: StoredJob) -> StoredJob:
 
 
 class JobHistory:
-    """Follows the jobs of a server. Any thread may call it.
+    """The history of a server's jobs. Any thread may call its methods.
 
     Args:
-        store: where they are remembered.
-        ledger: whose thread writes.
-        clock: Unix time, in seconds.
+        store: where jobs are kept.
+        writer: writes them in its thread.
+        clock: returns Unix time, in seconds.
 
     Attributes:
-        interrupted: the jobs that were running or queued when the server before was killed.
+        interrupted: the jobs that were running or queued when the previous server was killed.
     """
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
-        self._ledger = writer
+        self._writer = writer
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs = {job.number: job for job in store.jobs()}
@@ -58,34 +58,34 @@ class JobHistory:
 
     @property
     def next_number(self) -> int:
-        """The number of the next job: none is ever used twice."""
+        """Return the number of the next job; no number is used twice."""
         return max(self._jobs, default=0) + 1
 
     def all(self) -> list[StoredJob]:
-        """Every job, oldest first."""
+        """Return every job, oldest first."""
         with self._lock:
             return [self._jobs[number] for number in sorted(self._jobs)]
 
     def submitted(self, number: int, model: str) -> None:
-        """A job was queued."""
+        """Record that a job was queued."""
         now_s = self._clock()
         self._keep(StoredJob(number, model, "queued", "", now_s, None, None, 0, None, ""))
 
     def changed(self, number: int, state: str, reason: str = "") -> None:
-        """A job is in another state."""
+        """Record a job's new state."""
         job, now_s = self._jobs[number], self._clock()
         started_s = now_s if state == "running" else job.started_s
         ended_s = None if state in _UNFINISHED else now_s
         self._keep(replace(job, state=state, reason=reason, started_s=started_s, ended_s=ended_s))
 
     def reported(self, number: int, record: Mapping[str, Any]) -> None:
-        """A job reported a record."""
+        """Take a record that a job reported: its run folder, or its last step and loss."""
         job = self._jobs[number]
         begins = "run_folder" in record and not job.run_folder
         if "run_folder" in record:
             job = replace(job, run_folder=str(record["run_folder"]))
         if record.get("event") == "step":
-            loss = float(record["loss"])  # what is no number is none in the store either
+            loss = float(record["loss"])  # NaN and infinity are not stored
             job = replace(
                 job, steps=int(record["step"]), loss=loss if math.isfinite(loss) else None
             )
@@ -102,4 +102,4 @@ class JobHistory:
     def _keep(self, job: StoredJob) -> None:
         with self._lock:
             self._jobs[job.number] = job
-        self._ledger.owe(("job", job.number), lambda: self._store.save_job(job))
+        self._writer.owe(("job", job.number), lambda: self._store.save_job(job))

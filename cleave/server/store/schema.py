@@ -1,4 +1,4 @@
-"""The tables of the store, as the steps that led to them."""
+"""The tables of the store, as a sequence of migrations."""
 
 from __future__ import annotations
 
@@ -63,15 +63,16 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
             run_folder TEXT NOT NULL DEFAULT ''
         ) STRICT""",
     ),
-    (  # Of older devices nobody knows by which code they came, of older codes when they were made.
+    (  # For older devices the code is unknown, and for older codes when they were made.
         "ALTER TABLE devices ADD COLUMN code INTEGER",
         "ALTER TABLE codes ADD COLUMN made_s REAL NOT NULL DEFAULT 0",
         "ALTER TABLE codes ADD COLUMN void TEXT NOT NULL DEFAULT ''",
     ),
     (
         "ALTER TABLE faults ADD COLUMN penalty REAL NOT NULL DEFAULT 1",
-        # Runs that it could not do; the last reason, and how often it was set aside for that since
-        # it did one; how much slower it answers than it should, and how much later.
+        # `failures` counts runs that it could not do, `failure` is the last reason. `setbacks`: how
+        # often it was set aside for that since it did a run. `slowness`, `late_s`: how much slower
+        # (a factor) and later (seconds) it answers than it should.
         "ALTER TABLE devices ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE devices ADD COLUMN setbacks INTEGER NOT NULL DEFAULT 0",

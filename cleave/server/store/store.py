@@ -1,7 +1,7 @@
-"""What the server knows for good: devices, credentials, join codes, faults, jobs; in SQLite.
+"""The server's stored data: devices, credentials, join codes, faults, jobs; in SQLite.
 
-Writes are short transactions that are there after the process was killed (WAL; after a power
-failure the last ones may be missing, but the file is whole).
+Writes are short transactions that survive a kill of the process (WAL). After a power failure the
+last ones may be missing, but the file is consistent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CODES_KEPT_S: Final = 30 * 86400.0
 
 
 class AccessStatus(Enum):
-    """What a device may do; the values are what users read."""
+    """What a device may do; users read the values."""
 
     ADMITTED = "admitted"
     QUARANTINED = "quarantined"
@@ -37,7 +37,7 @@ class AccessStatus(Enum):
 
 
 class Departure(Enum):
-    """Why a device is not here; the values are what users read."""
+    """Why a device is not connected; users read the values."""
 
     AWAY = "away"
     LOST = "lost"
@@ -49,19 +49,19 @@ class StoreError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """A device, whatever its sessions.
+    """A device that the server knows, across all its sessions.
 
     Attributes:
         id: its identity.
-        name: for people; no other device has it.
-        standing, reason: what it may do, and why no more than that.
+        name: its unique name, for people.
+        standing, reason: what it may do, and why it may not do more.
         paired_s, seen_s: when it used its join code, and when it was last heard of (Unix time).
         absence, absence_reason: how its last session ended.
-        sessions, losses: how often it came, and was lost.
-        faults: wrong results, ever.
-        code: the join code that it came by; None where that is not known.
-        done: what it contributed.
-        conduct: how it worked when it was here last.
+        sessions, losses: how many sessions it began, and how many of them were lost.
+        faults: wrong results in all its sessions.
+        code: the id of the join code that it joined with; None if unknown.
+        done: its contribution so far.
+        conduct: how it worked in its last session.
     """
 
     id: int
@@ -82,14 +82,14 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord:
-    """A join code, without the code itself.
+    """A join code's record, without the code itself.
 
     Attributes:
-        expires_s: Unix time.
-        uses: for how many devices it is.
-        used: by how many it was used.
-        made_s: Unix time; 0 where that is not known.
-        void: why nobody may use it any more; empty while devices may.
+        expires_s: when it expires, Unix time in seconds.
+        uses: how many devices may use it.
+        used: how many have used it.
+        made_s: when it was made, Unix time in seconds; 0 if unknown.
+        void: why it was made void; empty if it was not.
     """
 
     id: int
@@ -100,21 +100,21 @@ class CodeRecord:
     void: str = ""
 
     def is_open(self, now_s: float) -> bool:
-        """Whether a device may use it."""
+        """Return whether a device may use the code at this Unix time."""
         return not self.void and self.used < self.uses and self.expires_s > now_s
 
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """A job, as it is remembered.
+    """A training job as it is stored.
 
     Attributes:
         state: as in `cleave.server.jobs.jobs.JobState`.
         reason: why it failed.
-        submitted_s, started_s, ended_s: Unix time.
-        steps: done so far, of a resumed job also those before.
-        loss: of the last step.
-        run_folder: where its results are, if known.
+        submitted_s, started_s, ended_s: Unix time, in seconds.
+        steps: optimizer steps done so far; for a resumed job, including the earlier ones.
+        loss: loss of the last step.
+        run_folder: the folder of its results; empty if unknown.
     """
 
     number: int
@@ -130,16 +130,16 @@ class StoredJob:
 
 
 class Store:
-    """The store. Any thread may call it; calls wait for one another.
+    """The server's database. Any thread may call its methods; calls wait for one another.
 
     Args:
-        path: of the database; None to keep everything in memory.
-        migrations: the steps to the present tables.
+        path: path of the database; None to keep everything in memory.
+        migrations: the migrations to the present tables.
         busy_s: see `BUSY_S`.
 
     Raises:
-        StoreError: by every method, when the file cannot be used; at first also when it is of a
-            newer version of Cleave.
+        StoreError: by every method, when the file cannot be used; by the constructor also when a
+            newer version of Cleave wrote it.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it, or nothing."""
+        """Run the block as one transaction: all of it is written, or nothing."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -228,7 +228,7 @@ class Store:
     # --- facts ---
 
     def fact(self, name: str, otherwise: str) -> str:
-        """A value that is kept under a name; `otherwise` is kept if there is none yet."""
+        """Return the value kept under a name; if there is none yet, keep and return `otherwise`."""
         with self._writing() as db:
             db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, otherwise))
             (value,) = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -237,28 +237,28 @@ class Store:
     # --- devices ---
 
     def devices(self) -> list[DeviceRecord]:
-        """Every device, in the order of pairing."""
+        """Return every device, in the order of joining."""
         return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
 
     def device(self, id: int) -> DeviceRecord | None:
-        """A device by its id."""
+        """Return the device with this id; None if there is none."""
         found = self._rows(f"{_DEVICE} WHERE id = ?", id)
         return _device(found[0]) if found else None
 
     def find_device(self, name: str) -> DeviceRecord | None:
-        """A device by its name, or by its id as text."""
+        """Return the device with this name, or with this id as text; None if there is none."""
         found = self._rows(f"{_DEVICE} WHERE name = ?1 OR id = ?1 ORDER BY name != ?1", name)
         return _device(found[0]) if found else None
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """The device whose credential has this hash."""
+        """Return the device whose credential has this hash; None if there is none."""
         found = self._rows(
             f"{_DEVICE} WHERE id = (SELECT device FROM credentials WHERE hash = ?)", credential_hash
         )
         return _device(found[0]) if found else None
 
     def arrived(self, device: int, now_s: float) -> None:
-        """A device began a session."""
+        """Record that a device began a session."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?",
@@ -266,7 +266,7 @@ class Store:
             )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
-        """A device's session ended."""
+        """Record that a device's session ended."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
@@ -275,7 +275,7 @@ class Store:
             )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change what a device may do. What it did wrong before an admission counts no more."""
+        """Change what a device may do. Its faults before an admission no longer count."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
@@ -288,7 +288,7 @@ class Store:
             )
 
     def credit(self, done: Mapping[int, Contribution], now_s: float) -> None:
-        """Add what devices did, by their ids, in one transaction."""
+        """Add what devices contributed, by their ids, in one transaction."""
         sets = ", ".join(f"{name} = {name} + ?" for name in CONTRIBUTION_FIELDS)
         with self._writing() as db:
             db.executemany(
@@ -300,7 +300,7 @@ class Store:
             )
 
     def conducted(self, device: int, conduct: Conduct) -> None:
-        """Keep how a device works."""
+        """Record how a device works."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
@@ -309,7 +309,7 @@ class Store:
             )
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
-        """A device sent a wrong result, which costs it so many points."""
+        """Record a wrong result of a device, and the points that it costs."""
         with self._writing() as db:
             db.execute(
                 "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
@@ -317,7 +317,7 @@ class Store:
             )
 
     def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
-        """When a device sent wrong results, since then and since it was released; their points."""
+        """Return (Unix time, points) of a device's wrong results since then and its release."""
         found = self._rows(
             "SELECT at_s, penalty FROM faults JOIN devices ON devices.id = device "
             "WHERE device = ? AND at_s >= ? AND at_s > released_s",
@@ -328,7 +328,7 @@ class Store:
     # --- join codes ---
 
     def add_code(self, hash: bytes, uses: int, expires_s: float, now_s: float) -> CodeRecord:
-        """Keep a new join code; those that expired long ago are forgotten."""
+        """Keep a new join code, and delete those that expired long ago."""
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(
@@ -338,23 +338,23 @@ class Store:
             return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s)
 
     def code(self, hash: bytes) -> CodeRecord | None:
-        """The join code with this hash."""
+        """Return the join code with this hash; None if there is none."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return CodeRecord(*found[0]) if found else None
 
     def codes(self) -> list[CodeRecord]:
-        """Every join code that is still known, oldest first."""
+        """Return every join code that is still stored, oldest first."""
         return [CodeRecord(*row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
 
     def void(self, code: int, reason: str) -> None:
-        """Nobody may use a join code any more."""
+        """Make a join code void: no device may use it any more."""
         with self._writing() as db:
             db.execute("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
 
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Use a join code: a new device with this credential. None if it is not open."""
+        """Use a join code: add a device with this credential. Return None if it is not open."""
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "
@@ -375,12 +375,12 @@ class Store:
     # --- jobs ---
 
     def jobs(self) -> list[StoredJob]:
-        """Every job, oldest first."""
+        """Return every job, oldest first."""
         found = self._rows(f"SELECT {_JOB} FROM jobs ORDER BY number")
         return [StoredJob(*row) for row in found]
 
     def save_job(self, job: StoredJob) -> None:
-        """Keep a job as it is now."""
+        """Keep a job's present state."""
         marks = ", ".join("?" * len(StoredJob.__slots__))
         values = [getattr(job, name) for name in StoredJob.__slots__]
         with self._writing() as db:
@@ -407,7 +407,7 @@ def _device(row: Sequence[Any]) -> DeviceRecord:
 
 
 def _free_name(db: sqlite3.Connection, wanted: str) -> str:
-    """This name, or, where another device has it, this name with a number."""
+    """Return this name, or, if another device has it, this name with a number."""
     # A name of digits alone would be taken for an id.
     base = wanted if wanted and not wanted.isdigit() else f"device {wanted}".strip()
     # Those with numbers are between `base` and `base.`; counting them saves trying each.

@@ -1,4 +1,4 @@
-"""Writes to the store in a thread of its own: no block waits, and nothing owed is dropped."""
+"""A thread that writes to the store: the server's loop does not wait, and owed writes are kept."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class _Owed:
 
 
 class StoreWriter:
-    """A thread that writes.
+    """A thread that writes to the store.
 
-    There are writes that are dropped when they fail (`soon`: when a device came and went) and such
-    that are tried again until they are done (`owe`). Contributions are added up until they are.
+    A write given to `soon` (such as that a device joined) is dropped when it fails. One given to
+    `owe` is tried again until it succeeds. Contributions are added up until they are written.
 
     Args:
-        store: where to.
-        clock: Unix time, in seconds.
-        complain: told when the store cannot be written, and when it can again.
+        store: the store to write to.
+        clock: returns Unix time, in seconds.
+        complain: called with a sentence when the store cannot be written, and when it can again.
         retry_s: see `RETRY_S`.
     """
 
@@ -63,7 +63,7 @@ class StoreWriter:
 
     @property
     def trouble(self) -> str:
-        """Why the store cannot be written, and what is not written yet; empty while all is well."""
+        """Return why the store cannot be written, and what is not written yet; empty if it can."""
         with self._lock:
             owed = [owed.what for owed in self._owed.values() if owed.what]
             if not self._error:
@@ -71,22 +71,22 @@ class StoreWriter:
             return f"{self._error}{'; not written yet: ' if owed else ''}{'; '.join(owed)}"
 
     def add(self, device: int, done: Contribution) -> None:
-        """A device did this; it is written with the next batch."""
+        """Add to what a device contributed; it is written with the next batch."""
         with self._lock:
             self._done[device] = self._done.get(device, Contribution()) + done
 
     def soon(self, write: Callable[[], None]) -> None:
-        """Do this write next, in the ledger's thread, after those asked for before."""
+        """Do this write in the writer's thread, after those requested before."""
         self._orders.put(write)
 
     def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
-        """Do this write next, and again until it is done.
+        """Do this write next, and again until it succeeds.
 
         Args:
-            key: an earlier write of the same key that is not done yet is not needed any more.
+            key: identifies the write; it replaces an unfinished one with the same key.
             write: raises StoreError when it fails.
-            what: it says, for people, who are told when that is not written; empty for what does
-                not matter so much.
+            what: what is written, for the message to people when it cannot be; empty for no
+                message.
         """
         with self._lock:
             self._owed.pop(key, None)
@@ -94,7 +94,7 @@ class StoreWriter:
         self._orders.put(self._write_owed)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything so far was tried, but no longer than this; whether it was."""
+        """Wait until every write so far was tried; return False if the time was over before."""
         tried = threading.Event()
         self._orders.put(self._write_batch)
         self._orders.put(tried.set)
@@ -116,7 +116,7 @@ class StoreWriter:
     def _write_on(self) -> None:
         written_s = time.monotonic()
         while True:
-            # Orders may come all the time: what is due is not to wait for them to end.
+            # Requests may come without end: what is due must not wait until there are none.
             every_s = self._retry_s if self._owed else WRITE_S
             due_s = written_s + every_s - time.monotonic()
             order: Callable[[], None] | None = self._write_all
@@ -127,10 +127,10 @@ class StoreWriter:
                 return
             try:
                 order()
-            except StoreError as error:  # of what may be dropped
+            except StoreError as error:  # in a write that may be dropped
                 if not self._error:
                     self._complain(str(error))
-            if order == self._write_all:  # its end counts: orders come between two of them
+            if order == self._write_all:  # counted from its end, so that requests get a turn
                 written_s = time.monotonic()
 
     def _write_all(self) -> None:
@@ -138,7 +138,7 @@ class StoreWriter:
         self._write_batch()
 
     def _write_owed(self) -> None:
-        with self._lock:  # what people are told of goes first
+        with self._lock:  # writes that people are told about go first
             waiting = sorted(self._owed.items(), key=lambda item: not item[1].what)
         failure: StoreError | None = None
         for key, owed in waiting:

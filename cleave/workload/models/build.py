@@ -1,7 +1,7 @@
 """Transformers as torch modules: from the registry with fresh weights, or from a local folder.
 
-Nothing here goes online. torch and transformers are imported where they are used, so that finding
-a model's sizes needs neither.
+Nothing here goes online. torch and transformers are imported only in the functions that need them,
+so that looking up a model's sizes needs neither.
 """
 
 import json
@@ -26,14 +26,14 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from: a folder with weights, or (folder None) the registry."""
+    """Where a model comes from: a folder with weights, or the registry if folder is None."""
 
     spec: ModelSpec
     folder: Path | None
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """The model that a user means by a name or a path. Reads at most a ``config.json``.
+    """Return the model that a user means by a name or a path; reads at most a ``config.json``.
 
     A path (it contains a separator) that exists as a folder is that folder, and so is a folder of
     this name with a ``config.json``; anything else is a name in the registry. UsageError if it is
@@ -47,7 +47,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in a local Hugging Face folder, named like the folder.
+    """Return the spec of the model in a local Hugging Face folder, named like the folder.
 
     UsageError if there is no such folder, it has no readable ``config.json``, or that does not
     describe a causal language model.
@@ -57,7 +57,7 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
-    """The OPTConfig or LlamaConfig of a model of the registry.
+    """Return the OPTConfig or LlamaConfig of a model of the registry.
 
     ``dropout`` is the probability after each OPT sub-layer; 0, unlike the published 0.1, because
     exactness is checked against a model without it. Llama has none, so there another value is a
@@ -115,10 +115,10 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
 
 
 def build_model(spec: ModelSpec, *, seed: int, dropout: float = 0.0) -> "PreTrainedModel":
-    """A fresh causal language model of the registry, fp32 on the CPU, in training mode.
+    """Build a fresh causal language model of the registry, fp32 on the CPU, in training mode.
 
-    Weights are drawn by the model's own rule; equal seeds give bit-equal weights, and torch's
-    global random state is left as it was. At no time is there more than one copy of them.
+    Weights are drawn by the model's own rule. Equal seeds give bit-equal weights, and torch's
+    global random state is left as it was. Memory never holds more than one copy of the weights.
     """
     import torch
     from transformers import LlamaForCausalLM, OPTForCausalLM
@@ -140,11 +140,11 @@ def build_model(spec: ModelSpec, *, seed: int, dropout: float = 0.0) -> "PreTrai
 
 
 def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedModel, ModelSpec]":
-    """The causal language model in a local Hugging Face folder, fp32 on the CPU, in training mode.
+    """Load the causal language model in a Hugging Face folder, fp32 on the CPU, in training mode.
 
     The folder holds ``config.json`` and safetensors weights, in one file or sharded with an index.
     Every dropout probability of its config is set to 0, except the main one, which becomes
-    ``dropout``. The weights are memory of their own: the files may change afterwards. UsageError
+    ``dropout``. The weights are copied into memory, so the files may change afterwards. UsageError
     if the folder is missing or incomplete, its model is not a causal one, or the weights are
     damaged, quantized or others than the config asks for.
     """
@@ -198,7 +198,7 @@ def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedM
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:
-    """Keep only each layer's input for the backward pass, and compute the rest again there.
+    """Keep only each layer's input for the backward pass, and recompute the rest from it.
 
     Outputs and gradients stay the same. UsageError if the model does not support it.
     """
