@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import fields
 from typing import Any, Final
 
+from cleave.scheduler.events import Event, ResultArrived
+from cleave.scheduler.instructions import Instruction, Place
 from cleave.scheduler.tasks import ArrayRef, Task
 
 LENGTH: Final = 10_000
@@ -22,14 +24,17 @@ class Story:
     """The scheduler's latest events and instructions, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        self._entries: deque[tuple[float, Any, tuple[Any, ...]]] = deque(maxlen=length)
+        self._times_s: deque[float] = deque(maxlen=length)
+        self._said: deque[Event | Instruction] = deque(maxlen=length)
 
-    def add(self, at_s: float, said: Any) -> None:
-        """Record an event or an instruction, which must be a dataclass with slots."""
-        kind = type(said)
-        # A payload may be a hundred megabytes, and is nobody's story.
-        kept = tuple(getattr(said, name) for name in kind.__slots__ if name != "payload")
-        self._entries.append((at_s, kind, kept))
+    def add(self, at_s: float, said: Event | Instruction) -> None:
+        """Note an event or an instruction, without its payload."""
+        if isinstance(said, ResultArrived):  # a payload may be a hundred megabytes
+            said = ResultArrived(said.device, said.run, None)
+        elif isinstance(said, Place):
+            said = Place(said.task, None)
+        self._times_s.append(at_s)
+        self._said.append(said)
 
     def tell(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
@@ -40,16 +45,14 @@ class Story:
             device, job, run: only entries about this device, job or run; all unless given.
         """
         return [
-            _line(at_s, kind, kept)
-            for at_s, kind, kept in self._entries
-            if _about(kind, kept, device, job, run)
+            _line(at_s, said)
+            for at_s, said in zip(self._times_s, self._said, strict=True)
+            if _about(said, device, job, run)
         ]
 
 
-def _about(
-    kind: Any, kept: tuple[Any, ...], device: int | None, job: int | None, run: int | None
-) -> bool:
-    values = dict(zip((n for n in kind.__slots__ if n != "payload"), kept, strict=True))
+def _about(said: Event | Instruction, device: int | None, job: int | None, run: int | None) -> bool:
+    values = _values(said)
     task = values.get("task")
     found_device = values.get("device", values.get("session", _device_of(values.get("rates"))))
     found_job = task.job if isinstance(task, Task) else values.get("job")
@@ -62,14 +65,18 @@ def _about(
     )
 
 
+def _values(said: Event | Instruction) -> dict[str, Any]:
+    """Return what is shown of an event or instruction, by field."""
+    return {f.name: getattr(said, f.name) for f in fields(said) if f.name != "payload"}
+
+
 def _device_of(rates: Any) -> int | None:
     return getattr(rates, "device", None)
 
 
-def _line(at_s: float, kind: Any, kept: tuple[Any, ...]) -> str:
-    names = [field.name for field in fields(kind) if field.name != "payload"]
-    said = [f"{name} {_shown(value)}" for name, value in zip(names, kept, strict=True)]
-    return f"{at_s:.3f} s: {kind.__name__}" + (f" ({', '.join(said)})" if said else "")
+def _line(at_s: float, said: Event | Instruction) -> str:
+    shown = [f"{name} {_shown(value)}" for name, value in _values(said).items()]
+    return f"{at_s:.3f} s: {type(said).__name__}" + (f" ({', '.join(shown)})" if shown else "")
 
 
 def _shown(value: Any) -> str:
