@@ -156,7 +156,7 @@ class Judge:
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Finished:
         """See `Fleet.submit`. The product is computed at once."""
-        left, right = (s.operand.buffer.T if s.transposed else s.operand.buffer for s in (a, b))
+        left, right = a.matrix, b.matrix
         self._own.matmul(left, right, out)
         if self.active:
             self.products += 1

@@ -32,10 +32,7 @@ class BlockChecks:
             plan = future.job.plan
             assert plan is not None
             blocks = (block for tile in plan.tiles for block in wavefront(tile.cut))
-            a, b = (
-                side.operand.buffer.T if side.transposed else side.operand.buffer
-                for side in (future.a, future.b)
-            )
+            a, b = future.a.matrix, future.b.matrix
             check = GemmCheck(a, b, blocks, self._rng(), self._project)
             self._checks[future.job.id] = check
         detail = task.detail

@@ -193,7 +193,7 @@ class Runtime(ABC):
     def place(self, task: Task, payload: Any) -> None:
         """Put a block in its place."""
         output = self._outputs.get(task.job)
-        if output is not None:  # else its work has failed, and nobody waits for it
+        if output is not None:  # else its job has failed, and nobody waits for it
             output.place(task.detail, payload)
 
     def check(self, check: Check) -> list[ForRuntime]:

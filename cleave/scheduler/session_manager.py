@@ -234,7 +234,7 @@ class SessionManager:
     ) -> list[ForRuntime]:
         """End every session of a device, and say why."""
         mine = [s.id for s in self.sessions.values() if s.identity == identity]
-        return [order for id in mine for order in self.refuse(id, code, reason, now_s)]
+        return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
 
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
@@ -356,7 +356,7 @@ class SessionManager:
             )
             over = before[: max(0, len(before) + 1 - admission.at_once)]
             ends = [self.refuse(id, ErrorCode.DUPLICATE, reason, now_s) for id in over]
-            return [order for instructions in ends for order in instructions]
+            return [one for instructions in ends for one in instructions]
         here = [s for s in self.sessions.values() if s.identity == admission.identity]
         if admission.identity is None or not here:
             return []

@@ -69,9 +69,7 @@ class Ledger:
             depths = self._depths.pop(id(future.out))
         self.gemms += 1
         self.miscounted += int((depths != future.job.gemm.k).sum())
-        a, b = (
-            s.operand.buffer.T if s.transposed else s.operand.buffer for s in (future.a, future.b)
-        )
+        a, b = future.a.matrix, future.b.matrix
         error, bound = rounding(a, b, future.out)
         self.beyond += int((~(error <= bound)).sum())  # so that NaN is beyond
         self.worst = max(self.worst, float((error / bound).max(initial=0)))
