@@ -51,6 +51,8 @@ _CACHED_PLANS: Final = 4096
 _FEW_CHANGES: Final = 4  # devices that come and go before everything is planned anew
 _WORTH_REPLANNING: Final = 1.1  # a changed plan that takes so much longer is used once
 _BARELY_USABLE: Final = 3.0  # and one that takes so much longer not at all
+_NEXT_TO_NOTHING: Final = 0.005  # share of a GEMM that far slower devices may do together
+_FAR_SLOWER: Final = 50.0  # times less work than the median device
 
 
 class PlanMethod(Enum):
@@ -96,6 +98,14 @@ class TilePlanner:
             raise PlanError("the fleet is empty; a plan needs at least one device")
         if not gemm.volume:
             raise PlanError(f"a GEMM of {gemm.m}x{gemm.n}x{gemm.k} has nothing to multiply")
+        fresh = self._without_residencies(gemm, element, devices)
+        reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
+        return min([fresh, *filter(None, reusing)], key=self._score_s)
+
+    def _without_residencies(
+        self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
+    ) -> Plan:
+        """Return a plan from the cache, or make one and keep it there."""
         key = (gemm, element, tuple(devices))
         fresh = self._cache.get(key)
         if fresh is None or key in self._provisional:
@@ -103,6 +113,16 @@ class TilePlanner:
                 self._cache.clear()
                 self._latest.clear()
                 self._provisional.clear()
+            useful = self._useful(gemm, element, devices)
+            if len(useful) < len(devices):
+                # Often there is a plan for these, and a straggler only changed its rates.
+                found = self._without_residencies(gemm, element, useful)
+                bound_s = self._bound_s(gemm, element, RateArrays.of(devices))
+                self._cache[key] = fresh = replace(found, bound_s=bound_s)
+                self._provisional.discard(key)
+                if (gemm, element, tuple(useful)) in self._provisional:
+                    self._provisional.add(key)
+                return fresh
             fresh = None if fresh else self._changed(gemm, element, devices)
             self._provisional.discard(key)
             if fresh is None:
@@ -111,15 +131,13 @@ class TilePlanner:
             elif fresh.makespan_s > _WORTH_REPLANNING * self._latest[gemm, element].planned_s:
                 self._provisional.add(key)  # good enough to go on at once, but only once
             self._cache[key] = fresh
-        reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
-        return min([fresh, *filter(None, reusing)], key=self._score_s)
+        return fresh
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
         """See `PartPlanner.plan_part`: tries few sets of devices and few arrangements."""
         ordered = sorted(devices, key=lambda d: d.device)
         rates = RateArrays.of(ordered)
-        two_dimensional = self.method is PlanMethod.TWO_D
-        bound_s = isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
+        bound_s = self._bound_s(gemm, element, rates)
         roomy = _roomy(gemm, element, rates)
         volume = best_tile(gemm, element, rates, 2 * bound_s).volume[roomy]
         ranked = roomy[np.lexsort((roomy, -volume))]
@@ -169,22 +187,14 @@ class TilePlanner:
             return None
         if plan is None or plan.makespan_s > _BARELY_USABLE * latest.planned_s:
             return None
-        bound_s = isolated_bound_s(
-            gemm,
-            element,
-            RateArrays.of(devices),
-            self.ps,
-            two_dimensional=self.method is PlanMethod.TWO_D,
-        )
-        plan = replace(plan, bound_s=bound_s)
+        plan = replace(plan, bound_s=self._bound_s(gemm, element, RateArrays.of(devices)))
         self._latest[gemm, element] = _Latest(plan, now, latest.planned_s)
         return plan
 
     def _fresh(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
         ordered = sorted(devices, key=lambda d: d.device)
         rates = RateArrays.of(ordered)
-        two_dimensional = self.method is PlanMethod.TWO_D
-        bound_s = isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
+        bound_s = self._bound_s(gemm, element, rates)
         chosen, others = self._subsets(gemm, element, rates, bound_s)
         plan = self._best_on(gemm, element, ordered, chosen, bound_s)
         for subset in others:
@@ -236,6 +246,10 @@ class TilePlanner:
         found = [plan for plan in plans if plan is not None]
         return min(found, key=self._score_s, default=None)
 
+    def _bound_s(self, gemm: Gemm, element: ElementBytes, rates: RateArrays) -> float:
+        two_dimensional = self.method is PlanMethod.TWO_D
+        return isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
+
     def _score_s(self, plan: Plan) -> float:
         """Return what plans are compared by: the fleet's time plus the plan's cost to the PS."""
         fleet_s = plan.makespan_s + plan.fill_s
@@ -247,6 +261,21 @@ class TilePlanner:
         return fleet_s + self.ps.block_s * blocks + self.ps.byte_s * moved_bytes
 
     # --- which devices ---
+
+    def _useful(
+        self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
+    ) -> Sequence[DeviceRates]:
+        """Return the devices without those far slower than most, if those do next to nothing."""
+        rates = RateArrays.of(devices)
+        bound_s = self._bound_s(gemm, element, rates)
+        # As much as a device could return of it in twice the least time.
+        volume = best_tile(gemm, element, rates, 2 * bound_s).volume
+        slow = _FAR_SLOWER * volume < np.median(volume)
+        if not slow.any() or volume[slow].sum() > _NEXT_TO_NOTHING * volume.sum():
+            return devices
+        if not len(_with_memory(element, rates.take(np.flatnonzero(~slow)))):
+            return devices
+        return [device for device, left_out in zip(devices, slow, strict=True) if not left_out]
 
     def _subsets(
         self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
@@ -330,14 +359,19 @@ def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
     if len(roomy):
         return roomy
     # All are small: then those that can hold anything at all.
-    least = 2 * element.sent + max(element.finished, element.partial)
-    some = np.flatnonzero(least <= usable)
+    some = _with_memory(element, rates)
     if not len(some):
         raise PlanError(
             f"no device has the memory for a single multiplication; "
             f"the largest offers {int(rates.memory.max())} bytes"
         )
     return some
+
+
+def _with_memory(element: ElementBytes, rates: RateArrays) -> Indices:
+    """Return the devices that can hold a single multiplication."""
+    least = 2 * element.sent + max(element.finished, element.partial)
+    return np.flatnonzero(least <= rates.memory * USABLE_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)

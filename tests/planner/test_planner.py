@@ -173,6 +173,25 @@ def test_the_order_of_devices_does_not_matter(
     assert planner.plan(gemm, element, devices) == plan  # from its cache
 
 
+@pytest.mark.parametrize("slower", [60.0, 360.0])
+def test_a_straggler_whose_rates_change_changes_no_plan(slower: float) -> None:
+    """Nothing is planned anew when a device that gets nothing turns out still slower."""
+    gemm, good = Gemm(2048, 768, 768), _fleet(3)
+    planner = TilePlanner()
+    without = planner.plan(gemm, FP32, good)
+    for factor in (slower, 2 * slower):
+        rates = [DeviceRates(9, 10e6 / factor, 5e6 / factor, 5e12 / factor)]
+        plan = planner.plan(gemm, FP32, good + rates)
+        assert plan.tiles == without.tiles
+
+
+def test_slow_devices_are_used_where_together_they_matter() -> None:
+    slow = [DeviceRates(i, 10e6, 5e6, 5e12) for i in range(10, 40)]
+    fast = [DeviceRates(i, 30e6, 15e6, 15e12) for i in range(3)]
+    plan = TilePlanner().plan(Gemm(8192, 4096, 4096), FP32, slow + fast)
+    assert {tile.device for tile in plan.tiles} == {d.device for d in slow + fast}
+
+
 def test_more_devices_share_the_work() -> None:
     gemm = Gemm(2048, 5120, 5120)
     spans = [TilePlanner().plan(gemm, FP32, _fleet(d)).makespan_s for d in (1, 8, 64)]
