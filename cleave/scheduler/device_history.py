@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.admission import Authenticator, Contribution
+from cleave.scheduler.admission import Authenticator
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.session import Session
-from profiles.power_limits import believable_j
 
 CREDIT_S: Final = 15.0
 """Seconds between two reports to the authenticator of what devices contributed."""
@@ -147,24 +146,12 @@ class DeviceHistory:
         )
 
     def _credit(self, session: Session, now_s: float) -> None:
+        measured_j = session.measured_j(now_s)
+        if measured_j is not None:
+            session.counters.energy_j = measured_j
         if session.identity is None:
             return
-        done = _contribution(session, now_s)
+        done = replace(session.counters, compute_s=min(MAX_CREDIT, session.counters.compute_s))
         if done != session.credited:
             self._auth.contributed(session.identity, done - session.credited)
             session.credited = done
-
-
-def _contribution(session: Session, now_s: float) -> Contribution:
-    energy_j = session.telemetry.get("energy_j", 0.0)
-    if not believable_j(energy_j, session.profile, now_s - session.opened_s):
-        energy_j = session.credited.energy_j
-    return Contribution(
-        session.blocks,
-        session.flops,
-        session.downlink_bytes,
-        session.uplink_bytes,
-        min(MAX_CREDIT, session.compute_s),
-        energy_j,
-        session.failures,
-    )

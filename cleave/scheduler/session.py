@@ -9,8 +9,8 @@ from itertools import count
 
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.allowance import Allowance, CancelledRuns
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Feature
-from cleave.scheduler.admission import Contribution
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.pace import Pace
 from cleave.scheduler.probe import FIRST_ID, Probe
@@ -18,6 +18,7 @@ from cleave.scheduler.reputation import Reputation, Rounding, Suspects
 from cleave.scheduler.setbacks import Setbacks
 from cleave.scheduler.tasks import Task
 from profiles.device_profile import DeviceKind
+from profiles.power_limits import believable_j
 
 
 class DeviceState(Enum):
@@ -65,13 +66,8 @@ class Session:
     profile: str = ""
     kind: DeviceKind | None = None  # as it says itself
     heard_s: float = 0.0
-    blocks: int = 0
-    failures: int = 0
-    flops: float = 0.0
-    compute_s: float = 0.0
-    downlink_bytes: int = 0  # counted by the runtime
-    uplink_bytes: int = 0
-    credited: Contribution = field(default_factory=Contribution)  # what the authenticator was told
+    counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime counts the bytes
+    credited: DeviceCounters = field(default_factory=DeviceCounters)  # as the authenticator knows
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
@@ -102,3 +98,13 @@ class Session:
         """Return the rates to plan with: as measured or stated, corrected by the device's pace."""
         assert self.rates is not None
         return self.pace.estimate.of(self.rates)
+
+    def measured_j(self, now_s: float) -> float | None:
+        """Return the energy that the device states it used, in joules; None if it is implausible.
+
+        It is None as well where the device states nothing.
+        """
+        said = self.telemetry.get("energy_j")
+        if said is None or not believable_j(said, self.profile, now_s - self.opened_s):
+            return None
+        return said

@@ -409,7 +409,7 @@ class SessionManager:
             case messages.TaskError() if session.probe is not None:
                 raise ProtocolError(f"the device could not do the probe: {message.reason}")
             case messages.TaskError() if session.trial and session.trial.probe.awaits(message.id):
-                session.failures += 1
+                session.counters.failures += 1
                 return self._failed_trial(session, session.trial, message.reason, now_s)
             case messages.TaskError():
                 if session.expected.pop(message.id, None) is None:
@@ -463,9 +463,9 @@ class SessionManager:
             self.history.remember(session)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
-        session.blocks += 1
-        session.flops += task.flops
-        session.compute_s += min(message.compute_s, now_s - session.opened_s)
+        session.counters.blocks += 1
+        session.counters.flops += task.flops
+        session.counters.compute_s += min(message.compute_s, now_s - session.opened_s)
         if self.verify and self.verification.wants(session.reputation, self._rng):
             return [Check(session.id, message.id, task, message.payload)]
         return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
@@ -534,7 +534,7 @@ class SessionManager:
     def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[ForRuntime]:
         """Pass a failed run on to another device, and set aside a device that fails all."""
         reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
-        session.failures += 1
+        session.counters.failures += 1
         if session.rates is not None:
             session.pace.answered(run, session.rates, now_s, failed=True)
         instructions: list[ForRuntime] = []
