@@ -1,4 +1,4 @@
-"""Devices beyond one session: what they contributed, how they worked, and the link they had.
+"""Devices beyond one session: what they did, how they worked and rounded, and their links.
 
 Devices with an identity are known by it. Of others only how they worked is remembered, by address
 and name, and only while the server runs.
@@ -13,6 +13,7 @@ from typing import Final
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.admission import Authenticator
 from cleave.scheduler.conduct import Conduct
+from cleave.scheduler.reputation import Rounding
 from cleave.scheduler.session import Session
 
 CREDIT_S: Final = 15.0
@@ -66,6 +67,7 @@ class DeviceHistory:
         self._credited_s = 0.0
         self._departed: dict[int, _Departure] = {}
         self._strangers: dict[tuple[str, str], Conduct] = {}  # by address and name
+        self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
 
     def tick(self, sessions: Iterable[Session], now_s: float) -> None:
         """Report what these sessions did, unless that was done less than `CREDIT_S` ago."""
@@ -122,6 +124,17 @@ class DeviceHistory:
         if session.identity is not None:
             return known
         return self._strangers.get((session.address, session.name), known)
+
+    def rounding_before(self, session: Session) -> Rounding:
+        """Return the evidence of how a device rounds; its sessions share it."""
+        if session.identity is None:
+            return session.rounding
+        return self._rounding.setdefault(session.identity, session.rounding)
+
+    def forget_rounding(self, session: Session) -> None:
+        """Forget that evidence: a device that is quarantined for it and released begins anew."""
+        if session.identity is not None:
+            self._rounding.pop(session.identity, None)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
         """Return the session's rates with the link and speed that were measured before.

@@ -25,6 +25,7 @@ from cleave.scheduler.admission import (
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
+from cleave.scheduler.events import DeviceReady
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Check, Close, ForRuntime, Joined, Note, Send
 from cleave.scheduler.reputation import QUARANTINE, Wrong
@@ -199,8 +200,8 @@ def measured(manager: SessionManager, session: int, now_s: float) -> None:
     record.rates = replace(
         record.rates, downlink_bytes_per_s=5e6, uplink_bytes_per_s=3e6, latency_s=0.01
     )
-    record.probe = None
-    manager._ready(record, now_s)
+    record.probe, record.state = None, DeviceState.READY
+    manager.scheduler.handle(DeviceReady(record.rates), now_s)
 
 
 @pytest.mark.parametrize(
