@@ -122,10 +122,10 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
                 buffer = Buffer(np.ascontiguousarray(narrow(numbers, task.dtype)), task.dtype)
                 sides.append(Side(fleet.operand(buffer), turned))
             a, b = sides
-            before = {i: s.compute_s for i, s in manager.sessions.items()}
+            before = {i: s.counters.compute_s for i, s in manager.sessions.items()}
             fleet.submit(a, b, empty(gemm.m, gemm.n, task.out)).result()
             for i, session in manager.sessions.items():
-                of_task[i].append(session.compute_s - before[i])
+                of_task[i].append(session.counters.compute_s - before[i])
     # The first time kernels are made for a shape.
     return [statistics.median(times[1:]) for each in took for times in each.values()]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
 from cleave.machine.sensors import PowerMeter
+from cleave.protocol.device_counters import DeviceCounters
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
@@ -20,11 +21,9 @@ _Alike = tuple[str, float | None]  # profile, and power as a fleet file states i
 @dataclass(slots=True)
 class _Sums:
     names: set[str] = field(default_factory=set)
+    counters: DeviceCounters = field(default_factory=DeviceCounters)
     present_s: float = 0.0
-    compute_s: float = 0.0
     radio_s: float = 0.0
-    down_bytes: float = 0.0
-    up_bytes: float = 0.0
 
 
 class FleetMeter:
@@ -64,14 +63,14 @@ class FleetMeter:
                     self._sums[self._alike[device]].present_s += at_s - since_s
             case Multiplication():
                 sums = self._sums[self._alike[activity.device]]
-                sums.compute_s += activity.end_s - activity.begin_s
+                sums.counters.compute_s += activity.end_s - activity.begin_s
             case Transfer():
                 sums = self._sums[self._alike[activity.device]]
                 sums.radio_s += activity.end_s - activity.begin_s
                 if activity.direction is Direction.DOWN:
-                    sums.down_bytes += activity.nbytes
+                    sums.counters.downlink_bytes += activity.nbytes
                 else:
-                    sums.up_bytes += activity.nbytes
+                    sums.counters.uplink_bytes += activity.nbytes
 
     def _come(self, device: int, name: str, at_s: float) -> None:
         alike = self._profiles.get(name, ""), self._active_power_w.get(name)
@@ -89,10 +88,10 @@ class FleetMeter:
                 profile,
                 len(sums.names),
                 sums.present_s + present[profile, active_power_w],
-                sums.compute_s,
+                sums.counters.compute_s,
                 sums.radio_s,
-                sums.down_bytes,
-                sums.up_bytes,
+                sums.counters.downlink_bytes,
+                sums.counters.uplink_bytes,
                 active_power_w,
             )
             for (profile, active_power_w), sums in self._sums.items()

@@ -10,12 +10,22 @@ reused only if its names need as many bytes as those of the first time.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cleave.fleet.runtime import FleetCounters
+from cleave.protocol.device_counters import DeviceCounters
 from emulator.virtual import VirtualRuntime
 
 _NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # where msgpack needs another byte for a number
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceMoment:
+    """What a device has counted itself, and what the PS has counted of it."""
+
+    blocks: int
+    flops: int
+    counters: DeviceCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +39,16 @@ class _Moment:
     runs: int
     tasks: int
     results: int
-    devices: dict[int, tuple[int, int, int, float]]  # blocks and FLOPs there, blocks and s here
+    devices: dict[int, _DeviceMoment]
 
     @classmethod
     def of(cls, runtime: VirtualRuntime) -> _Moment:
         scheduler = runtime.manager.scheduler
         devices = {
-            number: (
+            number: _DeviceMoment(
                 device.core.blocks,
                 device.core.flops,
-                runtime.manager.sessions[number].blocks,
-                runtime.manager.sessions[number].compute_s,
+                replace(runtime.manager.sessions[number].counters),
             )
             for number, device in runtime.devices.items()
             if number in runtime.manager.sessions
@@ -94,12 +103,12 @@ class Timelines:
         """
         runtime = self._runtime
         at_rest = runtime.settle() and self._repeatable()
-        begin = _Moment.of(runtime)
-        known = self._recorded.get((key, runtime.manager.epoch))
-        if at_rest and known is not None and self._fits(known, begin):
+        epoch = runtime.manager.epoch
+        known = self._recorded.get((key, epoch))
+        if at_rest and known is not None and self._fits(known):
             self._replay(known)
             return
-        epoch = runtime.manager.epoch
+        begin = _Moment.of(runtime)
         group()
         if runtime.settle() and at_rest and epoch == runtime.manager.epoch:
             self._recorded[key, epoch] = _Timeline(begin, _Moment.of(runtime))
@@ -111,12 +120,13 @@ class Timelines:
             return False
         return all(d.profile.steady for d in runtime.devices.values())
 
-    def _fits(self, timeline: _Timeline, begin: _Moment) -> bool:
-        if self._runtime.next_event_s <= begin.now_s + timeline.lasts_s:
+    def _fits(self, timeline: _Timeline) -> bool:
+        runtime, names = self._runtime, self._runtime.manager.scheduler.names
+        if runtime.next_event_s <= runtime.now_s + timeline.lasts_s:
             return False
         for name in ("arrays", "runs"):
             there, then = getattr(timeline.begin, name), getattr(timeline.end, name)
-            here = getattr(begin, name)
+            here = getattr(names, name)
             widths = {_width(n) for n in (there + 1, then, here + 1, here + then - there)}
             if len(widths) > 1:
                 return False
@@ -134,10 +144,9 @@ class Timelines:
         for number, after in end.devices.items():
             before = begin.devices[number]
             device, session = runtime.devices[number], runtime.manager.sessions[number]
-            device.core.blocks += after[0] - before[0]
-            device.core.flops += after[1] - before[1]
-            session.blocks += after[2] - before[2]
-            session.compute_s += after[3] - before[3]
+            device.core.blocks += after.blocks - before.blocks
+            device.core.flops += after.flops - before.flops
+            session.counters += after.counters - before.counters
         self.reused += 1
         self.reused_events += end.events - begin.events
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.protocol.texts import clean
 from cleave.scheduler.conduct import Conduct
@@ -76,37 +77,6 @@ class AccessLevel(Enum):
 AdmissionResult: TypeAlias = Admission | Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What a device contributed.
-
-    Attributes:
-        blocks: results that were asked for and came.
-        flops: floating-point operations of these results.
-        downlink_bytes, uplink_bytes: encoded messages, to the device and from it.
-        compute_s: seconds of computing, as the device states them.
-        energy_j: joules, as its telemetry states them (`energy_j`); 0 where it does not.
-        failures: runs that it could not do, or answered in another form than was asked for.
-    """
-
-    blocks: int = 0
-    flops: float = 0.0
-    downlink_bytes: int = 0
-    uplink_bytes: int = 0
-    compute_s: float = 0.0
-    energy_j: float = 0.0
-    failures: int = 0
-
-    def __add__(self, other: Contribution) -> Contribution:
-        return Contribution(*(getattr(self, n) + getattr(other, n) for n in CONTRIBUTION_FIELDS))
-
-    def __sub__(self, other: Contribution) -> Contribution:
-        return Contribution(*(getattr(self, n) - getattr(other, n) for n in CONTRIBUTION_FIELDS))
-
-
-CONTRIBUTION_FIELDS: Final = tuple(field.name for field in fields(Contribution))
-
-
 class Authenticator(Protocol):
     """Decides who may join, and keeps what is learnt of devices. Called in the server's loop.
 
@@ -137,8 +107,8 @@ class Authenticator(Protocol):
         """Note that a device's session ended: as intended, or because the device was lost."""
         ...
 
-    def contributed(self, identity: int, done: Contribution) -> None:
-        """Note what a device contributed since the last call."""
+    def contributed(self, identity: int, done: DeviceCounters) -> None:
+        """Add what a device did since the last call."""
         ...
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
@@ -192,7 +162,7 @@ class SharedSecretAuth:
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Authenticator.departed`: nothing is kept."""
 
-    def contributed(self, identity: int, done: Contribution) -> None:
+    def contributed(self, identity: int, done: DeviceCounters) -> None:
         """See `Authenticator.contributed`: nothing is kept."""
 
     def conducted(self, identity: int, conduct: Conduct) -> None:

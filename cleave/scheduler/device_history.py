@@ -1,4 +1,4 @@
-"""Devices beyond one session: what they contributed, how they worked, and the link they had.
+"""Devices beyond one session: what they did, how they worked and rounded, and their links.
 
 Devices with an identity are known by it. Of others only how they worked is remembered, by address
 and name, and only while the server runs.
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.admission import Authenticator, Contribution
+from cleave.scheduler.admission import Authenticator
 from cleave.scheduler.conduct import Conduct
+from cleave.scheduler.reputation import Rounding
 from cleave.scheduler.session import Session
-from profiles.power_limits import believable_j
 
 CREDIT_S: Final = 15.0
 """Seconds between two reports to the authenticator of what devices contributed."""
@@ -67,6 +67,7 @@ class DeviceHistory:
         self._credited_s = 0.0
         self._departed: dict[int, _Departure] = {}
         self._strangers: dict[tuple[str, str], Conduct] = {}  # by address and name
+        self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
 
     def tick(self, sessions: Iterable[Session], now_s: float) -> None:
         """Report what these sessions did, unless that was done less than `CREDIT_S` ago."""
@@ -124,6 +125,17 @@ class DeviceHistory:
             return known
         return self._strangers.get((session.address, session.name), known)
 
+    def rounding_before(self, session: Session) -> Rounding:
+        """Return the evidence of how a device rounds; its sessions share it."""
+        if session.identity is None:
+            return session.rounding
+        return self._rounding.setdefault(session.identity, session.rounding)
+
+    def forget_rounding(self, session: Session) -> None:
+        """Forget that evidence: a device that is quarantined for it and released begins anew."""
+        if session.identity is not None:
+            self._rounding.pop(session.identity, None)
+
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
         """Return the session's rates with the link and speed that were measured before.
 
@@ -147,24 +159,12 @@ class DeviceHistory:
         )
 
     def _credit(self, session: Session, now_s: float) -> None:
+        measured_j = session.measured_j(now_s)
+        if measured_j is not None:
+            session.counters.energy_j = measured_j
         if session.identity is None:
             return
-        done = _contribution(session, now_s)
+        done = replace(session.counters, compute_s=min(MAX_CREDIT, session.counters.compute_s))
         if done != session.credited:
             self._auth.contributed(session.identity, done - session.credited)
             session.credited = done
-
-
-def _contribution(session: Session, now_s: float) -> Contribution:
-    energy_j = session.telemetry.get("energy_j", 0.0)
-    if not believable_j(energy_j, session.profile, now_s - session.opened_s):
-        energy_j = session.credited.energy_j
-    return Contribution(
-        session.blocks,
-        session.flops,
-        session.downlink_bytes,
-        session.uplink_bytes,
-        min(MAX_CREDIT, session.compute_s),
-        energy_j,
-        session.failures,
-    )

@@ -123,13 +123,13 @@ class Withdrawn:
     job: int
 
 
+FleetChange: TypeAlias = (
+    DeviceReady | DeviceAside | DeviceBack | DeviceRated | DeviceDraining | DeviceLost
+)
+"""Events that change which devices may be given work, or their rates: a new epoch begins."""
+
 Event: TypeAlias = (
-    DeviceReady
-    | DeviceAside
-    | DeviceBack
-    | DeviceRated
-    | DeviceDraining
-    | DeviceLost
+    FleetChange
     | Submitted
     | ResultArrived
     | RunFailed

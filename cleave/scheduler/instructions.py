@@ -1,7 +1,8 @@
 """What the server's core wants done by the session manager and by the runtime.
 
-The scheduler speaks of arrays and runs, and the session manager turns these into messages. So a
-runtime (`cleave.fleet.runtime`) carries out only the instructions of the second half.
+The scheduler speaks of arrays and runs, and the session manager turns these into messages. The
+session manager's helpers decide about sessions, and it carries that out. So a runtime
+(`cleave.fleet.runtime`) carries out only the instructions of the last part.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cleave.protocol.messages import Message
+from cleave.protocol.messages import ByeCode, ErrorCode, Message
+from cleave.scheduler.events import Event
 from cleave.scheduler.tasks import ArrayRef, Task
 
 # --- from the scheduler to the session manager ---
@@ -61,6 +63,26 @@ class Stuck:
 
     job: int
     reason: str
+
+
+# --- from the session manager's helpers to the session manager ---
+
+
+@dataclass(slots=True)
+class Refuse:
+    """End this session with an error, unless it has already ended."""
+
+    session: int
+    code: ErrorCode
+    reason: str
+
+
+@dataclass(slots=True)
+class Dismiss:
+    """End this session with a `bye`: nothing went wrong."""
+
+    session: int
+    code: ByeCode
 
 
 # --- to the runtime ---
@@ -150,3 +172,5 @@ ForRuntime: TypeAlias = (
     Send | Close | Check | Place | Done | Failed | Joined | Overdue | Aside | Note
 )
 Instruction: TypeAlias = ForSessions | ForRuntime
+Decision: TypeAlias = Refuse | Dismiss | Event | ForRuntime
+"""What a helper of the session manager decides; events are for the scheduler."""

@@ -8,9 +8,9 @@ from enum import Enum
 from itertools import count
 
 from cleave.planner.plan import DeviceRates
-from cleave.protocol.allowance import Allowance, CancelledRuns
-from cleave.protocol.messages import Feature
-from cleave.scheduler.admission import Contribution
+from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
+from cleave.protocol.device_counters import DeviceCounters
+from cleave.protocol.messages import Feature, Message, Result, TaskError
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.pace import Pace
 from cleave.scheduler.probe import FIRST_ID, Probe
@@ -18,6 +18,7 @@ from cleave.scheduler.reputation import Reputation, Rounding, Suspects
 from cleave.scheduler.setbacks import Setbacks
 from cleave.scheduler.tasks import Task
 from profiles.device_profile import DeviceKind
+from profiles.power_limits import believable_j
 
 
 class DeviceState(Enum):
@@ -65,13 +66,8 @@ class Session:
     profile: str = ""
     kind: DeviceKind | None = None  # as it says itself
     heard_s: float = 0.0
-    blocks: int = 0
-    failures: int = 0
-    flops: float = 0.0
-    compute_s: float = 0.0
-    downlink_bytes: int = 0  # counted by the runtime
-    uplink_bytes: int = 0
-    credited: Contribution = field(default_factory=Contribution)  # what the authenticator was told
+    counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime counts the bytes
+    credited: DeviceCounters = field(default_factory=DeviceCounters)  # as the authenticator knows
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
@@ -98,7 +94,40 @@ class Session:
         return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
 
     @property
+    def restriction(self) -> str:
+        """Say why the device gets no work, or less; empty if it does not."""
+        return self.setbacks.text or self.pace.estimate.text
+
+    @property
     def planned_rates(self) -> DeviceRates:
         """Return the rates to plan with: as measured or stated, corrected by the device's pace."""
         assert self.rates is not None
         return self.pace.estimate.of(self.rates)
+
+    @property
+    def awaited_bytes(self) -> tuple[int, int]:
+        """Return the size of the largest job result that may come now, and of any result."""
+        job = max((task.output_bytes for task in self.expected.values()), default=0)
+        probe = self.probe if self.trial is None else self.trial.probe
+        tested = probe.awaited_bytes if probe is not None else 0
+        return job, max(job, self.cancelled_runs.largest_bytes, tested)
+
+    def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
+        """Return why a message exceeds what a device may send unasked; empty if it does not."""
+        if isinstance(message, Result | TaskError) and (
+            self.probe is not None
+            or (self.trial is not None and self.trial.probe.awaits(message.id))
+            or is_answer(message.id, self.expected, self.cancelled_runs)
+        ):
+            return ""
+        return self.allowance.said(nbytes, now_s) if self.allowance is not None else ""
+
+    def measured_j(self, now_s: float) -> float | None:
+        """Return the energy that the device states it used, in joules; None if it is implausible.
+
+        It is None as well where the device states nothing.
+        """
+        said = self.telemetry.get("energy_j")
+        if said is None or not believable_j(said, self.profile, now_s - self.opened_s):
+            return None
+        return said

@@ -2,44 +2,36 @@
 
 Pure like the scheduler: messages and times go in, instructions come out. It implements the protocol
 (handshake, liveness, `put`, `run`, `result`), so that every runtime, live or virtual, runs the same
-code.
+code. How devices join, are tried, and have their results and paces judged is in files of its own:
+these return decisions; only this one tells the scheduler and ends sessions.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cleave.arrays import Buffer
 from cleave.errors import ProtocolError
-from cleave.protocol import features, limits, messages
-from cleave.protocol.allowance import Allowance, is_answer
-from cleave.protocol.codec import payload_bytes
-from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message
+from cleave.protocol import limits, messages
+from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler import events
-from cleave.scheduler.admission import (
-    Admission,
-    AdmissionResult,
-    Authenticator,
-    Refusal,
-    SharedSecretAuth,
-    clean_name,
-    clean_text,
-)
+from cleave.scheduler.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.device_history import DeviceHistory
 from cleave.scheduler.gemm_job import GemmJob, GemmTask
-from cleave.scheduler.handshake import bounded, stated_rates, unfit
 from cleave.scheduler.instructions import (
-    Aside,
     Check,
     Close,
+    Decision,
+    Dismiss,
     Drained,
     ForRuntime,
     Instruction,
-    Joined,
     Note,
     Overdue,
+    Refuse,
     Send,
     SendArray,
     SendCancel,
@@ -47,26 +39,18 @@ from cleave.scheduler.instructions import (
     SendRun,
     Stuck,
 )
-from cleave.scheduler.pace import Estimate, Pace, Sample, common_delay_s, expected
-from cleave.scheduler.probe import JOINING, STATED, THOROUGH, Probe
-from cleave.scheduler.reputation import Reputation, Rounding, Wrong
+from cleave.scheduler.joining import Joining, superseded
+from cleave.scheduler.pace_judging import common_delay_of, judge_paces
+from cleave.scheduler.reputation import Wrong
+from cleave.scheduler.result_judging import ResultJudge, wrong_form
 from cleave.scheduler.scheduler import Scheduler
-from cleave.scheduler.session import DeviceState, Session, Trial
-from cleave.scheduler.setbacks import Setbacks
+from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.tasks import Task
+from cleave.scheduler.trials import Trials
 from cleave.verify import Judgement
-from profiles.device_profile import DeviceKind
 
-NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
-
-NOTED_S: Final = 60.0
-"""Seconds between two reports of something that may go on for long (a device fails, a job is
-stuck)."""
-
-TRIAL_PATIENCE_S: Final = 60.0
-"""Seconds that a trial may take."""
-
-_MAX_FAILURE: Final = 120  # characters of why a device failed
+STUCK_S: Final = 60.0
+"""Seconds between two reports that a job is stuck."""
 
 
 class SessionManager:
@@ -99,15 +83,17 @@ class SessionManager:
         self.auth = auth if auth is not None else SharedSecretAuth(credential)
         self.verification = Verification.of(verify)
         self.verify = self.verification.active(crossed)
-        self._rng = rng or random.SystemRandom()
-        self.max_devices = max_devices
         self.observe = observe
         self.history = DeviceHistory(self.auth)
         self.epoch = 0
+        self._rng = rng or random.SystemRandom()
+        self._joining = Joining(
+            self.auth, self.history, self._rng, max_devices=max_devices, observe=observe
+        )
+        self._trials = Trials(self.history, self._rng, observe=observe)
+        self._judge = ResultJudge(self.auth, self.history)
         self._buffers: dict[int, Buffer] = {}
-        self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
         self._stuck_s: float | None = None  # when it was last said that a job is
-        self._resting: dict[int, float] = {}  # by which device it is known as, until when
 
     @property
     def ready_devices(self) -> int:
@@ -173,40 +159,24 @@ class SessionManager:
         try:
             if joining:
                 return self._hello(session, message, now_s)
-            if too_much := self._too_much(session, message, now_s, nbytes):
+            if too_much := session.too_much(message, nbytes, now_s):
                 return self.exceeded(session_id, too_much, now_s)
-            return self._from_device(session, message, now_s)
+            return self._carry_out(self._from_device(session, message, now_s), now_s)
         except ProtocolError as error:
             if joining:
                 self.auth.failed(session.address)
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
-    def _too_much(self, session: Session, message: Message, now_s: float, nbytes: int) -> str:
-        """Return why a message exceeds what a device may send unasked; empty if it does not."""
-        if isinstance(message, messages.Result | messages.TaskError) and (
-            session.probe is not None
-            or (session.trial is not None and session.trial.probe.awaits(message.id))
-            or is_answer(message.id, session.expected, session.cancelled_runs)
-        ):
-            return ""
-        return session.allowance.said(nbytes, now_s) if session.allowance is not None else ""
-
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
         """End the session of a device that sent more than it may; it must wait to come back."""
-        session = self.sessions.get(session_id)
-        if session is not None and session.known_as is not None:
-            self._resting[session.known_as] = now_s + limits.REST_S
+        if (session := self.sessions.get(session_id)) is not None:
+            self._joining.rest(session, now_s)
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
 
     def awaited_bytes(self, session_id: int) -> tuple[int, int]:
         """Return the size of the largest job result that may come now, and of any result."""
         session = self.sessions.get(session_id)
-        if session is None:
-            return 0, 0
-        job = max((task.output_bytes for task in session.expected.values()), default=0)
-        probe = session.probe if session.trial is None else session.trial.probe
-        tested = probe.awaited_bytes if probe is not None else 0
-        return job, max(job, session.cancelled_runs.largest_bytes, tested)
+        return session.awaited_bytes if session is not None else (0, 0)
 
     def refuse(
         self,
@@ -248,7 +218,6 @@ class SessionManager:
         session.state, session.reason = DeviceState.LOST, reason
         if probing:
             return []
-        self.epoch += 1
         return self._do(events.DeviceLost(session_id), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
@@ -263,11 +232,14 @@ class SessionManager:
                 reason = f"the device {what} for {since_s:.0f} s"
                 instructions += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
             elif session.state is DeviceState.READY:
-                instructions += self._try_again(session, now_s)
+                busy, alone = self.scheduler.busy(session.id), self.ready_devices <= 1
+                due = self._trials.tick(session, now_s, busy=busy, alone=alone)
+                instructions += self._carry_out(due, now_s)
         if self.observe:
-            instructions += self._judge_paces(now_s)
+            judged = judge_paces(self.sessions.values(), self.history, now_s)
+            instructions += self._carry_out(judged, now_s)
         self.history.tick(self.sessions.values(), now_s)
-        self._resting = {who: s for who, s in self._resting.items() if s > now_s}
+        self._joining.tick(now_s)
         return instructions + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
@@ -277,147 +249,37 @@ class SessionManager:
     def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
-        # This one is among the sessions.
-        full = self.max_devices is not None and len(self.sessions) > self.max_devices
-        refusal = unfit(message, self.max_devices if full else None)
-        # Asked last, for it may use up a join code.
-        admission = refusal or self.auth.admit(message, session.address)
-        if isinstance(admission, Admission):
-            admission = self._rested(admission, now_s)
+        admission = self._joining.admit(message, session.address, len(self.sessions), now_s)
         if isinstance(admission, Refusal):
             code, reason, retry_s = admission.code, admission.reason, admission.retry_after_s
             return self.refuse(session.id, code, reason, now_s, retry_after_s=retry_s)
-        instructions = self._take_over(admission, now_s)
-        self._introduce(session, message, admission, now_s)
-        assert session.rates is not None
-        welcome = messages.Welcome(
-            session.id,
-            server=self.auth.server,
-            credential=admission.credential,
-            features=tuple(feature.value for feature in session.features),
-        )
-        instructions.append(Send(session.id, welcome))
-        stated = bool(message.downlink_bytes_per_s and message.uplink_bytes_per_s)
-        if not stated and (before := self.history.rates_before(session, now_s)) is not None:
-            session.rates, stated = before, True
-        if stated and not session.measure and not self.verify:
-            return instructions + self._ready(session, now_s)
-        effort = THOROUGH if session.measure else STATED if stated else JOINING
-        tested = self.verify and not session.measure
-        secret = self._rng if tested else None
-        session.probe = Probe(session.rates, effort, secret, session.probe_ids)
-        session.state = DeviceState.PROBING
-        return instructions + [Send(session.id, m) for m in session.probe.begin(now_s)]
+        # Before the new session begins: the link of an earlier one is remembered for it.
+        ended = self._carry_out(superseded(admission, self.sessions.values()), now_s)
+        begun = self._joining.begin(session, message, admission, now_s, verify=self.verify)
+        return ended + self._carry_out(begun, now_s)
 
-    def _rested(self, admission: Admission, now_s: float) -> AdmissionResult:
-        """Refuse a device that sent more than it may, until it has waited long enough."""
-        known_as = admission.known_as
-        rest_s = self._resting.get(known_as, now_s) - now_s if known_as is not None else 0.0
-        if rest_s <= 0:
-            return admission
-        reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
-        return Refusal(ErrorCode.LIMIT, reason, rest_s)
-
-    def _introduce(
-        self, session: Session, hello: Hello, admission: Admission, now_s: float
-    ) -> None:
-        """Note who a device is, what it says of itself, and what is remembered of it."""
-        session.allowance = Allowance(now_s)
-        session.measured_by = admission.measured_by
-        session.name = admission.name or clean_name(hello.name)
-        session.profile = clean_name(hello.profile)
-        session.kind = DeviceKind.named(hello.kind)
-        session.identity, session.known_as = admission.identity, admission.known_as
-        if session.identity is not None:
-            session.rounding = self._rounding.setdefault(session.identity, session.rounding)
-        session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
-        conduct = self.history.conduct_before(session, admission.conduct)
-        session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
-        if self.observe:
-            session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
-        session.measure = hello.measure
-        session.features = features.agreed(hello)
-        session.rates = stated_rates(session.id, hello)
-        session.claimed_flops_per_s = session.rates.flops_per_s
-
-    def _take_over(self, admission: Admission, now_s: float) -> list[ForRuntime]:
-        """End the earlier sessions of a device that joins again: the new session counts.
-
-        The old connection may be dead without anybody having noticed, so the new one cannot be the
-        one to refuse. Where both are alive, the old one is told, and does not come back.
-        """
-        if admission.measured_by:
-            before = [
-                s.id for s in self.sessions.values() if s.measured_by == admission.measured_by
-            ]
-            reason = (
-                "a link is measured with the same join code or credential already, and this is the "
-                "earlier measurement; measure one after the other"
-            )
-            over = before[: max(0, len(before) + 1 - admission.at_once)]
-            ends = [self.refuse(id, ErrorCode.DUPLICATE, reason, now_s) for id in over]
-            return [one for instructions in ends for one in instructions]
-        here = [s for s in self.sessions.values() if s.identity == admission.identity]
-        if admission.identity is None or not here:
-            return []
-        reason = (
-            "the same device joined a second time, and this is the first; "
-            "to run two devices on one machine, join each with a --name and a join code of its own"
-        )
-        text = f"{admission.name} joined again; its earlier session {here[0].id} ends"
-        ended = self.refuse_identity(admission.identity, ErrorCode.DUPLICATE, reason, now_s)
-        return [Note(text), *ended]
-
-    def _ready(self, session: Session, now_s: float) -> list[ForRuntime]:
-        assert session.rates is not None
-        session.state = DeviceState.READY
-        self.epoch += 1
-        session.reason = session.pace.estimate.text
-        ready = events.DeviceReady(
-            bounded(session.planned_rates), careful=session.setbacks.times > 0
-        )
-        return [Joined(session.id), *self._do(ready, now_s)]
-
-    def _probed(
-        self, session: Session, probe: Probe, message: messages.Result, now_s: float
-    ) -> list[ForRuntime]:
-        instructions: list[ForRuntime] = [Send(session.id, m) for m in probe.result(message, now_s)]
-        if probe.fault:
-            reason = f"it failed the test of its arithmetic: {probe.fault}"
-            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
-        if probe.rates is not None and session.measure:
-            found = probe.rates
-            down, up = found.downlink_bytes_per_s, found.uplink_bytes_per_s
-            answer = messages.Measured(down, up, found.latency_s)
-            self.sessions.pop(session.id)
-            instructions += [Send(session.id, m) for m in (answer, _bye(ByeCode.MEASURED))]
-            instructions.append(Close(session.id))
-        elif probe.rates is not None:
-            session.probe = None
-            session.rates = bounded(probe.device)
-            instructions += self._ready(session, now_s)
-        return instructions
-
-    def _from_device(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
+    def _from_device(self, session: Session, message: Message, now_s: float) -> Sequence[Decision]:
+        trial = session.trial
         match message:
             case messages.Result() if session.probe is not None:
-                return self._probed(session, session.probe, message, now_s)
-            case messages.Result() if session.trial and session.trial.probe.awaits(message.id):
-                return self._tried(session, session.trial, message, now_s)
+                return self._joining.probed(session, session.probe, message, now_s)
+            case messages.Result() if trial is not None and trial.probe.awaits(message.id):
+                common_s = common_delay_of(self.sessions.values())
+                return self._trials.answered(session, trial, message, common_s, now_s)
             case messages.Result():
                 return self._result(session, message, now_s)
             case messages.TaskError() if session.probe is not None:
                 raise ProtocolError(f"the device could not do the probe: {message.reason}")
-            case messages.TaskError() if session.trial and session.trial.probe.awaits(message.id):
-                session.failures += 1
-                return self._failed_trial(session, session.trial, message.reason, now_s)
+            case messages.TaskError() if trial is not None and trial.probe.awaits(message.id):
+                session.counters.failures += 1
+                return self._trials.failed(session, trial, message.reason, now_s)
             case messages.TaskError():
                 if session.expected.pop(message.id, None) is None:
-                    return self._unexpected(session, now_s)
-                return self._failed(session, message.id, message.reason, now_s)
+                    return [events.LateAnswer(session.id)]
+                return self._trials.run_failed(session, message.id, message.reason, now_s)
             case messages.Heartbeat():
                 overdue = self.scheduler.overdue(session.id)
-                return self._do(events.Alive(session.id), now_s) if overdue else []
+                return [events.Alive(session.id)] if overdue else []
             case messages.Telemetry():
                 session.telemetry.update(message.values)
                 if len(session.telemetry) > limits.MAX_TELEMETRY:
@@ -427,12 +289,9 @@ class SessionManager:
                 return []
             case messages.Drain():
                 if session.state is DeviceState.PROBING:
-                    farewell: list[ForRuntime] = [Send(session.id, _bye(ByeCode.DRAINED))]
-                    self.history.depart(self.sessions.pop(session.id), "drained", now_s, lost=False)
-                    return [*farewell, Close(session.id)]
+                    return [Dismiss(session.id, ByeCode.DRAINED)]
                 session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
-                self.epoch += 1
-                return self._do(events.DeviceDraining(session.id), now_s)
+                return [events.DeviceDraining(session.id)]
             case messages.Bye():
                 left = self.closed(session.id, message.reason, now_s, lost=False)
                 return [Close(session.id), *left]
@@ -441,42 +300,28 @@ class SessionManager:
             case _:
                 raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
 
-    def _result(self, session: Session, message: messages.Result, now_s: float) -> list[ForRuntime]:
+    def _result(
+        self, session: Session, message: messages.Result, now_s: float
+    ) -> Sequence[Decision]:
         task = session.expected.pop(message.id, None)
         if task is None:
-            return self._unexpected(session, now_s)
-        detail: GemmTask = task.detail
-        block = detail.block
-        dtype = detail.out
-        shape = (block.m.size, block.n.size, dtype)
-        if (message.rows, message.columns, message.dtype) != shape or payload_bytes(
-            message.payload
-        ) != task.output_bytes:
-            reason = (
-                f"the result is {message.rows}x{message.columns} {message.dtype} of "
-                f"{payload_bytes(message.payload)} bytes, not {shape[0]}x{shape[1]} {dtype}"
-            )
-            self._wrong(session, Wrong.FORM, reason)
-            instructions = self._failed(session, message.id, reason, now_s)
-            return instructions + self._quarantine_if_due(session, reason, now_s)
+            # Without its payload. A run whose result is being checked is still under way in the
+            # scheduler; a second answer to it must not be taken for the checked one.
+            return [events.LateAnswer(session.id)]
+        if reason := wrong_form(message, task):
+            self._judge.was_wrong(session, Wrong.FORM, reason)
+            failed = self._trials.run_failed(session, message.id, reason, now_s)
+            return [*failed, *self._judge.quarantine_if_due(session, reason)]
         if session.setbacks.did():
             self.history.remember(session)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
-        session.blocks += 1
-        session.flops += task.flops
-        session.compute_s += min(message.compute_s, now_s - session.opened_s)
+        session.counters.blocks += 1
+        session.counters.flops += task.flops
+        session.counters.compute_s += min(message.compute_s, now_s - session.opened_s)
         if self.verify and self.verification.wants(session.reputation, self._rng):
             return [Check(session.id, message.id, task, message.payload)]
-        return self._do(events.ResultArrived(session.id, message.id, message.payload), now_s)
-
-    def _unexpected(self, session: Session, now_s: float) -> list[ForRuntime]:
-        """Tell the scheduler of an answer that nobody waits for, without its payload.
-
-        A run whose result is being checked is still under way in the scheduler; a second answer to
-        it must not be taken for the checked one.
-        """
-        return self._do(events.LateAnswer(session.id), now_s)
+        return [events.ResultArrived(session.id, message.id, message.payload)]
 
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
         """Take the outcome of a `Check` instruction.
@@ -492,165 +337,12 @@ class SessionManager:
         session = self.sessions.get(check.session)
         if session is None:  # it went meanwhile; the task is with another
             return []
-        fault = judgement.fault
-        rounding = session.rounding
-        rounding.saw(judgement.spots, judgement.misrounded)
-        if fault is None and not rounding.biased:
-            session.reputation.was_right()
-            payload = check.payload if judgement.mended is None else judgement.mended
-            return self._do(events.ResultArrived(session.id, check.run, payload), now_s)
-        if fault is None:
-            reason = f"{rounding.misrounded} of {rounding.spots} elements {NOT_ROUNDED}"
-            if session.identity is not None:  # one who is released begins anew
-                self._rounding.pop(session.identity, None)
-            failed = events.RunFailed(session.id, check.run, reason, invalidated=True)
-            instructions = self._do(failed, now_s)
-            return instructions + self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
-        inputs = frozenset(array.id for array in check.task.inputs)
-        if fault.gross or not session.suspects.explains(check.run, inputs):
-            self._wrong(session, Wrong.GROSS if fault.gross else Wrong.SMALL, fault.reason)
-            session.suspects.begin(inputs, max(session.expected, default=check.run))
-        reason = f"a wrong result: {fault.reason}"
-        failed = events.RunFailed(session.id, check.run, reason, invalidated=True)
-        return self._do(failed, now_s) + self._quarantine_if_due(session, fault.reason, now_s)
-
-    def _wrong(self, session: Session, how: Wrong, reason: str) -> None:
-        """Count a wrong result of a device, and have it remembered beyond the session."""
-        session.reputation.was_wrong(how)
-        if session.identity is not None:
-            self.auth.faulted(session.identity, reason, how.value)
-
-    def _quarantine_if_due(self, session: Session, last: str, now_s: float) -> list[ForRuntime]:
-        """Quarantine a device that has had too many wrong results."""
-        reputation = session.reputation
-        if not reputation.quarantined or session.id not in self.sessions:
-            return []
-        wrong = "result" if reputation.wrong == 1 else "results"
-        reason = f"quarantined after {reputation.wrong} wrong {wrong}; the last: {last}"
-        return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
-
-    # --- failures, and trials of those that get no work for them ---
-
-    def _failed(self, session: Session, run: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """Pass a failed run on to another device, and set aside a device that fails all."""
-        reason = clean_text(reason, _MAX_FAILURE) or "no reason given"
-        session.failures += 1
-        if session.rates is not None:
-            session.pace.answered(run, session.rates, now_s, failed=True)
-        instructions: list[ForRuntime] = []
-        if session.setbacks.failed(reason, now_s):
-            self.epoch += 1
-            instructions.append(self._said_aside(session))
-            # First, so that the run does not come back to it.
-            instructions += self._do(events.DeviceAside(session.id), now_s)
-        elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
-            session.noted_s = now_s
-            instructions.append(Note(f"{session.name} could not do a run: {reason}"))
-        return instructions + self._do(events.RunFailed(session.id, run, reason), now_s)
-
-    def _said_aside(self, session: Session) -> ForRuntime:
-        """Report that a device is set aside, or is not any more, and remember it."""
-        session.reason = _why(session)
-        self.history.remember(session)
-        return Aside(session.id, session.setbacks.aside, session.reason)
-
-    def _try_again(self, session: Session, now_s: float) -> list[ForRuntime]:
-        """Test a device that gets no work, with secret numbers that no job waits for.
-
-        Such a device was set aside, or is so slow that nothing is planned for it.
-        """
-        if session.trial is not None:
-            if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
-                return []
-            return self._failed_trial(session, session.trial, "it does not answer a trial", now_s)
-        if session.rates is None or self.scheduler.busy(session.id):
-            return []
-        slow = self.observe and session.pace.due(session.rates, now_s) and self.ready_devices > 1
-        if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
-            return []
-        instructions: list[ForRuntime] = []
-        if not session.setbacks.aside:  # its memory is the trial's, for so long
-            self.epoch += 1
-            instructions += self._do(events.DeviceAside(session.id), now_s)
-        probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
-        sent = probe.begin(now_s)
-        nbytes = sum(payload_bytes(m.payload) for m in sent if isinstance(m, messages.Put))
-        session.trial = Trial(probe, now_s, expected(session.rates, nbytes, 0.0, 0.0))
-        return [*instructions, *(Send(session.id, m) for m in sent)]
-
-    def _tried(
-        self, session: Session, trial: Trial, message: messages.Result, now_s: float
-    ) -> list[ForRuntime]:
-        instructions: list[ForRuntime] = [
-            Send(session.id, m) for m in trial.probe.result(message, now_s)
-        ]
-        if trial.probe.fault:
-            reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
-            return self.refuse(session.id, ErrorCode.QUARANTINED, reason, now_s)
-        if trial.probe.rates is None:
-            return instructions
-        session.trial = None
-        if self.observe and session.rates is not None:
-            sample = Sample(trial.expected_s, now_s - trial.begun_s)
-            session.rates = session.pace.tried(sample, session.rates, self._common_delay_s(), now_s)
-        if session.setbacks.aside:
-            session.setbacks.back()
-            instructions.append(self._said_aside(session))
-        session.reason = _why(session)
-        self.history.remember(session)
-        return instructions + self._come_back(session, now_s)
-
-    def _failed_trial(
-        self, session: Session, trial: Trial, reason: str, now_s: float
-    ) -> list[ForRuntime]:
-        session.trial = None
-        instructions: list[ForRuntime] = [Send(session.id, m) for m in trial.probe.abandon()]
-        if session.pace.estimate.slow:
-            session.pace.put_off(now_s)
-        if session.setbacks.aside:
-            session.setbacks.failed(clean_text(reason, _MAX_FAILURE) or "no reason given", now_s)
-            session.setbacks.put_off(now_s)
-        else:
-            instructions += self._come_back(session, now_s)
-        session.reason = _why(session)
-        self.history.remember(session)
-        return instructions
-
-    def _come_back(self, session: Session, now_s: float) -> list[ForRuntime]:
-        self.epoch += 1
-        careful = session.setbacks.times > 0
-        return self._do(events.DeviceBack(bounded(session.planned_rates), careful=careful), now_s)
-
-    # --- how long devices take ---
+        return self._carry_out(self._judge.checked(session, check, judgement), now_s)
 
     def sending(self, session_id: int, now_s: float) -> None:
         """Note that the runtime begins to send to a device; time before that was the PS's own."""
-        session = self.sessions.get(session_id)
-        if session is not None:
+        if (session := self.sessions.get(session_id)) is not None:
             session.pace.sending(now_s)
-
-    def _common_delay_s(self) -> float:
-        return common_delay_s(session.pace.delay_s for session in self.sessions.values())
-
-    def _judge_paces(self, now_s: float) -> list[ForRuntime]:
-        """Plan with the pace that devices show, where it is far from what was measured."""
-        judged = [s for s in self.sessions.values() if s.pace.fresh and s.rates is not None]
-        if not judged:
-            return []
-        instructions: list[ForRuntime] = []
-        common_s = self._common_delay_s()
-        for session in judged:
-            before = session.pace.estimate
-            if not session.pace.judge(common_s, now_s):
-                continue
-            self.epoch += 1
-            instructions += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
-            session.reason = _why(session)
-            self.history.remember(session)
-            if session.pace.estimate.slow != before.slow:
-                text = session.pace.estimate.text or "its answers come in time again"
-                instructions.append(Note(f"{session.name}: {text}"))
-        return instructions
 
     # --- work ---
 
@@ -673,8 +365,33 @@ class SessionManager:
         """Note that nothing more is submitted for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)
 
+    # --- what is carried out ---
+
+    def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> list[ForRuntime]:
+        """Do what was decided, in this order; pass on what the runtime does."""
+        done: list[ForRuntime] = []
+        for decision in decisions:
+            match decision:
+                case Refuse(session, code, reason):
+                    done += self.refuse(session, code, reason, now_s)
+                case Dismiss(session, bye):
+                    done += self._dismiss(session, bye, now_s)
+                case _ if isinstance(decision, events.Event):
+                    done += self._do(decision, now_s)
+                case _:
+                    done.append(decision)
+        return done
+
+    def _dismiss(self, session_id: int, code: ByeCode, now_s: float) -> list[ForRuntime]:
+        """End a session that nothing is wrong with, and say why."""
+        if (session := self.sessions.pop(session_id, None)) is not None:
+            self.history.depart(session, code.value, now_s, lost=False)
+        return [Send(session_id, messages.Bye(code.value, code)), Close(session_id)]
+
     def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
         """Tell the scheduler an event; turn what it wants sent into messages, pass on the rest."""
+        if isinstance(event, events.FleetChange):
+            self.epoch += 1
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
             done += self._in_messages(instruction, now_s)
@@ -705,30 +422,19 @@ class SessionManager:
                     freed.pace.given_up(runs, freed.rates, now_s)
                 return [Send(device, messages.Cancel(runs))]
             case Stuck(_, reason):
-                if self._stuck_s is not None and now_s - self._stuck_s < NOTED_S:
+                if self._stuck_s is not None and now_s - self._stuck_s < STUCK_S:
                     return []
                 self._stuck_s = now_s
                 return [Note(f"training waits: {reason}")]
             case Overdue(device, overdue):
                 self.epoch += 1
                 session = self.sessions[device]
-                session.reason = "it does not answer" if overdue else _why(session)
+                session.reason = "it does not answer" if overdue else session.restriction
                 return [instruction]
             case Drained(device):
-                if (drained := self.sessions.pop(device, None)) is not None:
-                    self.history.depart(drained, "drained", now_s, lost=False)
-                return [Send(device, _bye(ByeCode.DRAINED)), Close(device)]
+                return self._dismiss(device, ByeCode.DRAINED, now_s)
             case _:
                 return [instruction]
-
-
-def _why(session: Session) -> str:
-    """Return why a device gets no work, or less."""
-    return session.setbacks.text or session.pace.estimate.text
-
-
-def _bye(code: ByeCode) -> messages.Bye:
-    return messages.Bye(code.value, code)
 
 
 def _run_message(run: int, task: Task) -> messages.Run:

@@ -335,9 +335,9 @@ class ServedFleet(Fleet):
                 "name": session.name,
                 "state": manager.state(session).value,
                 "reason": session.reason,
-                "blocks": session.blocks,
-                "compute_s": session.compute_s,
-                "failures": session.failures,
+                "blocks": session.counters.blocks,
+                "compute_s": session.counters.compute_s,
+                "failures": session.counters.failures,
                 "failure": session.setbacks.last,
             }
             for session in manager.sessions.values()

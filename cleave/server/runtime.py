@@ -155,7 +155,7 @@ class LiveRuntime(Runtime):
             ProtocolError: when it is not a valid message.
         """
         self._counters.uplink_bytes += len(data)
-        peer.record.uplink_bytes += len(data)
+        peer.record.counters.uplink_bytes += len(data)
         message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self.now()
         if isinstance(message, messages.Result) and peer.record.probe is None:
             peer.times.answered(message.id, message.compute_s, now_s)
@@ -197,7 +197,7 @@ class LiveRuntime(Runtime):
                     self.manager.sending(peer.record.id, began_s)
                     sent_bytes = await peer.connection.send(parts)
                     self._counters.downlink_bytes += sent_bytes
-                    peer.record.downlink_bytes += sent_bytes
+                    peer.record.counters.downlink_bytes += sent_bytes
                     if isinstance(message, messages.Run) and peer.record.probe is None:
                         peer.times.asked(message.id, self.now())
                     elif isinstance(message, messages.Cancel):

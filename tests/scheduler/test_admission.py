@@ -12,19 +12,20 @@ from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.admission import (
     MAX_NAME,
     AccessLevel,
     Admission,
     AdmissionResult,
-    Contribution,
     Refusal,
     SharedSecretAuth,
 )
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
+from cleave.scheduler.events import DeviceReady
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Check, Close, ForRuntime, Joined, Note, Send
 from cleave.scheduler.reputation import QUARANTINE, Wrong
@@ -53,7 +54,7 @@ class FakeAuth:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.left: list[tuple[int, str, bool]] = []
-        self.done: dict[int, Contribution] = {}
+        self.done: dict[int, DeviceCounters] = {}
         self.faults: dict[int, list[str]] = {}
         self.quarantine: dict[int, str] = {}
         self.points: dict[int, float] = {}
@@ -92,8 +93,8 @@ class FakeAuth:
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         self.left.append((identity, reason, lost))
 
-    def contributed(self, identity: int, done: Contribution) -> None:
-        self.done[identity] = self.done.get(identity, Contribution()) + done
+    def contributed(self, identity: int, done: DeviceCounters) -> None:
+        self.done[identity] = self.done.get(identity, DeviceCounters()) + done
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
         self.conduct[identity] = conduct
@@ -199,8 +200,8 @@ def measured(manager: SessionManager, session: int, now_s: float) -> None:
     record.rates = replace(
         record.rates, downlink_bytes_per_s=5e6, uplink_bytes_per_s=3e6, latency_s=0.01
     )
-    record.probe = None
-    manager._ready(record, now_s)
+    record.probe, record.state = None, DeviceState.READY
+    manager.scheduler.handle(DeviceReady(record.rates), now_s)
 
 
 @pytest.mark.parametrize(
@@ -348,17 +349,17 @@ def test_what_a_device_did_is_told_now_and_then_and_in_the_end(
     come(manager, 2, "8", hello=replace(HELLO, measure=True))
     one_result(manager, 1)
     record = manager.sessions[1]
-    record.downlink_bytes, record.uplink_bytes = 100, 200
+    record.counters.downlink_bytes, record.counters.uplink_bytes = 100, 200
     manager.received(1, messages.Telemetry({"energy_j": 3.0, "power_w": 9.0}), 2.0)
     assert not auth.done
     manager.received(1, messages.Heartbeat(), CREDIT_S)
     manager.tick(CREDIT_S)
-    expected = Contribution(1, 2.0 * 4**3, 100, 200, 0.5, 3.0)
+    expected = DeviceCounters(1, 2.0 * 4**3, 100, 200, 0.5, 3.0)
     assert auth.done == {7: expected}
-    record.uplink_bytes += 50
+    record.counters.uplink_bytes += 50
     manager.received(1, messages.Telemetry({"energy_j": 4.0}), CREDIT_S + 1)
     manager.closed(1, "gone", CREDIT_S + 1)
-    assert auth.done == {7: expected + Contribution(uplink_bytes=50, energy_j=1.0)}
+    assert auth.done == {7: expected + DeviceCounters(uplink_bytes=50, energy_j=1.0)}
 
 
 def test_what_a_device_states_of_itself_is_bounded(manager: SessionManager, auth: FakeAuth) -> None:
@@ -367,7 +368,7 @@ def test_what_a_device_states_of_itself_is_bounded(manager: SessionManager, auth
     manager.credit(0.0)
     assert not auth.done
     manager.received(1, messages.Telemetry({"energy_j": 1e300}), 0.0)
-    manager.sessions[1].compute_s = 1e300
+    manager.sessions[1].counters.compute_s = 1e300
     manager.credit(0.0)
     assert auth.done[7].compute_s == MAX_CREDIT
     assert auth.done[7].energy_j == 0  # no device draws so much

@@ -317,10 +317,10 @@ def test_a_straggler_among_three_good_devices_costs_next_to_nothing(
         assert not runtime.manager.sessions[other].pace.estimate.slow
     runtime.late_s = 0.0  # it recovers, and is found to have
     with_all = mean(steps_s(LateRuntime(4, 9, late_s=0.0, one_by_one=False), 20)[10:])
-    blocks, fleet = session.blocks, Fleet(runtime)
+    blocks, fleet = session.counters.blocks, Fleet(runtime)
     for seed in range(2000):
         took = step_s(fleet, seed)
-        if not session.pace.estimate.slow and session.blocks > blocks + 20:
+        if not session.pace.estimate.slow and session.counters.blocks > blocks + 20:
             break
     assert took == pytest.approx(with_all, rel=0.15)
     assert not session.reason

@@ -716,7 +716,7 @@ def test_a_unit_that_fails_is_tried_elsewhere() -> None:
     runtime.fail(first, Random(0))
     _settled(runtime)
     assert product.done
-    assert runtime.manager.sessions[first].blocks == 0
+    assert runtime.manager.sessions[first].counters.blocks == 0
 
 
 def _fails_everywhere(runtime: Harness, devices: Sequence[int], product: Product) -> int:
@@ -771,7 +771,7 @@ def test_what_every_device_failed_a_newcomer_does_at_once() -> None:
     (newcomer,) = _joined(runtime, 1000)
     _settled(runtime)
     assert product.done
-    assert runtime.manager.sessions[newcomer].blocks == 1
+    assert runtime.manager.sessions[newcomer].counters.blocks == 1
 
 
 def _settled_until_computing(runtime: Harness, device: int) -> None:
@@ -915,12 +915,12 @@ def test_a_newcomer_takes_some_of_what_is_running() -> None:
     (second,) = _joined_quietly(runtime, 4000)
     _settled(runtime, but=[first])
     assert not product.done
-    answered = runtime.manager.sessions[second].blocks
+    answered = runtime.manager.sessions[second].counters.blocks
     assert 2 <= answered < 8
     _settled(runtime)
     assert product.done
     assert runtime.manager.scheduler.counters.results == 8
-    assert runtime.manager.sessions[first].blocks == 8 - answered  # the rest was cancelled
+    assert runtime.manager.sessions[first].counters.blocks == 8 - answered  # the rest was cancelled
 
 
 def _joined_quietly(runtime: Harness, memory: int) -> list[int]:

@@ -321,7 +321,7 @@ def test_a_result_is_placed_and_counted() -> None:
     assert isinstance(place, Place)
     assert done == Done(1)
     session = manager.sessions[1]
-    assert (session.blocks, session.compute_s) == (1, 0.25)
+    assert (session.counters.blocks, session.counters.compute_s) == (1, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_result_of_another_form_is_a_failed_run(changes: dict[str, Any]) -> No
     (again,) = [m for m in _sent(orders) if isinstance(m, messages.Run)]
     assert again.id != run.id
     assert again.inputs == run.inputs
-    assert manager.sessions[1].blocks == 0
+    assert manager.sessions[1].counters.blocks == 0
     place, _ = manager.received(1, _result(again), 3.0)
     assert isinstance(place, Place)
 
@@ -417,7 +417,7 @@ def test_bytes_that_come_after_the_end_are_not_answered() -> None:
 def test_a_device_computes_no_longer_than_it_is_there() -> None:
     manager, run = _work_on_one()
     manager.received(1, _result(run, compute_s=1e308), 2.0)
-    assert manager.sessions[1].compute_s == 2.0
+    assert manager.sessions[1].counters.compute_s == 2.0
 
 
 def test_results_of_another_session_do_not_count() -> None:

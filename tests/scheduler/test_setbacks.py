@@ -207,7 +207,7 @@ def test_a_device_that_only_fails_is_set_aside_and_the_others_do_the_work() -> N
         assert number in home.done
     assert home.state(1) is DeviceState.ASIDE
     assert "the kernel[2J is broken" in home.manager.sessions[1].reason
-    assert home.manager.sessions[1].failures == home.asked[1]
+    assert home.manager.sessions[1].counters.failures == home.asked[1]
     assert home.asked[1] < 20  # of which most were under way when it was set aside
     asked = home.asked[1]
     for _ in range(5):
@@ -225,12 +225,12 @@ def test_it_is_tried_without_a_job_ever_later_and_comes_back_with_one_run() -> N
     job = home.submit()
     assert home.state(1) is DeviceState.ASIDE
     assert not home.manager.ready_devices
-    asked, failures = home.asked[1], home.manager.sessions[1].failures
+    asked, failures = home.asked[1], home.manager.sessions[1].counters.failures
     home.pass_time(TRIAL_S + 1)  # fails the trial, of which the first failure is enough
-    assert home.manager.sessions[1].failures > failures
-    failures = home.manager.sessions[1].failures
+    assert home.manager.sessions[1].counters.failures > failures
+    failures = home.manager.sessions[1].counters.failures
     home.pass_time(2 * TRIAL_S - 3)
-    assert home.manager.sessions[1].failures == failures
+    assert home.manager.sessions[1].counters.failures == failures
     home.failing.clear()
     assert job not in home.done
     home.batches.clear()
@@ -270,7 +270,7 @@ def test_it_is_remembered_by_identity() -> None:
     home.failing.add(1)
     home.submit()
     assert auth.conduct[7] == Conduct(1, "the kernel[2J is broken")
-    failed = home.manager.sessions[1].failures
+    failed = home.manager.sessions[1].counters.failures
     home.leave(1)
     assert auth.done[7].failures == failed
     home.failing.add(2)

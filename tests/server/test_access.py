@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.errors import UsageError
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.scheduler.admission import (
     MAX_NAME,
     AccessLevel,
     Admission,
-    Contribution,
     Refusal,
     clean_name,
 )
@@ -260,13 +260,13 @@ def test_what_devices_did_is_written_in_batches(access: Access, clock: Clock) ->
     id = device.identity
     assert id is not None
     for _ in range(1000):
-        access.contributed(id, Contribution(1, 2.0, 3, 4, 0.5, 0.25))
+        access.contributed(id, DeviceCounters(1, 2.0, 3, 4, 0.5, 0.25))
     clock.now_s += 5
     access.departed(id, "the connection broke", lost=True)
     access.writer.flush()
     found = access.store.device(id)
     assert found is not None
-    assert found.done == Contribution(1000, 2000.0, 3000, 4000, 500.0, 250.0)
+    assert found.done == DeviceCounters(1000, 2000.0, 3000, 4000, 500.0, 250.0)
     assert (found.sessions, found.losses, found.absence) == (1, 1, Departure.LOST)
     assert (found.absence_reason, found.seen_s) == ("the connection broke", clock())
 
@@ -280,7 +280,7 @@ def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
     access.store.close()
     assert refused(access, device.credential).code is ErrorCode.LIMIT
     access.faulted(device.identity, "wrong", 1.5)
-    access.contributed(device.identity, Contribution(blocks=1))
+    access.contributed(device.identity, DeviceCounters(blocks=1))
     access.writer.flush()
     assert "cannot be used" in access.writer.trouble
     access.quarantined(device.identity, "lies")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cleave.errors import CleaveError, UsageError
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
-from cleave.scheduler.admission import Admission, Contribution, Refusal
+from cleave.scheduler.admission import Admission, Refusal
 from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.auth.access import Access
 from cleave.server.store.job_history import STEPS_WRITTEN_S, JobHistory
@@ -44,7 +45,7 @@ class Sessions:
     def credit(self) -> None:
         for session in self.here:
             if isinstance(session["identity"], int):
-                self._access.contributed(session["identity"], Contribution(blocks=1))
+                self._access.contributed(session["identity"], DeviceCounters(blocks=1))
 
 
 @pytest.fixture

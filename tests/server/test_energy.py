@@ -17,6 +17,7 @@ from cleave.energy.run_energy import RunEnergy, run_energy
 from cleave.energy.typical import load_typical
 from cleave.machine.sensors import PowerMeter, Sensors
 from cleave.planner.plan import DeviceRates
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.jobs.fleet_energy import EnergyMeter
@@ -58,7 +59,8 @@ def test_what_a_device_measured_is_believed_and_marked() -> None:
 def test_absurd_energy_is_marked_and_the_modelled_figure_used(absurd: float) -> None:
     # 6.75 W for 40 s; 100 MB at 10 MB/s and 10 MB at 5 MB/s by a radio of 0.5 W.
     liar = session(
-        telemetry={"energy_j": absurd}, compute_s=40.0, downlink_bytes=10**8, uplink_bytes=10**7
+        telemetry={"energy_j": absurd},
+        counters=DeviceCounters(downlink_bytes=10**8, uplink_bytes=10**7, compute_s=40.0),
     )
     energy = meter()
     used = energy.used(liar, 100.0)
@@ -88,11 +90,12 @@ def test_bounds_go_by_class() -> None:
 
 
 def test_a_job_has_what_devices_did_between_its_begin_and_its_end() -> None:
-    stays, leaves = session(1, compute_s=5.0), session(2, compute_s=7.0)
+    stays = session(1, counters=DeviceCounters(compute_s=5.0))
+    leaves = session(2, counters=DeviceCounters(compute_s=7.0))
     sessions = {1: stays, 2: leaves}
     log = JobLog(sessions, 100.0)
-    stays.compute_s, stays.downlink_bytes, stays.uplink_bytes = 25.0, 10**8, 10**7
-    leaves.compute_s = 17.0
+    stays.counters += DeviceCounters(downlink_bytes=10**8, uplink_bytes=10**7, compute_s=20.0)
+    leaves.counters.compute_s = 17.0
     log.ended(sessions.pop(2), 130.0)
     sessions[3] = session(3, "raspberry-pi-5", opened_s=140.0, telemetry={"energy_j": 90.0})
     sessions[3].address = "127.0.0.1"
@@ -156,11 +159,11 @@ def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
     try:
         runtime, energy, clock = LiveRuntime(SessionManager()), meter(), Clock(100.0)
         runtime.loop = loop
-        there = session(1, compute_s=5.0)
+        there = session(1, counters=DeviceCounters(compute_s=5.0))
         runtime.manager.sessions[1] = there
         power = OwnPower(PowerMeter(Sensors(tmp_path)), 40.0, clock)
         job = JobMeter(runtime, energy, power, clock)
-        there.compute_s, clock.now_s = 15.0, 200.0
+        there.counters.compute_s, clock.now_s = 15.0, 200.0
         energy.ended(runtime.manager.sessions.pop(1), 200.0)
         found = run_energy([job.record()])
         job.close()

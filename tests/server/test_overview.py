@@ -18,6 +18,7 @@ from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Op, Reply, Role
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
@@ -26,7 +27,7 @@ from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
-from cleave.server.api.rates import Look, Rates, Sums
+from cleave.server.api.rates import Look, Rates
 from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from profiles.library import load_profiles
@@ -144,8 +145,7 @@ def test_devices_and_what_is_not_known_of_them(
     fleet.manager.opened(3, clock())  # has not said hello
     clock.now_s += 10
     for session in (fleet.manager.sessions[1], fleet.manager.sessions[2]):
-        session.compute_s, session.flops, session.blocks = 4.0, 8e9, 3
-        session.downlink_bytes, session.uplink_bytes = 10**8, 10**7
+        session.counters = DeviceCounters(3, 8e9, 10**8, 10**7, compute_s=4.0)
     known, stranger = rows(overview)
     assert (known["device"], known["name"], known["state"]) == (1, "phone", "ready")
     assert (known["kind"], stranger["kind"]) == ("sbc", None)
@@ -177,7 +177,7 @@ def test_the_power_of_a_class_stands_in_and_is_counted(
         fleet.join(id, profile=profile)
         session = fleet.manager.sessions[id]
         overview.happened(EventKind.JOIN, session, "")
-        session.compute_s = 4.0
+        session.counters.compute_s = 4.0
     clock.now_s += 10
     energy = overview.answer(Question())["energy"]
     assert energy["devices_j"] == pytest.approx(2 * 6.75 * 4)  # nothing was sent
@@ -200,7 +200,7 @@ def test_a_kind_that_a_device_states_stands_in_for_a_profile(
     fleet.join(3, kind="toaster")
     fleet.join(4, kind="tablet")  # of which none was measured
     fleet.join(5, kind="sbc", flops_per_s=5e12)  # faster than those that were
-    fleet.manager.sessions[1].compute_s = 4.0
+    fleet.manager.sessions[1].counters.compute_s = 4.0
     clock.now_s += 10
     seen = overview.answer(Question())
     devices = rows(overview)
@@ -341,7 +341,7 @@ def test_any_fleet_fits_a_reply(
 
 def test_rates_are_of_the_last_seconds() -> None:
     rates = Rates(0.0, window_s=10.0)
-    looks = [Look(float(second), Sums(second * 5)) for second in range(1, 40)]
+    looks = [Look(float(second), DeviceCounters(second * 5)) for second in range(1, 40)]
     for look in looks:
         before = rates.since(look)
         assert before.at_s == max(0.0, look.at_s - 10)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cleave.scheduler.admission import Contribution
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.conduct import Conduct
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import (
@@ -45,7 +45,7 @@ def test_everything_is_there_again(path: Path) -> None:
     store = Store(path)
     device = add_device(store)
     store.arrived(device.id, NOW_S + 1)
-    store.credit({device.id: Contribution(2, 1e9, 30, 40, 0.5, 6.0)}, NOW_S + 2)
+    store.credit({device.id: DeviceCounters(2, 1e9, 30, 40, 0.5, 6.0)}, NOW_S + 2)
     store.fault(device.id, "column 3", 1.0, NOW_S + 3)
     store.stand(device.id, AccessStatus.QUARANTINED, "lies", NOW_S + 4)
     store.departed(device.id, Departure.LOST, "gone", NOW_S + 5)
@@ -58,7 +58,7 @@ def test_everything_is_there_again(path: Path) -> None:
     found = again.device_of(b"c")
     assert found == DeviceRecord(
         device.id, "phone", AccessStatus.QUARANTINED, "lies", NOW_S, NOW_S + 5, Departure.LOST,
-        "gone", 1, 1, 1, device.code, Contribution(2, 1e9, 30, 40, 0.5, 6.0),
+        "gone", 1, 1, 1, device.code, DeviceCounters(2, 1e9, 30, 40, 0.5, 6.0),
     )  # fmt: skip
     assert again.devices() == [found]
     assert again.device_of(b"other") is None
@@ -178,7 +178,7 @@ def test_how_a_device_works_is_kept(path: Path) -> None:
     device = add_device(store)
     conduct = Conduct(3, "no memory", 2.5, 5.0)
     store.conducted(device.id, conduct)
-    store.credit({device.id: Contribution(failures=7)}, NOW_S)
+    store.credit({device.id: DeviceCounters(failures=7)}, NOW_S)
     store.close()
     store = Store(path)
     (found,) = store.devices()
@@ -220,7 +220,7 @@ def test_two_connections_and_many_threads(path: Path) -> None:
 
     def work(store: Store) -> None:
         for _ in range(25):
-            store.credit({device.id: Contribution(blocks=1)}, NOW_S)
+            store.credit({device.id: DeviceCounters(blocks=1)}, NOW_S)
             store.fault(device.id, "wrong", 1.0, NOW_S)
 
     threads = [threading.Thread(target=work, args=(s,)) for s in (first, second, first, second)]

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.runtime import FleetCounters
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmJob
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api.event_log import EventLog
-from cleave.server.api.rates import Look, Rates, Sums
+from cleave.server.api.rates import Look, Rates
 from cleave.server.auth.access import Clocks
 from cleave.server.block_times import TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter
@@ -200,8 +201,10 @@ class Overview:
         done, counters = manager.scheduler.counters, live.counters()
         now = Look(
             now_s,
-            Sums(done.results, done.flops, counters.downlink_bytes, counters.uplink_bytes),
-            {session.id: _sums(session) for session in sessions},
+            DeviceCounters(
+                done.results, done.flops, counters.downlink_bytes, counters.uplink_bytes
+            ),
+            {session.id: replace(session.counters) for session in sessions},
         )
         before = self._rates.since(now)
         return {
@@ -318,17 +321,17 @@ class Overview:
         now: Look,
     ) -> list[object]:
         profile, rates = self._profiles.get(session.profile), session.rates
-        did, earlier = now.devices[session.id], before.devices.get(session.id, Sums())
+        did = now.devices[session.id]
+        earlier = before.devices.get(session.id, DeviceCounters())
+        recent = did - earlier
         # Since the earlier look, or since it joined.
         window_s = now.at_s - max(before.at_s, session.opened_s)
         down_per_s = up_per_s = None
         if window_s > 0:
-            down_per_s = (did.down_bytes - earlier.down_bytes) / window_s
-            up_per_s = (did.up_bytes - earlier.up_bytes) / window_s
-        computed_s = did.compute_s - earlier.compute_s
-        if computed_s <= 0:  # nothing in the window: since it joined
-            computed_s, earlier = did.compute_s, Sums()
-        flops_per_s = (did.flops - earlier.flops) / computed_s if computed_s > 0 else None
+            down_per_s = recent.downlink_bytes / window_s
+            up_per_s = recent.uplink_bytes / window_s
+        worked = recent if recent.compute_s > 0 else did  # nothing in the window: since it joined
+        flops_per_s = worked.flops / worked.compute_s if worked.compute_s > 0 else None
         stated = profile.flops_per_s if profile is not None else rates and rates.flops_per_s
         return [
             session.id,
@@ -338,10 +341,10 @@ class Overview:
             manager.state(session).value,
             session.reason[:_MAX_REASON],
             _reputation(session, checked=manager.verify),
-            session.blocks,
-            session.compute_s,
-            session.downlink_bytes,
-            session.uplink_bytes,
+            did.blocks,
+            did.compute_s,
+            did.downlink_bytes,
+            did.uplink_bytes,
             down_per_s,
             up_per_s,
             flops_per_s,
@@ -351,7 +354,7 @@ class Overview:
             2 * rates.latency_s if rates is not None else None,
             energy.energy_j,
             energy.basis.value,
-            session.failures,
+            did.failures,
         ]
 
     def _timeline(self, live: Live, device: int, now_s: float) -> Answer | None:
@@ -378,23 +381,18 @@ class Overview:
         }
 
 
-def _sums(session: Session) -> Sums:
-    return Sums(
-        session.blocks,
-        session.flops,
-        session.downlink_bytes,
-        session.uplink_bytes,
-        session.compute_s,
-    )
-
-
 def _fleet_rates(before: Look, now: Look) -> Answer:
     window_s = now.at_s - before.at_s
-    names = ("blocks_per_s", "flops_per_s", "egress_bytes_per_s", "ingress_bytes_per_s")
+    recent = now.fleet - before.fleet
+    counts = {
+        "blocks_per_s": recent.blocks,
+        "flops_per_s": recent.flops,
+        "egress_bytes_per_s": recent.downlink_bytes,
+        "ingress_bytes_per_s": recent.uplink_bytes,
+    }
     if window_s <= 0:
-        return {"window_s": None, **dict.fromkeys(names)}
-    each = zip(names, before.fleet[:4], now.fleet[:4], strict=True)
-    return {"window_s": window_s, **{name: (new - old) / window_s for name, old, new in each}}
+        return {"window_s": None, **dict.fromkeys(counts)}
+    return {"window_s": window_s, **{name: n / window_s for name, n in counts.items()}}
 
 
 def _reputation(session: Session, *, checked: bool) -> str:

@@ -1,11 +1,13 @@
-"""Rates over the last seconds, from sums that are read from time to time. Pure."""
+"""Rates over the last seconds, from counters that are read from time to time. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
+
+from cleave.protocol.device_counters import DeviceCounters
 
 WINDOW_S: Final = 10.0
 """What rates are taken over, where somebody looks often enough."""
@@ -13,39 +15,26 @@ WINDOW_S: Final = 10.0
 _APART_S: Final = 0.5  # looks that are closer together are not remembered
 
 
-class Sums(NamedTuple):
-    """What a device or the fleet has done since it was first there."""
-
-    blocks: int = 0
-    flops: float = 0.0
-    down_bytes: int = 0
-    up_bytes: int = 0
-    compute_s: float = 0.0
-
-
-_NOTHING: Final = Sums()
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All sums at one time.
+    """A snapshot of all counters.
 
     Attributes:
         at_s: the time, in seconds on a clock that never goes back.
-        fleet: sums over all sessions, including those that have ended.
-        devices: the sums of each session, by its id.
+        fleet: of all sessions together, including those that have ended.
+        devices: of each session, by its id.
     """
 
     at_s: float
-    fleet: Sums = _NOTHING
-    devices: Mapping[int, Sums] = field(default_factory=dict)
+    fleet: DeviceCounters = field(default_factory=DeviceCounters)
+    devices: Mapping[int, DeviceCounters] = field(default_factory=dict)
 
 
 class Rates:
     """Earlier looks, as far back as rates need.
 
     Args:
-        began_s: the time at which all sums were 0.
+        began_s: the time at which all counters were 0.
         window_s: how far back looks are kept, in seconds.
     """
 

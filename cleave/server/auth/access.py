@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cleave.errors import UsageError
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.scheduler.admission import (
     AccessLevel,
     Admission,
     AdmissionResult,
-    Contribution,
     Refusal,
     clean_name,
     one_is,
@@ -225,7 +225,7 @@ class Access:
         absence, now_s = Departure.LOST if lost else Departure.AWAY, self._clocks.wall()
         self.writer.soon(lambda: self.store.departed(identity, absence, reason, now_s))
 
-    def contributed(self, identity: int, done: Contribution) -> None:
+    def contributed(self, identity: int, done: DeviceCounters) -> None:
         """See `Authenticator.contributed`."""
         self.writer.add(identity, done)
 

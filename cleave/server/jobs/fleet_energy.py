@@ -12,7 +12,6 @@ from cleave.energy.meter import Activity, Basis, Gap, used_by
 from cleave.energy.typical import KnownPower, Typical
 from cleave.scheduler.session import Session
 from profiles.device_profile import DeviceProfile
-from profiles.power_limits import believable_j
 
 Answer = dict[str, object]
 
@@ -30,14 +29,6 @@ class DeviceEnergy:
     energy_j: float | None
     basis: Basis
     gaps: tuple[Gap, ...] = ()
-
-
-def measured_j(session: Session, now_s: float) -> float | None:
-    """Return the energy that a device states it used, in joules; None if it is implausible."""
-    said = session.telemetry.get("energy_j")
-    if said is None or not believable_j(said, session.profile, now_s - session.opened_s):
-        return None
-    return said
 
 
 class EnergyMeter:
@@ -70,7 +61,7 @@ class EnergyMeter:
 
     def used(self, session: Session, now_s: float) -> DeviceEnergy:
         """Return the energy that a session has used until now."""
-        own_j = measured_j(session, now_s)
+        own_j = session.measured_j(now_s)
         if own_j is not None:
             return DeviceEnergy(own_j, Basis.MEASURED)
         doubted = (Gap.DOUBTED,) if "energy_j" in session.telemetry else ()
@@ -79,9 +70,9 @@ class EnergyMeter:
         if known is not None and rates is not None:
             did = Activity(
                 now_s - session.opened_s,
-                session.compute_s,
-                session.downlink_bytes,
-                session.uplink_bytes,
+                session.counters.compute_s,
+                session.counters.downlink_bytes,
+                session.counters.uplink_bytes,
                 rates.downlink_bytes_per_s,
                 rates.uplink_bytes_per_s,
             )

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.session import DeviceState, Session
-from cleave.server.jobs.fleet_energy import EnergyMeter, measured_j
+from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
@@ -34,12 +35,10 @@ class _Did:
     kind: DeviceKind | None
     flops_per_s: float
     here: bool
-    present_s: float = 0.0
-    compute_s: float = 0.0
-    radio_s: float = 0.0
-    down_bytes: float = 0.0
-    up_bytes: float = 0.0
-    measured_j: float | None = None
+    counters: DeviceCounters
+    present_s: float
+    radio_s: float
+    measured_j: float | None
 
     def since(self, before: _Did | None) -> _Did:
         """Return what was done after an earlier reading."""
@@ -50,20 +49,18 @@ class _Did:
             own_j = max(0.0, self.measured_j - before.measured_j)
         return replace(
             self,
+            counters=self.counters - before.counters,
             present_s=self.present_s - before.present_s,
-            compute_s=self.compute_s - before.compute_s,
             radio_s=self.radio_s - before.radio_s,
-            down_bytes=self.down_bytes - before.down_bytes,
-            up_bytes=self.up_bytes - before.up_bytes,
             measured_j=own_j,
         )
 
 
 def _did(session: Session, now_s: float) -> _Did:
-    rates, radio_s = session.rates, 0.0
+    counters, rates, radio_s = replace(session.counters), session.rates, 0.0
     if rates is not None:
-        radio_s = session.downlink_bytes / rates.downlink_bytes_per_s
-        radio_s += session.uplink_bytes / rates.uplink_bytes_per_s
+        radio_s = counters.downlink_bytes / rates.downlink_bytes_per_s
+        radio_s += counters.uplink_bytes / rates.uplink_bytes_per_s
     identity = f"device {session.identity}" if session.identity is not None else ""
     return _Did(
         identity or f"session {session.id}",
@@ -71,12 +68,10 @@ def _did(session: Session, now_s: float) -> _Did:
         session.kind,
         rates.flops_per_s if rates is not None else 0.0,
         _of_this_machine(session.address),
+        counters,
         now_s - session.opened_s,
-        session.compute_s,
         radio_s,
-        session.downlink_bytes,
-        session.uplink_bytes,
-        measured_j(session, now_s),
+        session.measured_j(now_s),
     )
 
 
@@ -118,21 +113,28 @@ class JobLog:
         for did in (*self._past, *here):
             alike[did.profile, did.kind, did.measured_j is not None].append(did)
         usages = tuple(
-            DeviceUsage(
-                profile,
-                len({did.who for did in group}),
-                sum(did.present_s for did in group),
-                sum(did.compute_s for did in group),
-                sum(did.radio_s for did in group),
-                sum(did.down_bytes for did in group),
-                sum(did.up_bytes for did in group),
-                measured_j=sum(did.measured_j or 0.0 for did in group) if measured else None,
-                kind=kind,
-                flops_per_s=max(did.flops_per_s for did in group),
-            )
+            _usage(profile, kind, group, measured=measured)
             for (profile, kind, measured), group in alike.items()
         )
         return usages, len({did.who for did in (*self._past, *here) if did.here})
+
+
+def _usage(
+    profile: str, kind: DeviceKind | None, group: list[_Did], *, measured: bool
+) -> DeviceUsage:
+    total = sum((did.counters for did in group), DeviceCounters())
+    return DeviceUsage(
+        profile,
+        len({did.who for did in group}),
+        sum(did.present_s for did in group),
+        total.compute_s,
+        sum(did.radio_s for did in group),
+        total.downlink_bytes,
+        total.uplink_bytes,
+        measured_j=sum(did.measured_j or 0.0 for did in group) if measured else None,
+        kind=kind,
+        flops_per_s=max(did.flops_per_s for did in group),
+    )
 
 
 def _works(session: Session) -> bool:

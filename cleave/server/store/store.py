@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cleave.errors import CleaveError
-from cleave.scheduler.admission import CONTRIBUTION_FIELDS, Contribution
+from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
 from cleave.scheduler.conduct import Conduct
 from cleave.server.store.schema import MIGRATIONS, Migration
 
@@ -60,7 +60,7 @@ class DeviceRecord:
         sessions, losses: how many sessions it began, and how many of them were lost.
         faults: wrong results in all its sessions.
         code: the id of the join code that it joined with; None if unknown.
-        done: its contribution so far.
+        done: what it did so far.
         conduct: how it worked in its last session.
     """
 
@@ -76,7 +76,7 @@ class DeviceRecord:
     losses: int
     faults: int
     code: int | None
-    done: Contribution
+    done: DeviceCounters
     conduct: Conduct = field(default_factory=Conduct)
 
 
@@ -287,14 +287,14 @@ class Store:
                 ),
             )
 
-    def credit(self, done: Mapping[int, Contribution], now_s: float) -> None:
-        """Add what devices contributed, by their ids, in one transaction."""
-        sets = ", ".join(f"{name} = {name} + ?" for name in CONTRIBUTION_FIELDS)
+    def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
+        """Add what devices did, by their ids, in one transaction."""
+        sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
         with self._writing() as db:
             db.executemany(
                 f"UPDATE devices SET {sets}, seen_s = MAX(seen_s, ?) WHERE id = ?",
                 [
-                    (*(getattr(part, name) for name in CONTRIBUTION_FIELDS), now_s, device)
+                    (*(getattr(part, name) for name in COUNTER_FIELDS), now_s, device)
                     for device, part in done.items()
                 ],
             )
@@ -390,10 +390,10 @@ class Store:
 _DEVICE: Final = (
     "SELECT id, name, standing, reason, paired_s, seen_s, absence, absence_reason, sessions, "
     "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), code, "
-    f"{', '.join(CONTRIBUTION_FIELDS)}, setbacks, failure, slowness, late_s FROM devices"
+    f"{', '.join(COUNTER_FIELDS)}, setbacks, failure, slowness, late_s FROM devices"
 )
 _BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 2
-_BEFORE_CONDUCT: Final = _BEFORE_DONE + len(CONTRIBUTION_FIELDS)
+_BEFORE_CONDUCT: Final = _BEFORE_DONE + len(COUNTER_FIELDS)
 _CODE: Final = ", ".join(CodeRecord.__slots__)
 _JOB: Final = ", ".join(StoredJob.__slots__)
 
@@ -402,7 +402,7 @@ def _device(row: Sequence[Any]) -> DeviceRecord:
     values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
     values["standing"] = AccessStatus(values["standing"])
     values["absence"] = Departure(values["absence"])
-    done = Contribution(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
+    done = DeviceCounters(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
     return DeviceRecord(**values, done=done, conduct=Conduct(*row[_BEFORE_CONDUCT:]))
 
 

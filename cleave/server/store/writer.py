@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cleave.scheduler.admission import Contribution
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.server.store.store import Store, StoreError
 
 WRITE_S: Final = 15.0
-"""How often contributions are written."""
+"""How often what devices did is written."""
 
 RETRY_S: Final = 2.0
 """How often what could not be written is tried again."""
@@ -31,7 +31,7 @@ class StoreWriter:
     """A thread that writes to the store.
 
     A write given to `soon` (such as that a device joined) is dropped when it fails. One given to
-    `owe` is tried again until it succeeds. Contributions are added up until they are written.
+    `owe` is tried again until it succeeds. What devices did is added up until it is written.
 
     Args:
         store: the store to write to.
@@ -51,7 +51,7 @@ class StoreWriter:
         self._clock = clock
         self._complain = complain
         self._retry_s = retry_s
-        self._done: dict[int, Contribution] = {}
+        self._done: dict[int, DeviceCounters] = {}
         self._owed: dict[Hashable, _Owed] = {}
         self._error = ""
         self._lock = threading.Lock()
@@ -70,10 +70,10 @@ class StoreWriter:
                 return ""
             return f"{self._error}{'; not written yet: ' if owed else ''}{'; '.join(owed)}"
 
-    def add(self, device: int, done: Contribution) -> None:
-        """Add to what a device contributed; it is written with the next batch."""
+    def add(self, device: int, done: DeviceCounters) -> None:
+        """Add to what a device did; it is written with the next batch."""
         with self._lock:
-            self._done[device] = self._done.get(device, Contribution()) + done
+            self._done[device] = self._done.get(device, DeviceCounters()) + done
 
     def soon(self, write: Callable[[], None]) -> None:
         """Do this write in the writer's thread, after those requested before."""
