@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import logging
 import statistics
 import sys
 import tempfile
@@ -47,6 +48,7 @@ from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import LOSSES, OF_MESSAGES, Fault, RandomFaults, losses
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
+from tests.log_lines import logged
 
 FULL_STEPS: Final = 200
 LOST_SHARE: Final = 0.1
@@ -144,7 +146,8 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
     with (
         placements(ledger),
         options.log.open("w") as log,
-        cleave.serve(notify=lambda line: print(line, file=log)) as served,
+        logged(logging.StreamHandler(log)),
+        cleave.serve() as served,
         Proxy(
             served.url,
             lambda slot, connection: RandomFaults(options.seed, connection, chances),
@@ -161,7 +164,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
         messages = 0  # of a device in a step, about
         try:
             for step in range(options.steps):
-                before, logged = proxy.passed.total(), len(proxy.happened)
+                before, told = proxy.passed.total(), len(proxy.happened)
                 for loss in losses(
                     options.seed, step, options.devices, LOST_SHARE, weights, messages
                 ):
@@ -173,7 +176,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
                 outcome.ps_bytes.append(resident_bytes(os.getpid()))
                 outcome.wall_s += record.wall_s
                 outcome.slowest_s = max(outcome.slowest_s, record.wall_s)
-                for happening in proxy.happened[logged:]:
+                for happening in proxy.happened[told:]:
                     print(f"step {step + 1}: {happening}", file=log)
                 print(
                     f"step {step + 1}: loss {record.loss!r}, {record.wall_s:.1f} s, "

@@ -42,6 +42,7 @@ from cleave.device.session import device_hello
 from cleave.protocol.codec import encode
 from cleave.training.job import JobSpec
 from cleave.transport.join_url import parse_join_url
+from tests.log_lines import LogLines, logged
 
 MOST_SLOWER = 1.10
 MOST_GROWTH_BYTES = 64 * 2**20
@@ -191,12 +192,13 @@ def attacker(address: str) -> Iterator[subprocess.Popen[str]]:
 def measure(rounds: int, steps: int, connections: int) -> None:
     """Run the blocks, and print the results."""
     job = JobSpec(model="opt-tiny", steps=3 * rounds * steps + 2, batch=4, seq=128)
-    notes: list[str] = []
+    log = LogLines()
     blocks: dict[Kind, list[float]] = {kind: [] for kind in Kind}
     longest = dict.fromkeys(Kind, 0.0)
     heard: dict[str, float] = {}
     with (
-        cleave.serve(notify=notes.append, verify=False) as fleet,  # only the listener is measured
+        logged(log),
+        cleave.serve(verify=False) as fleet,  # only the listener is measured
         joined(fleet.url, 2, "--threads", "1"),
         attacker(parse_join_url(fleet.url).address) as strangers,
     ):
@@ -228,7 +230,7 @@ def measure(rounds: int, steps: int, connections: int) -> None:
                         heard = answer
                         print(f"a volley took {answer['took_s']:.2f} s", flush=True)
         assert fleet.device_count == 2
-    report(blocks, longest, heard, most - before, steps, notes)
+    report(blocks, longest, heard, most - before, steps, log.lines)
 
 
 def report(

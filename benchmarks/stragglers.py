@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import statistics
@@ -41,6 +42,7 @@ from cleave.server.fleet_server import ServedFleet
 from cleave.training.job import JobSpec
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
+from tests.log_lines import logged
 
 LIMIT: Final = 1.15
 SETTLING: Final = 10
@@ -175,16 +177,13 @@ def measure(options: argparse.Namespace) -> bool:
     )  # fmt: skip
     prompt = Lateness(0.0, at_once=False)
     late = Lateness(options.late, options.at_once, options.from_start)
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        notes.append(text)
-        if "straggler" in text:
-            print(f"    {text}", flush=True)
-
+    shown = logging.StreamHandler(sys.stdout)
+    shown.setFormatter(logging.Formatter("    %(message)s"))
+    shown.addFilter(lambda record: "straggler" in record.getMessage())
     with (
+        logged(shown),
         cleave.serve() as plain,
-        cleave.serve(notify=note) as other,
+        cleave.serve() as other,
         contextmanager(_several)(plain, options.good, prompt),
         contextmanager(_several)(other, options.good, prompt),
         device(other, "straggler", late) as straggler,

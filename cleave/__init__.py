@@ -6,10 +6,13 @@
     cleave.restore(model)                 # the plain model again
 
 `import cleave` is cheap; torch is imported when something that needs it is used.
+
+The package logs under the name `cleave`, and prints nothing unless `logging` is told to.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "emulated", "offload", "restore", "serve"]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,6 @@ def open_app(
     data: str,
     operator_token: str,
     fleet_credential: str,
-    log: Callable[[str], None],
     facts: ServerFacts | None = None,
     grid: Grid | None = None,
     ps_watts: float | None = None,
@@ -85,7 +84,6 @@ def open_app(
         data: the server's data folder; empty for the default one, `none` to keep nothing on disk.
         operator_token: the token that operators must show; empty for the one in the folder.
         fleet_credential: see `Access`.
-        log: called with each line of the server's own output.
         facts: what overviews state about the server; None for nothing.
         grid: the electricity grid that devices are on; None if it was not stated.
         ps_watts: power that this machine draws at the socket, in watts; None if it was not stated.
@@ -104,7 +102,7 @@ def open_app(
         token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
         viewer = folder.viewer_token() if folder is not None else ""
         viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
-        access = Access(store, token, viewer, fleet_credential=fleet_credential, complain=log)
+        access = Access(store, token, viewer, fleet_credential=fleet_credential)
         stack.callback(access.close)
         history = JobHistory(store, access.writer, time.time)
         device_admin = DeviceAdmin(access, history.all, time.time)

@@ -80,7 +80,6 @@ class ServerConfig:
         operator_credential: the secret that operators must show; part of `operator_url`.
         viewer_credential: the secret in `dashboard_url`; `auth` decides what it is good for.
         planner: chooses the tiles.
-        notify: called in the server's thread with a line when a device joins or leaves.
         operator: serves operators' sessions; these are refused when None.
         pages: answers plain HTTP requests other than `/healthz`; these get 404 when None.
         events: called in the server's thread with every event of the fleet.
@@ -101,7 +100,6 @@ class ServerConfig:
     operator_credential: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     viewer_credential: str = ""
     planner: Planner = field(default_factory=TilePlanner)
-    notify: Callable[[str], None] = lambda line: None
     operator: OperatorHandler | None = None
     pages: HttpHandler | None = None
     events: EventListener | None = None
@@ -129,12 +127,11 @@ class ServedFleet(Fleet):
         allowed = config.allowed if descriptors is None else config.allowed.within(descriptors)
         exposure = expose(config.host, config.security, datetime.now(UTC))
         manager = SessionManager(verify=config.verify, auth=auth, max_devices=allowed.devices)
-        self._live = LiveRuntime(manager, config.notify, config.events)
+        self._live = LiveRuntime(manager, config.events)
         super().__init__(self._live, config.planner)
         self.fingerprint = exposure.fingerprint
         self._exposure = exposure
         self._allowed = allowed
-        self._say = config.notify
         self._origins = frozenset(parse_origin(o) for o in config.security.allow_origins)
         self._present = dict.fromkeys(AccessLevel, 0)
         self._operator = config.operator
@@ -162,7 +159,7 @@ class ServedFleet(Fleet):
     async def _main(self, host: str, port: int, started: threading.Event) -> None:
         loop = self._live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        log = RejectionLog(self._say, lambda: datetime.now().astimezone(), loop.call_later)
+        log = RejectionLog(lambda: datetime.now().astimezone(), loop.call_later)
         gate = listener.ConnectionGate(self._allowed, log, loop)
         context = self._exposure.context
         secured: dict[str, Any] = {} if context is None else {"ssl": context}
@@ -180,7 +177,7 @@ class ServedFleet(Fleet):
                     write_limit=WRITE_LIMIT_BYTES,
                     open_timeout=self._allowed.handshake_s,
                     server_header=None,
-                    logger=_quiet(self._say),
+                    logger=_websockets_logger,
                     create_connection=cast(
                         type[ServerConnection], partial(GuardedConnection, gate)
                     ),
@@ -389,29 +386,22 @@ async def _refuse(
         return
 
 
-class _Errors(logging.Handler):
-    """A log handler that passes on the server's own unexpected errors."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.ERROR)
-        self._say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        # A handshake that fails is a stranger's: the log of refusals has it.
-        if error is not None and record.msg != "opening handshake failed":
-            self._say(f"unexpected {type(error).__name__} in a session: {error}")
+def _unexpected(record: logging.LogRecord) -> bool:
+    """Keep the server's own unexpected errors, and no others; reword them."""
+    error = record.exc_info[1] if record.exc_info else None
+    # A handshake that fails is a stranger's: the log of refusals has it.
+    if error is None or record.msg == "opening handshake failed":
+        return False
+    record.msg, record.args = "unexpected %s in a session: %s", (type(error).__name__, error)
+    return True
 
 
-def _quiet(say: Callable[[str], None]) -> logging.Logger:
-    """Return a logger for the WebSocket library, separate from the program's own.
+_websockets_logger = logging.getLogger(f"{__name__}.websockets")
+"""The WebSocket library's logger. At level DEBUG the library would log what is sent and received,
+including credentials, and every stray request would cause a traceback."""
 
-    At level DEBUG the library would log what is sent and received, including credentials, and every
-    stray request would cause a traceback.
-    """
-    logger = logging.Logger("cleave.websockets", logging.ERROR)
-    logger.addHandler(_Errors(say))
-    return logger
+_websockets_logger.setLevel(logging.ERROR)
+_websockets_logger.addFilter(_unexpected)
 
 
 def serve(config: ServerConfig | None = None, **changes: Any) -> ServedFleet:

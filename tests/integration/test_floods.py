@@ -53,10 +53,10 @@ def packed(message: Message) -> bytes:
 
 
 @contextmanager
-def working(notes: list[str]) -> Iterator[ServedFleet]:
+def working() -> Iterator[ServedFleet]:
     """A fleet with an honest device."""
     with (
-        cleave.serve(verify=False, notify=notes.append) as fleet,
+        cleave.serve(verify=False) as fleet,
         started("join", fleet.url, *DEVICE),
     ):
         until(lambda: fleet.device_count == 1)
@@ -88,14 +88,11 @@ NESTED = {
 }
 
 
-def test_nested_lists_of_strangers_are_failed_attempts() -> None:
-    notes: list[str] = []
+def test_nested_lists_of_strangers_are_failed_attempts(notes: list[str]) -> None:
     access = Access(Store(None), "token", fleet_credential=CREDENTIAL)
     with (
         closing(access),
-        cleave.serve(
-            verify=False, auth=access, credential=CREDENTIAL, notify=notes.append
-        ) as fleet,
+        cleave.serve(verify=False, auth=access, credential=CREDENTIAL) as fleet,
         started("join", fleet.url, *DEVICE),
     ):
         until(lambda: fleet.device_count == 1)
@@ -113,10 +110,9 @@ def test_nested_lists_of_strangers_are_failed_attempts() -> None:
     assert any("no acceptable hello" in note for note in notes)
 
 
-def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe() -> None:
-    notes: list[str] = []
+def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe(notes: list[str]) -> None:
     access = Access(Store(None), "token")
-    with closing(access), cleave.serve(verify=False, auth=access, notify=notes.append) as fleet:
+    with closing(access), cleave.serve(verify=False, auth=access) as fleet:
         said = hello(access.pair().text, measure=True)
         with opened(fleet) as first, opened(fleet) as second:
             for device in (first, second):
@@ -142,9 +138,8 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("said", FLOODS.values(), ids=FLOODS)
-def test_an_admitted_device_that_floods_is_sent_away(said: bytes) -> None:
-    notes: list[str] = []
-    with working(notes) as fleet, opened(fleet) as flooding:
+def test_an_admitted_device_that_floods_is_sent_away(said: bytes, notes: list[str]) -> None:
+    with working() as fleet, opened(fleet) as flooding:
         flooding.send(hello(parse_join_url(fleet.url).credential, name="flood", **STATED))
         until(lambda: fleet.device_count == 2)
         many = frame(said) * 10_000
@@ -159,9 +154,8 @@ def test_an_admitted_device_that_floods_is_sent_away(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", [Opcode.PING, Opcode.PONG])
-def test_pings_are_counted_too(kind: Opcode) -> None:
-    notes: list[str] = []
-    with working(notes) as fleet, closing(inside(fleet)) as device:
+def test_pings_are_counted_too(kind: Opcode, notes: list[str]) -> None:
+    with working() as fleet, closing(inside(fleet)) as device:
         with suppress(OSError):
             device.sendall(frame(b"", kind) * 100_000)
         assert is_cut(device)
@@ -181,10 +175,9 @@ def test_who_is_in_no_hurry_may_say_much() -> None:
         assert fleet.device_count == 1
 
 
-def test_what_is_said_last_is_heard() -> None:
+def test_what_is_said_last_is_heard(notes: list[str]) -> None:
     """A device that says more than is taken in at once, and is gone."""
-    notes: list[str] = []
-    with cleave.serve(verify=False, notify=notes.append) as fleet:
+    with cleave.serve(verify=False) as fleet:
         with closing(inside(fleet)) as device:
             bye = packed(messages.Bye("enough"))
             device.sendall(frame(packed(messages.Heartbeat())) * 200 + frame(bye))
@@ -194,10 +187,9 @@ def test_what_is_said_last_is_heard() -> None:
     assert any("left; 0 devices" in note for note in notes)  # on purpose, and not lost
 
 
-def test_who_was_drained_is_said_to_be() -> None:
+def test_who_was_drained_is_said_to_be(notes: list[str]) -> None:
     """Also how fast it is, be it ever so slow."""
-    notes: list[str] = []
-    with cleave.serve(verify=False, notify=notes.append) as fleet, opened(fleet) as device:
+    with cleave.serve(verify=False) as fleet, opened(fleet) as device:
         slow = STATED | {"flops_per_s": 2e6, "uplink_bytes_per_s": 1500.0}
         device.send(hello(parse_join_url(fleet.url).credential, name="slow", **slow))
         assert isinstance(heard(device), messages.Welcome)
@@ -208,9 +200,8 @@ def test_who_was_drained_is_said_to_be() -> None:
     assert any("slow left (drained); 0 devices" in note for note in notes)
 
 
-def test_a_refusal_says_which_limit_it_was() -> None:
-    notes: list[str] = []
-    with cleave.serve(verify=False, notify=notes.append) as fleet:
+def test_a_refusal_says_which_limit_it_was(notes: list[str]) -> None:
+    with cleave.serve(verify=False) as fleet:
         credential = parse_join_url(fleet.url).credential
         with opened(fleet) as small:
             small.send(hello(credential, **(STATED | {"memory_bytes": 5})))
@@ -218,9 +209,8 @@ def test_a_refusal_says_which_limit_it_was() -> None:
     assert any("the device offers 5 bytes of memory" in note for note in notes)
 
 
-def test_a_session_that_ends_before_there_was_work_is_named() -> None:
-    notes: list[str] = []
-    with cleave.serve(verify=True, notify=notes.append) as fleet, opened(fleet) as device:
+def test_a_session_that_ends_before_there_was_work_is_named(notes: list[str]) -> None:
+    with cleave.serve(verify=True) as fleet, opened(fleet) as device:
         device.send(hello(parse_join_url(fleet.url).credential, name="hasty"))
         assert isinstance(heard(device), messages.Welcome)
         device.send(packed(messages.Cancel((1,))))
@@ -230,12 +220,11 @@ def test_a_session_that_ends_before_there_was_work_is_named() -> None:
     assert "cancel" in line
 
 
-def test_unfinished_messages_have_a_budget() -> None:
-    notes: list[str] = []
+def test_unfinished_messages_have_a_budget(notes: list[str]) -> None:
     allowed = ConnectionLimits(unfinished_bytes=150_000)
     piece = frame(bytes(60_000), fin=False)
     with (
-        cleave.serve(verify=False, allowed=allowed, notify=notes.append) as fleet,
+        cleave.serve(verify=False, allowed=allowed) as fleet,
         ExitStack() as stack,
     ):
         devices = [stack.enter_context(closing(inside(fleet))) for _ in range(4)]
@@ -250,11 +239,10 @@ def test_unfinished_messages_have_a_budget() -> None:
     assert sum("refused 127.0.0.1" in note for note in cut) == 1
 
 
-def test_slow_handshakes_from_some_addresses_keep_nobody_else_out() -> None:
-    notes: list[str] = []
+def test_slow_handshakes_from_some_addresses_keep_nobody_else_out(notes: list[str]) -> None:
     allowed = ConnectionLimits(handshake_s=NEVER_S, waiting_per_address=3, waiting=12)
     with (
-        cleave.serve(verify=False, allowed=allowed, notify=notes.append) as fleet,
+        cleave.serve(verify=False, allowed=allowed) as fleet,
         ExitStack() as stack,
     ):
         port = urlsplit(fleet.url).port

@@ -385,7 +385,7 @@ class KnownDevice:
 @contextmanager
 def served(data: Path) -> Iterator[tuple[ServedFleet, App]]:
     """What `cleave serve` does, in this process."""
-    with open_app(str(data), "", "", lambda text: None) as server_app:
+    with open_app(str(data), "", "") as server_app:
         fleet = serve(
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -37,6 +40,7 @@ from cleave.transport import certificate
 from cleave.transport.connect import open_connection
 from cleave.transport.connection import WebSocketConnection
 from cleave.transport.connection_limits import ConnectionLimits
+from cleave.transport.http import HttpAnswer, HttpRequest
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
 from profiles.measuring.link import measure_link
@@ -221,10 +225,9 @@ def test_plain_is_refused_where_other_machines_listen(tmp_path: Path) -> None:
 # --- browsers and HTTP ---
 
 
-def test_pages_of_other_origins_are_refused() -> None:
-    notes: list[str] = []
+def test_pages_of_other_origins_are_refused(notes: list[str]) -> None:
     allowed = Security(allow_origins=("https://pages.example/",))
-    with cleave.serve(security=allowed, notify=notes.append) as fleet:
+    with cleave.serve(security=allowed) as fleet:
         own = f"127.0.0.1:{urlsplit(fleet.url).port}"
         for origin in (None, f"http://{own}", "https://pages.example", "HTTPS://Pages.Example"):
             with opened(fleet, origin=origin):
@@ -265,9 +268,8 @@ def shared() -> Iterator[ServedFleet]:
 # --- limits ---
 
 
-def test_who_is_not_admitted_may_send_little() -> None:
-    notes: list[str] = []
-    with cleave.serve(notify=notes.append) as fleet:
+def test_who_is_not_admitted_may_send_little(notes: list[str]) -> None:
+    with cleave.serve() as fleet:
         secret = parse_join_url(fleet.url).credential
         big = hello(secret, name="n" * 3900, profile="p" * 3900)
         with started("join", fleet.url, *DEVICE):
@@ -337,12 +339,11 @@ def test_a_message_over_the_limit_ends_a_devices_session_at_its_first_bytes() ->
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_slow_handshakes_are_cut_at_every_stage(secure: bool) -> None:
-    notes: list[str] = []
+def test_slow_handshakes_are_cut_at_every_stage(secure: bool, notes: list[str]) -> None:
     allowed = ConnectionLimits(handshake_s=0.3)
     security = SECURE if secure else Security()
     with (
-        cleave.serve(security=security, allowed=allowed, notify=notes.append) as fleet,
+        cleave.serve(security=security, allowed=allowed) as fleet,
         ExitStack() as stack,
     ):
         silent = stack.enter_context(closing(raw(fleet)))
@@ -369,10 +370,9 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
-def test_few_wait_and_who_is_inside_goes_on() -> None:
-    notes: list[str] = []
+def test_few_wait_and_who_is_inside_goes_on(notes: list[str]) -> None:
     allowed = ConnectionLimits(handshake_s=NEVER_S, waiting_per_address=5)
-    with cleave.serve(allowed=allowed, notify=notes.append) as fleet:
+    with cleave.serve(allowed=allowed) as fleet:
         device = started("join", fleet.url, *DEVICE)
         with device, ExitStack() as stack:
             until(lambda: fleet.device_count == 1)
@@ -472,6 +472,29 @@ def test_no_secret_is_logged(tmp_path: Path) -> None:
     assert "wrong credential" in out
     for secret in (SECRET, OPERATOR_SECRET, GUESS):
         assert secret not in out + err
+
+
+def test_no_secret_is_logged_at_the_lowest_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "cleave")
+    with cleave.serve(credential=SECRET, verify=False) as fleet, opened(fleet) as device:
+        device.send(
+            hello(SECRET, flops_per_s=1e9, downlink_bytes_per_s=1e6, uplink_bytes_per_s=1e6)
+        )
+        assert isinstance(heard(device), messages.Welcome)
+        until(lambda: fleet.device_count == 1)
+    assert "joined as device 1" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_bug_of_the_server_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    def pages(request: HttpRequest) -> HttpAnswer:
+        raise RuntimeError(f"no page for {request.path}")
+
+    with cleave.serve(pages=pages) as fleet, pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(fleet.address.replace("ws", "http", 1).replace("/ws", "/there"))
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    said = "unexpected RuntimeError in a session: no page for /there"
+    assert [record.getMessage() for record in errors] == [said]
 
 
 def test_no_secret_is_on_a_command_line() -> None:

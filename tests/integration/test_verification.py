@@ -98,11 +98,10 @@ def stale(block: Buffer) -> None:
 
 @pytest.mark.parametrize(("lie", "after"), [(one_wrong, "3 wrong results"), (stale, "1 wrong")])
 def test_a_liar_changes_nothing_and_is_quarantined(
-    lie: Callable[[Buffer], None], after: str
+    lie: Callable[[Buffer], None], after: str, notes: list[str]
 ) -> None:
-    notes: list[str] = []
     with (
-        cleave.serve(notify=notes.append) as fleet,
+        cleave.serve() as fleet,
         device(fleet, "honest", ComputeThread(NumpyBackend())) as honest,
         device(fleet, "liar", Liar(lie)) as liar,
     ):

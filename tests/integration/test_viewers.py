@@ -23,7 +23,7 @@ from tests.integration.processes import run, started, wait_for_event
 @contextmanager
 def served(runs: Path) -> Iterator[tuple[ServedFleet, App]]:
     """What `cleave serve --data none` does, in this process."""
-    with open_app("none", "", "", lambda text: None) as server_app:
+    with open_app("none", "", "") as server_app:
         fleet = serve(
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,
@@ -31,7 +31,7 @@ def served(runs: Path) -> Iterator[tuple[ServedFleet, App]]:
             auth=server_app.access,
         )
         with fleet:
-            server_app.operators.jobs = jobs = Jobs(fleet, JobRunner(runs), lambda text: None)
+            server_app.operators.jobs = jobs = Jobs(fleet, JobRunner(runs))
             server_app.operators.fleet = fleet
             server_app.open(fleet)
             yield fleet, server_app

@@ -384,11 +384,10 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
     assert gemms == (1 if local else 0)
 
 
-def test_over_sockets_a_device_that_fails_every_run_costs_a_few() -> None:
-    notes: list[str] = []
+def test_over_sockets_a_device_that_fails_every_run_costs_a_few(notes: list[str]) -> None:
     bad = Failing()
     with (
-        cleave.serve(notify=notes.append, verify=False) as fleet,
+        cleave.serve(verify=False) as fleet,
         device(fleet, "good", ComputeThread(NumpyBackend())),
         device(fleet, "bad", bad),
     ):
