@@ -40,7 +40,7 @@ from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.training.job import JobSpec
 from cleave.training.trainer import Trainer
 from tests.faults.exact import FullDepthPlanner, InvariantBackend
@@ -159,8 +159,8 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
             proxy.url, options.devices, ("--executor", options.executor, "--probe")
         ) as processes,
     ):
-        audit(served.runtime, ledger, InvariantBackend() if invariant else None)
-        trainer = make_trainer(job, Fleet(served.runtime, planner))
+        audit(served.live, ledger, InvariantBackend() if invariant else None)
+        trainer = make_trainer(job, Fleet(served.live, planner))
         messages = 0  # of a device in a step, about
         try:
             for step in range(options.steps):
@@ -180,7 +180,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
                     print(f"step {step + 1}: {happening}", file=log)
                 print(
                     f"step {step + 1}: loss {record.loss!r}, {record.wall_s:.1f} s, "
-                    f"{record.reissued} reissued, {served.device_count} devices, "
+                    f"{record.reissued} reissued, {served.fleet.device_count} devices, "
                     f"{outcome.ps_bytes[-1] / 1e6:.0f} MB",
                     file=log,
                     flush=True,
@@ -189,7 +189,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
             outcome.error = f"step {step + 1} did not finish: {error}"
         finally:
             outcome.faults = proxy.counts()
-            spent = served.counters()
+            spent = served.fleet.counters()
             outcome.blocks, outcome.reissued, outcome.late = (
                 spent.blocks,
                 spent.reissued,
@@ -206,7 +206,7 @@ class watched:  # noqa: N801 - reads as a statement
         step: number of the current step, for the message.
     """
 
-    def __init__(self, served: ServedFleet, step: int) -> None:
+    def __init__(self, served: Server, step: int) -> None:
         self._served = served
         self._timer = threading.Timer(_LONGEST_STEP_S, self._end)
         self._step = step

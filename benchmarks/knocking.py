@@ -198,14 +198,14 @@ def measure(rounds: int, steps: int, connections: int) -> None:
     heard: dict[str, float] = {}
     with (
         logged(log),
-        cleave.serve(verify=False) as fleet,  # only the listener is measured
-        joined(fleet.url, 2, "--threads", "1"),
-        attacker(parse_join_url(fleet.url).address) as strangers,
+        cleave.serve(verify=False) as server,  # only the listener is measured
+        joined(server.url, 2, "--threads", "1"),
+        attacker(parse_join_url(server.url).address) as strangers,
     ):
         assert strangers.stdin is not None
         assert strangers.stdout is not None
-        wait_for_devices(fleet, 2)
-        trainer = make_trainer(job, fleet)
+        wait_for_devices(server.fleet, 2)
+        trainer = make_trainer(job, server.fleet)
         for _ in range(2):  # the first plans and sends more
             trainer.train_step()
         before = most = resident_bytes(os.getpid())
@@ -229,7 +229,7 @@ def measure(rounds: int, steps: int, connections: int) -> None:
                     if kind is Kind.ATTACK:
                         heard = answer
                         print(f"a volley took {answer['took_s']:.2f} s", flush=True)
-        assert fleet.device_count == 2
+        assert server.fleet.device_count == 2
     report(blocks, longest, heard, most - before, steps, log.lines)
 
 

@@ -1,6 +1,6 @@
 """Train transformers exactly on fleets of edge devices.
 
-    fleet = cleave.emulated(8)            # or cleave.serve(port=8765), and devices that join
+    fleet = cleave.emulated(8)            # or cleave.serve(port=8765).fleet: devices that join
     cleave.offload(model, fleet)          # every nn.Linear now multiplies on the fleet
     ...                                   # your own training loop
     cleave.restore(model)                 # the plain model again

@@ -19,7 +19,7 @@ from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.auth.access import Access, Clocks
 from cleave.server.auth.codes import CREDENTIAL_BYTES
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
 from cleave.server.http.routes import HttpRoutes
@@ -56,17 +56,17 @@ class App:
         """Return the path of the file with the operator's URL; None if no folder is kept."""
         return self.folder.url_path if self.folder is not None else None
 
-    def meter(self, fleet: ServedFleet) -> JobMeter:
+    def meter(self, server: Server) -> JobMeter:
         """Return a meter of the energy of a job that begins now."""
-        return JobMeter(fleet.live, self.energy, self.power)
+        return JobMeter(server.live, self.energy, self.power)
 
-    def open(self, fleet: ServedFleet) -> None:
+    def open(self, server: Server) -> None:
         """Take up the fleet once it listens: serve operators, and write the operator's URL to its
         file."""
-        self.device_admin.sessions = fleet
-        self.overview.live = fleet.live
+        self.device_admin.sessions = server
+        self.overview.live = server.live
         if self.folder is not None:
-            self.folder.write_url(fleet.operator_url)
+            self.folder.write_url(server.operator_url)
 
 
 @contextmanager

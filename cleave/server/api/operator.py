@@ -12,7 +12,7 @@ from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import AccessLevel
 from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.api.overview import Overview, Question
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.server.jobs.jobs import FINAL_STATES, Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
@@ -32,7 +32,7 @@ class OperatorSessions:
 
     Attributes:
         jobs: the server's jobs; None until the fleet that they train on exists.
-        fleet: the fleet; None until it exists.
+        server: the server; None until it listens.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class OperatorSessions:
         self._device_admin = device_admin
         self._overview = overview
         self.jobs: Jobs | None = None
-        self.fleet: ServedFleet | None = None
+        self.server: Server | None = None
 
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
@@ -115,7 +115,7 @@ class OperatorSessions:
 
     def _status(self) -> dict[str, Any]:
         assert self.jobs is not None
-        fleet = self.fleet
+        server = self.server
         return {
             "jobs": [
                 {
@@ -126,7 +126,7 @@ class OperatorSessions:
                 }
                 for job in self.jobs.all()
             ],
-            "devices": fleet.describe_devices() if fleet is not None else [],
+            "devices": server.describe_devices() if server is not None else [],
         }
 
     async def _stream(self, connection: Connection, job: TrainingJob) -> None:
