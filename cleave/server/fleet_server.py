@@ -399,6 +399,8 @@ async def _refuse(
 def _unexpected(record: logging.LogRecord) -> bool:
     """Keep the server's own unexpected errors, and no others; reword them."""
     error = record.exc_info[1] if record.exc_info else None
+    while isinstance(error, BaseExceptionGroup):  # of tasks that belonged together
+        error = error.exceptions[0]
     # A handshake that fails is a stranger's: the log of refusals has it.
     if error is None or record.msg == "opening handshake failed":
         return False

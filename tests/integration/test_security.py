@@ -497,6 +497,18 @@ def test_a_bug_of_the_server_is_one_line(caplog: pytest.LogCaptureFixture) -> No
     assert [record.getMessage() for record in errors] == [said]
 
 
+def test_a_bug_in_a_group_of_tasks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def operator(*_: object) -> None:
+        async with asyncio.TaskGroup():
+            raise RuntimeError("it broke")
+
+    with cleave.serve(operator=operator) as server, opened(server) as there:
+        there.send(hello(parse_join_url(server.operator_url).credential, Role.OPERATOR))
+        with pytest.raises(ConnectionClosed):
+            there.recv(PATIENCE_S)
+    assert caplog.messages == ["unexpected RuntimeError in a session: it broke"]
+
+
 def test_no_secret_is_on_a_command_line() -> None:
     from cleave_cli.own_device import own_device
     from cleave_cli.own_server import own_server
