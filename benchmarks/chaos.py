@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import logging
 import statistics
 import sys
 import tempfile
@@ -39,7 +40,7 @@ from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.training.job import JobSpec
 from cleave.training.trainer import Trainer
 from tests.faults.exact import FullDepthPlanner, InvariantBackend
@@ -47,6 +48,7 @@ from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import LOSSES, OF_MESSAGES, Fault, RandomFaults, losses
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
+from tests.log_lines import logged
 
 FULL_STEPS: Final = 200
 LOST_SHARE: Final = 0.1
@@ -144,7 +146,8 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
     with (
         placements(ledger),
         options.log.open("w") as log,
-        cleave.serve(notify=lambda line: print(line, file=log)) as served,
+        logged(logging.StreamHandler(log)),
+        cleave.serve() as served,
         Proxy(
             served.url,
             lambda slot, connection: RandomFaults(options.seed, connection, chances),
@@ -156,12 +159,12 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
             proxy.url, options.devices, ("--executor", options.executor, "--probe")
         ) as processes,
     ):
-        audit(served.runtime, ledger, InvariantBackend() if invariant else None)
-        trainer = make_trainer(job, Fleet(served.runtime, planner))
+        audit(served.live, ledger, InvariantBackend() if invariant else None)
+        trainer = make_trainer(job, Fleet(served.live, planner))
         messages = 0  # of a device in a step, about
         try:
             for step in range(options.steps):
-                before, logged = proxy.passed.total(), len(proxy.happened)
+                before, told = proxy.passed.total(), len(proxy.happened)
                 for loss in losses(
                     options.seed, step, options.devices, LOST_SHARE, weights, messages
                 ):
@@ -173,11 +176,11 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
                 outcome.ps_bytes.append(resident_bytes(os.getpid()))
                 outcome.wall_s += record.wall_s
                 outcome.slowest_s = max(outcome.slowest_s, record.wall_s)
-                for happening in proxy.happened[logged:]:
+                for happening in proxy.happened[told:]:
                     print(f"step {step + 1}: {happening}", file=log)
                 print(
                     f"step {step + 1}: loss {record.loss!r}, {record.wall_s:.1f} s, "
-                    f"{record.reissued} reissued, {served.device_count} devices, "
+                    f"{record.reissued} reissued, {served.fleet.device_count} devices, "
                     f"{outcome.ps_bytes[-1] / 1e6:.0f} MB",
                     file=log,
                     flush=True,
@@ -186,7 +189,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
             outcome.error = f"step {step + 1} did not finish: {error}"
         finally:
             outcome.faults = proxy.counts()
-            spent = served.counters()
+            spent = served.fleet.counters()
             outcome.blocks, outcome.reissued, outcome.late = (
                 spent.blocks,
                 spent.reissued,
@@ -203,7 +206,7 @@ class watched:  # noqa: N801 - reads as a statement
         step: number of the current step, for the message.
     """
 
-    def __init__(self, served: ServedFleet, step: int) -> None:
+    def __init__(self, served: Server, step: int) -> None:
         self._served = served
         self._timer = threading.Timer(_LONGEST_STEP_S, self._end)
         self._step = step

@@ -36,7 +36,7 @@ from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
 from cleave.machine.memory import hold_strips_well
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.training.job import JobSpec
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.tls import Security
@@ -133,10 +133,10 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
 def real_times(todo: Sequence[Task], devices: int) -> list[float]:
     """Return `tile_times` of `cleave join` processes of one thread; a single one is pinned."""
     pin = ("--cores", "1") if devices == 1 else ()
-    with cleave.serve() as fleet, joined(fleet.url, devices, "--threads", "1", *pin):
-        wait_for_devices(fleet, devices)
-        tile_times(fleet, todo[:6])  # warm
-        return tile_times(fleet, todo)
+    with cleave.serve() as server, joined(server.url, devices, "--threads", "1", *pin):
+        wait_for_devices(server.fleet, devices)
+        tile_times(server.fleet, todo[:6])  # warm
+        return tile_times(server.fleet, todo)
 
 
 def emulated_times(profile: DeviceProfile, todo: Sequence[Task], devices: int) -> list[float]:
@@ -271,19 +271,19 @@ def measured_link(name: str, url: str) -> tuple[float, float, float]:
 
 
 @contextmanager
-def limited_devices(fleet: ServedFleet) -> Iterator[list[tuple[float, float, float]]]:
+def limited_devices(server: Server) -> Iterator[list[tuple[float, float, float]]]:
     """Run three real devices behind limited links; yield what was measured of their links."""
     with ExitStack() as stack:
         links, processes = [], []
         for number, (down, up) in enumerate(LINKS):
             name, host = stack.enter_context(limited_namespace(number, down, up))
-            url = parse_join_url(fleet.url).at(host).text
+            url = parse_join_url(server.url).at(host).text
             links.append(measured_link(name, url))
             command = ["ip", "netns", "exec", name, sys.executable, "-m", "cleave_cli", "join", url]
             command += ["--json", "--threads", "1"]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         try:
-            wait_for_devices(fleet, len(LINKS))
+            wait_for_devices(server.fleet, len(LINKS))
             yield links
         finally:
             for process in processes:
@@ -300,13 +300,13 @@ def compare_steps(profile: DeviceProfile, steps: int) -> None:
         return
     job = JobSpec(model="opt-tiny", steps=steps + 1, batch=4, seq=128)
     with (
-        cleave.serve(host="0.0.0.0", security=Security(insecure_lan=True)) as fleet,
-        limited_devices(fleet) as links,
+        cleave.serve(host="0.0.0.0", security=Security(insecure_lan=True)) as server,
+        limited_devices(server) as links,
     ):
         print("training steps of opt-tiny behind limited links, as measured:")
         for down, up, latency_s in links:
             print(f"  {down / MBIT:.1f}/{up / MBIT:.1f} Mbit/s, {2e3 * latency_s:.1f} ms")
-        real = step_times(job, fleet)
+        real = step_times(job, server.fleet)
     devices = [
         replace(device_of(profile, len(LINKS), link), name=f"limited-{i}")
         for i, link in enumerate(links)

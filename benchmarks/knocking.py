@@ -42,6 +42,7 @@ from cleave.device.session import device_hello
 from cleave.protocol.codec import encode
 from cleave.training.job import JobSpec
 from cleave.transport.join_url import parse_join_url
+from tests.log_lines import LogLines, logged
 
 MOST_SLOWER = 1.10
 MOST_GROWTH_BYTES = 64 * 2**20
@@ -191,19 +192,20 @@ def attacker(address: str) -> Iterator[subprocess.Popen[str]]:
 def measure(rounds: int, steps: int, connections: int) -> None:
     """Run the blocks, and print the results."""
     job = JobSpec(model="opt-tiny", steps=3 * rounds * steps + 2, batch=4, seq=128)
-    notes: list[str] = []
+    log = LogLines()
     blocks: dict[Kind, list[float]] = {kind: [] for kind in Kind}
     longest = dict.fromkeys(Kind, 0.0)
     heard: dict[str, float] = {}
     with (
-        cleave.serve(notify=notes.append, verify=False) as fleet,  # only the listener is measured
-        joined(fleet.url, 2, "--threads", "1"),
-        attacker(parse_join_url(fleet.url).address) as strangers,
+        logged(log),
+        cleave.serve(verify=False) as server,  # only the listener is measured
+        joined(server.url, 2, "--threads", "1"),
+        attacker(parse_join_url(server.url).address) as strangers,
     ):
         assert strangers.stdin is not None
         assert strangers.stdout is not None
-        wait_for_devices(fleet, 2)
-        trainer = make_trainer(job, fleet)
+        wait_for_devices(server.fleet, 2)
+        trainer = make_trainer(job, server.fleet)
         for _ in range(2):  # the first plans and sends more
             trainer.train_step()
         before = most = resident_bytes(os.getpid())
@@ -227,8 +229,8 @@ def measure(rounds: int, steps: int, connections: int) -> None:
                     if kind is Kind.ATTACK:
                         heard = answer
                         print(f"a volley took {answer['took_s']:.2f} s", flush=True)
-        assert fleet.device_count == 2
-    report(blocks, longest, heard, most - before, steps, notes)
+        assert server.fleet.device_count == 2
+    report(blocks, longest, heard, most - before, steps, log.lines)
 
 
 def report(

@@ -52,21 +52,21 @@ def main() -> None:
         out = empty(64, 3072, DType.FP32)
         operand_bytes = weight.nbytes + x.nbytes + out.nbytes
         for _ in range(options.repeats):
-            with cleave.serve() as fleet:
+            with cleave.serve() as server:
                 began_s = time.perf_counter()
                 process = subprocess.Popen(
-                    [command, "join", fleet.url, "--json", "--threads", "1", "--once"],
+                    [command, "join", server.url, "--json", "--threads", "1", "--once"],
                     stdout=subprocess.PIPE, text=True,
                 )  # fmt: skip
                 assert process.stdout is not None
                 event = json.loads(process.stdout.readline())
                 ready_s.append(time.perf_counter() - began_s)
                 assert event["event"] == "ready", event
-                wait_for_devices(fleet, 1)
+                wait_for_devices(server.fleet, 1)
                 idle.append(resident_bytes(process.pid) / 1e6)
-                a, b = fleet.operand(x), fleet.operand(weight)
+                a, b = server.fleet.operand(x), server.fleet.operand(weight)
                 for _ in range(20):
-                    fleet.submit(Side(a), Side(b, True), out).result()
+                    server.fleet.submit(Side(a), Side(b, True), out).result()
                 used.append(resident_bytes(process.pid) / 1e6)
             process.wait()
         print(f"executor {event['executor']}, Python {sys.version.split()[0]}, no torch")

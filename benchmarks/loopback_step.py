@@ -73,11 +73,11 @@ def report_bytes(spent: FleetCounters) -> None:
 def measure(devices: int, pairs: int, soak: int) -> None:
     job = JobSpec(model="opt-125m", batch=2, seq=32, steps=1000, checkpoint_every=0)
     with (
-        cleave.serve() as fleet,
-        joined(fleet.url, devices, "--executor", "numpy", "--threads", "1") as processes,
+        cleave.serve() as server,
+        joined(server.url, devices, "--executor", "numpy", "--threads", "1") as processes,
     ):
-        wait_for_devices(fleet, devices)
-        plain, offloaded = make_trainer(job, None), make_trainer(job, fleet)
+        wait_for_devices(server.fleet, devices)
+        plain, offloaded = make_trainer(job, None), make_trainer(job, server.fleet)
         for trainer in (plain, offloaded):
             seconds(trainer)
         ratios, plain_s, ours_s = [], [], []
@@ -91,10 +91,10 @@ def measure(devices: int, pairs: int, soak: int) -> None:
             f"plain {statistics.median(plain_s):.3f} s, ours {statistics.median(ours_s):.3f} s"
         )
         del plain
-        before = fleet.counters()
+        before = server.fleet.counters()
         offloaded.train_step()
-        report_bytes(fleet.counters() - before)
-        print(f"  small GEMM: {small_gemm_s(fleet) * 1e3:.2f} ms (at most 5)")
+        report_bytes(server.fleet.counters() - before)
+        print(f"  small GEMM: {small_gemm_s(server.fleet) * 1e3:.2f} ms (at most 5)")
 
         pids = [os.getpid(), *(p.process.pid for p in processes)]
         while offloaded.step < 5:

@@ -43,7 +43,7 @@ from cleave.fleet.product import Side
 from cleave.gemm import Gemm
 from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.transport.url_file import url_file
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
@@ -144,21 +144,21 @@ def losses_in_virtual_time(count: int, devices: int, seed: int, ps: PsRates | No
 class Household:
     """The device processes of a server; those that are lost are replaced."""
 
-    def __init__(self, fleet: ServedFleet, folder: Path, source: str) -> None:
-        self._fleet = fleet
+    def __init__(self, server: Server, folder: Path, source: str) -> None:
+        self._server = server
         self._command = [sys.executable, "-m", "cleave_cli", "emulate", "--server", source]
         self._command += ["--devices", "1", "--fleet", str(folder / "device.toml"), "--json"]
         (folder / "device.toml").write_text(DEVICE)
         self.processes = [self._start() for _ in range(PROCESSES)]
-        wait_for_devices(fleet, PROCESSES)
+        wait_for_devices(server.fleet, PROCESSES)
 
     def replace(self, victim: int) -> None:
         """Start a new device for one that was killed or stopped."""
         self._end(self.processes[victim])
-        while self._fleet.device_count >= PROCESSES:
+        while self._server.fleet.device_count >= PROCESSES:
             time.sleep(0.01)
         self.processes[victim] = self._start()
-        wait_for_devices(self._fleet, PROCESSES)
+        wait_for_devices(self._server.fleet, PROCESSES)
 
     def close(self) -> None:
         """End all processes."""
@@ -175,15 +175,15 @@ class Household:
 
 
 @contextmanager
-def household() -> Iterator[tuple[ServedFleet, Household]]:
+def household() -> Iterator[tuple[Server, Household]]:
     """Run a server and its device processes."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        fleet = stack.enter_context(cleave.serve())
-        source = stack.enter_context(url_file(fleet.url))
-        home = Household(fleet, folder, source)
+        server = stack.enter_context(cleave.serve())
+        source = stack.enter_context(url_file(server.url))
+        home = Household(server, folder, source)
         stack.callback(home.close)
-        yield fleet, home
+        yield server, home
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,12 @@ class Strike:
     at_s: float
 
 
-def course(fleet: ServedFleet, rng: np.random.Generator, strike: Strike | None) -> Course:
+def course(server: Server, rng: np.random.Generator, strike: Strike | None) -> Course:
     """Run one GEMM, and compare its result with numpy's."""
     a, b = (rng.standard_normal((SIDE, SIDE), dtype=np.float32) for _ in range(2))
     out = Buffer(np.empty((SIDE, SIDE), np.float32), DType.FP32)
-    left, right = (Side(fleet.operand(Buffer(values, DType.FP32))) for values in (a, b))
-    before = fleet.counters().reissued
+    left, right = (Side(server.fleet.operand(Buffer(values, DType.FP32))) for values in (a, b))
+    before = server.fleet.counters().reissued
     detected_s, over = 0.0, Event()
 
     def watch(strike: Strike) -> None:
@@ -222,13 +222,13 @@ def course(fleet: ServedFleet, rng: np.random.Generator, strike: Strike | None) 
         os.kill(strike.process, strike.number)
         struck_s = time.perf_counter()
         while not over.wait(0.002):
-            if fleet.counters().reissued > before:
+            if server.fleet.counters().reissued > before:
                 detected_s = time.perf_counter() - struck_s
                 return
 
     watcher = Thread(target=watch, args=(strike,)) if strike is not None else None
     began_s = time.perf_counter()
-    future = fleet.submit(left, right, out)
+    future = server.fleet.submit(left, right, out)
     if watcher is not None:
         watcher.start()
     future.result()
@@ -243,9 +243,9 @@ def course(fleet: ServedFleet, rng: np.random.Generator, strike: Strike | None) 
 def losses_of_processes(rounds: int, seed: int) -> None:
     """Measure and print what the losses of processes cost."""
     rng = np.random.default_rng(seed)
-    with household() as (fleet, home):
-        course(fleet, rng, None)
-        plain = [course(fleet, rng, None).took_s]
+    with household() as (server, home):
+        course(server, rng, None)
+        plain = [course(server, rng, None).took_s]
         for number in (signal.SIGKILL, signal.SIGSTOP):
             lost: list[Course] = []
             due: list[float] = []  # what a sixth of the fleet costs from that moment on
@@ -254,9 +254,9 @@ def losses_of_processes(rounds: int, seed: int) -> None:
                 moment = float(rng.uniform(0.05, 0.9))
                 strike = Strike(home.processes[victim].pid, number, plain[0] * moment)
                 due.append((1 - moment) / (PROCESSES - 1))
-                lost.append(course(fleet, rng, strike))
+                lost.append(course(server, rng, strike))
                 home.replace(victim)
-                plain.append(course(fleet, rng, None).took_s)
+                plain.append(course(server, rng, None).took_s)
             usual_s = float(np.median(plain))
             costs = [(one.took_s - one.detected_s) / usual_s - 1 for one in lost]
             whole = [one.took_s / usual_s - 1 for one in lost]

@@ -50,18 +50,18 @@ def main() -> None:
         with cleave.serve() as served:
             flags = ("--executor", "numpy", "--threads", "1")
             with joined(served.url, 3, *flags) as processes:
-                wait_for_devices(served, 3)
+                wait_for_devices(served.fleet, 3)
                 victim = processes[0].process
 
                 def kill(step: int, victim: object = victim) -> None:
                     if step == 10:
                         victim.kill()  # type: ignore[attr-defined]
 
-                ours = losses(replace(job), served, kill)
+                ours = losses(replace(job), served.fleet, kill)
                 print(
                     f"  3 processes, one killed after step 10: {difference(ours, plain):.2e} "
-                    f"(below {limit:g}); {served.device_count} devices left, "
-                    f"{served.counters().reissued} units reissued",
+                    f"(below {limit:g}); {served.fleet.device_count} devices left, "
+                    f"{served.fleet.counters().reissued} units reissued",
                     flush=True,
                 )
 

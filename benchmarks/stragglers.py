@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import statistics
@@ -37,10 +38,11 @@ from cleave.fleet.fleet import Fleet
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.training.job import JobSpec
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
+from tests.log_lines import logged
 
 LIMIT: Final = 1.15
 SETTLING: Final = 10
@@ -111,17 +113,17 @@ async def serve(url: str, name: str, lateness: Lateness) -> None:
 
 
 @contextmanager
-def device(fleet: ServedFleet, name: str, lateness: Lateness) -> Iterator[subprocess.Popen[bytes]]:
+def device(server: Server, name: str, lateness: Lateness) -> Iterator[subprocess.Popen[bytes]]:
     """Run a device process, and yield it when it has joined."""
-    command = [sys.executable, "-m", "benchmarks.stragglers", "--device", fleet.url]
+    command = [sys.executable, "-m", "benchmarks.stragglers", "--device", server.url]
     command += ["--name", name, "--late", str(lateness.seconds)]
     command += ["--at-once"] if lateness.at_once else []
     command += ["--from-start"] if lateness.from_start else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    there = fleet.device_count
+    there = server.fleet.device_count
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
-        while fleet.device_count == there:
+        while server.fleet.device_count == there:
             if process.poll() is not None:
                 raise SystemExit(f"the device {name} did not join")
             time.sleep(0.05)
@@ -131,24 +133,24 @@ def device(fleet: ServedFleet, name: str, lateness: Lateness) -> Iterator[subpro
         process.wait()
 
 
-def steps_s(fleets: Sequence[ServedFleet], job: JobSpec) -> list[list[float]]:
-    """Return by fleet the seconds of each step of a job; the fleets take turns."""
-    trainers = [make_trainer(job, Fleet(fleet.runtime, fleet.planner)) for fleet in fleets]
-    found: list[list[float]] = [[] for _ in fleets]
+def steps_s(servers: Sequence[Server], job: JobSpec) -> list[list[float]]:
+    """Return by server the seconds of each step of a job; the servers take turns."""
+    trainers = [make_trainer(job, Fleet(server.live, server.fleet.planner)) for server in servers]
+    found: list[list[float]] = [[] for _ in servers]
     for _ in range(job.steps):
         for trainer, steps in zip(trainers, found, strict=True):
             steps.append(trainer.train_step().wall_s)
     return found
 
 
-def until_it_works(fleet: ServedFleet, job: JobSpec, name: str) -> float | None:
+def until_it_works(server: Server, job: JobSpec, name: str) -> float | None:
     """Train until a device's results are used again; return seconds, or None after a time limit."""
 
     def blocks() -> int:
-        found = (d for d in fleet.describe_devices() if d["name"] == name)
+        found = (d for d in server.describe_devices() if d["name"] == name)
         return sum(int(str(d["blocks"])) for d in found)
 
-    trainer = make_trainer(job, Fleet(fleet.runtime, fleet.planner))
+    trainer = make_trainer(job, Fleet(server.live, server.fleet.planner))
     began_s, before = time.monotonic(), blocks()
     while blocks() < before + 20:
         if time.monotonic() - began_s > _RECOVERY_S:
@@ -175,16 +177,13 @@ def measure(options: argparse.Namespace) -> bool:
     )  # fmt: skip
     prompt = Lateness(0.0, at_once=False)
     late = Lateness(options.late, options.at_once, options.from_start)
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        notes.append(text)
-        if "straggler" in text:
-            print(f"    {text}", flush=True)
-
+    shown = logging.StreamHandler(sys.stdout)
+    shown.setFormatter(logging.Formatter("    %(message)s"))
+    shown.addFilter(lambda record: "straggler" in record.getMessage())
     with (
+        logged(shown),
         cleave.serve() as plain,
-        cleave.serve(notify=note) as other,
+        cleave.serve() as other,
         contextmanager(_several)(plain, options.good, prompt),
         contextmanager(_several)(other, options.good, prompt),
         device(other, "straggler", late) as straggler,
@@ -207,12 +206,12 @@ def measure(options: argparse.Namespace) -> bool:
     return met
 
 
-def _several(fleet: ServedFleet, count: int, lateness: Lateness) -> Iterator[None]:
+def _several(server: Server, count: int, lateness: Lateness) -> Iterator[None]:
     if not count:
         yield
         return
-    with device(fleet, f"good {count}", lateness):
-        yield from _several(fleet, count - 1, lateness)
+    with device(server, f"good {count}", lateness):
+        yield from _several(server, count - 1, lateness)
 
 
 def main() -> None:

@@ -110,21 +110,21 @@ def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
     with ExitStack() as stack:
         trainers = {}
         for checking in (True, False):
-            fleet = stack.enter_context(cleave.serve(verify=checking))
+            server = stack.enter_context(cleave.serve(verify=checking))
             options = ("--executor", "numpy", "--threads", "1")
-            stack.enter_context(joined(fleet.url, 1, *options))
-            wait_for_devices(fleet, 1)
-            trainers[checking] = fleet, make_trainer(job, fleet)
+            stack.enter_context(joined(server.url, 1, *options))
+            wait_for_devices(server.fleet, 1)
+            trainers[checking] = server, make_trainer(job, server.fleet)
             trainers[checking][1].train_step()
         for _ in range(rounds):
-            for checking, (fleet, trainer) in trainers.items():
-                before, began_s = fleet.counters(), time.process_time()
+            for checking, (server, trainer) in trainers.items():
+                before, began_s = server.fleet.counters(), time.process_time()
                 for _ in range(steps):
                     trainer.train_step()
                 spent_s = time.process_time() - began_s
                 per_step[checking].append(spent_s / steps)
                 if checking:
-                    shares.append((fleet.counters() - before).verify_s / spent_s)
+                    shares.append((server.fleet.counters() - before).verify_s / spent_s)
     on, off = (statistics.median(per_step[checking]) for checking in (True, False))
     share = statistics.median(shares)
     what = f"checks, share of the server's processor time, batch {batch} x {seq}"

@@ -35,7 +35,7 @@ from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.memory import hold_strips_well
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
 
@@ -93,7 +93,7 @@ class Layer:
         return cls(*(Buffer(np.full(shape, 0, np.float32), DType.FP32) for shape in shapes))
 
 
-def one_pass(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> float:
+def one_pass(server: Server, layers: Sequence[Layer], in_flight: int) -> float:
     """Run the forward and backward GEMMs of all layers, and return the seconds.
 
     It does `in_flight` layers at a time.
@@ -101,10 +101,10 @@ def one_pass(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> flo
     began_s = time.perf_counter()
     waiting: deque[GemmFuture] = deque()
     for layer in layers:
-        x, dy, weight = (fleet.operand(b) for b in (layer.x, layer.dy, layer.weight))
-        waiting.append(fleet.submit(Side(x), Side(weight, True), layer.y))
-        waiting.append(fleet.submit(Side(dy), Side(weight), layer.dx))
-        waiting.append(fleet.submit(Side(dy, True), Side(x), layer.dw))
+        x, dy, weight = (server.fleet.operand(b) for b in (layer.x, layer.dy, layer.weight))
+        waiting.append(server.fleet.submit(Side(x), Side(weight, True), layer.y))
+        waiting.append(server.fleet.submit(Side(dy), Side(weight), layer.dx))
+        waiting.append(server.fleet.submit(Side(dy, True), Side(x), layer.dw))
         while len(waiting) > 3 * (in_flight - 1):
             waiting.popleft().result()
     while waiting:
@@ -196,9 +196,9 @@ class BareServer:
         return time.perf_counter() - began_s
 
 
-def record_traffic(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) -> Script:
+def record_traffic(server: Server, layers: Sequence[Layer], in_flight: int) -> Script:
     """Return what one pass sends and receives, by device."""
-    runtime: Any = fleet.runtime
+    runtime: Any = server.fleet.runtime
     script: dict[int, list[tuple[str, int]]] = {}
     for number, peer in runtime._peers.items():
         connection, log = peer.connection, script.setdefault(number, [])
@@ -215,10 +215,10 @@ def record_traffic(fleet: ServedFleet, layers: Sequence[Layer], in_flight: int) 
             return data
 
         connection.send, connection.receive = noted_send, noted_receive
-    one_pass(fleet, layers, in_flight)  # the receive that is under way already is not noted
+    one_pass(server, layers, in_flight)  # the receive that is under way already is not noted
     for log in script.values():
         log.clear()
-    one_pass(fleet, layers, in_flight)
+    one_pass(server, layers, in_flight)
     for peer in runtime._peers.values():
         del peer.connection.send
         del peer.connection.receive
@@ -235,24 +235,24 @@ def main() -> None:
     options = parser.parse_args()
     layers = [Layer.make(*shape) for shape in SHAPES * LAYERS]
     context = multiprocessing.get_context("spawn")
-    with cleave.serve(verify=False) as fleet:  # its devices do not multiply
+    with cleave.serve(verify=False) as server:  # its devices do not multiply
         processes = [
-            context.Process(target=null_device, args=(fleet.url,), daemon=True)
+            context.Process(target=null_device, args=(server.url,), daemon=True)
             for _ in range(options.devices)
         ]
         for process in processes:
             process.start()
-        wait_for_devices(fleet, options.devices)
-        script = record_traffic(fleet, layers, options.in_flight)
+        wait_for_devices(server.fleet, options.devices)
+        script = record_traffic(server, layers, options.in_flight)
         moved = sum(size for part in script for _, size in part)
         bare = BareServer(script, options.rounds + 1)
-        one_pass(fleet, layers, options.in_flight)
+        one_pass(server, layers, options.in_flight)
         bare.one_pass()
         ratios, ours_rate, bare_rate = [], [], []
         for _ in range(options.rounds):
-            before = fleet.counters()
-            ours_s = one_pass(fleet, layers, options.in_flight)
-            spent = fleet.counters() - before
+            before = server.fleet.counters()
+            ours_s = one_pass(server, layers, options.in_flight)
+            spent = server.fleet.counters() - before
             ours = (spent.downlink_bytes + spent.uplink_bytes) / ours_s
             theirs = moved / bare.one_pass()
             ours_rate.append(ours / 1e6)

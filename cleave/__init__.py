@@ -1,15 +1,18 @@
 """Train transformers exactly on fleets of edge devices.
 
-    fleet = cleave.emulated(8)            # or cleave.serve(port=8765), and devices that join
+    fleet = cleave.emulated(8)            # or cleave.serve(port=8765).fleet: devices that join
     cleave.offload(model, fleet)          # every nn.Linear now multiplies on the fleet
     ...                                   # your own training loop
     cleave.restore(model)                 # the plain model again
 
 `import cleave` is cheap; torch is imported when something that needs it is used.
+
+The package logs under the name `cleave`, and prints nothing unless `logging` is told to.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "emulated", "offload", "restore", "serve"]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
 
     total_bytes = total_memory_bytes() or 2 * _MOST_BYTES
     offered = min(_MOST_BYTES, total_bytes // 2)
-    with serve() as fleet, url_file(fleet.url) as source:  # command lines are no secrets
+    with serve() as server, url_file(server.url) as source:  # command lines are no secrets
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]
         command += ["--executor", executor, "--memory", str(offered // 10**6)]
         command += ["--once"]  # with its server it ends
@@ -40,7 +40,7 @@ def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             yield SessionTimer(
-                fleet, np.random.default_rng(0), ended=lambda: process.poll() is not None
+                server, np.random.default_rng(0), ended=lambda: process.poll() is not None
             )
         finally:
             process.terminate()

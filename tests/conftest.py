@@ -15,6 +15,7 @@ from hypothesis import settings
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from tests.examples import FAST
+from tests.log_lines import LogLines, logged
 
 # Machines that run tests are shared and slow: a deadline would test them, not the code.
 settings.register_profile("cleave", deadline=None)
@@ -83,6 +84,14 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """What Cleave has logged since the test began, as the lines that `cleave serve` prints."""
+    handler = LogLines()
+    with logged(handler):
+        yield handler.lines
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.auth.access import Access, Clocks
 from cleave.server.auth.codes import CREDENTIAL_BYTES
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
 from cleave.server.http.routes import HttpRoutes
@@ -56,17 +56,17 @@ class App:
         """Return the path of the file with the operator's URL; None if no folder is kept."""
         return self.folder.url_path if self.folder is not None else None
 
-    def meter(self, fleet: ServedFleet) -> JobMeter:
+    def meter(self, server: Server) -> JobMeter:
         """Return a meter of the energy of a job that begins now."""
-        return JobMeter(fleet.live, self.energy, self.power)
+        return JobMeter(server.live, self.energy, self.power)
 
-    def open(self, fleet: ServedFleet) -> None:
+    def open(self, server: Server) -> None:
         """Take up the fleet once it listens: serve operators, and write the operator's URL to its
         file."""
-        self.device_admin.sessions = fleet
-        self.overview.live = fleet.live
+        self.device_admin.sessions = server
+        self.overview.live = server.live
         if self.folder is not None:
-            self.folder.write_url(fleet.operator_url)
+            self.folder.write_url(server.operator_url)
 
 
 @contextmanager
@@ -74,7 +74,6 @@ def open_app(
     data: str,
     operator_token: str,
     fleet_credential: str,
-    log: Callable[[str], None],
     facts: ServerFacts | None = None,
     grid: Grid | None = None,
     ps_watts: float | None = None,
@@ -85,7 +84,6 @@ def open_app(
         data: the server's data folder; empty for the default one, `none` to keep nothing on disk.
         operator_token: the token that operators must show; empty for the one in the folder.
         fleet_credential: see `Access`.
-        log: called with each line of the server's own output.
         facts: what overviews state about the server; None for nothing.
         grid: the electricity grid that devices are on; None if it was not stated.
         ps_watts: power that this machine draws at the socket, in watts; None if it was not stated.
@@ -104,7 +102,7 @@ def open_app(
         token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
         viewer = folder.viewer_token() if folder is not None else ""
         viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
-        access = Access(store, token, viewer, fleet_credential=fleet_credential, complain=log)
+        access = Access(store, token, viewer, fleet_credential=fleet_credential)
         stack.callback(access.close)
         history = JobHistory(store, access.writer, time.time)
         device_admin = DeviceAdmin(access, history.all, time.time)

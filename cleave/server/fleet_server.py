@@ -1,4 +1,4 @@
-"""A fleet that devices join over WebSockets, and plain HTTP on the same port."""
+"""A server that devices join over WebSockets, and plain HTTP on the same port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, cast
+from types import TracebackType
+from typing import Any, Final, Self, cast
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
@@ -80,7 +81,6 @@ class ServerConfig:
         operator_credential: the secret that operators must show; part of `operator_url`.
         viewer_credential: the secret in `dashboard_url`; `auth` decides what it is good for.
         planner: chooses the tiles.
-        notify: called in the server's thread with a line when a device joins or leaves.
         operator: serves operators' sessions; these are refused when None.
         pages: answers plain HTTP requests other than `/healthz`; these get 404 when None.
         events: called in the server's thread with every event of the fleet.
@@ -101,7 +101,6 @@ class ServerConfig:
     operator_credential: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     viewer_credential: str = ""
     planner: Planner = field(default_factory=TilePlanner)
-    notify: Callable[[str], None] = lambda line: None
     operator: OperatorHandler | None = None
     pages: HttpHandler | None = None
     events: EventListener | None = None
@@ -111,10 +110,12 @@ class ServerConfig:
     allowed: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
-class ServedFleet(Fleet):
-    """A fleet of devices that join over the network. Made by `serve`.
+class Server:
+    """A parameter server in this process. Made by `serve`; closed when its block is left.
 
     Attributes:
+        fleet: the devices that join, as training sees them.
+        live: the fleet's runtime, for code that reads its state in the server's loop.
         address: where it listens: `url` without the credential.
         url: the join URL for devices, including the credential.
         page_url: the join page for browsers, including the credential.
@@ -129,12 +130,11 @@ class ServedFleet(Fleet):
         allowed = config.allowed if descriptors is None else config.allowed.within(descriptors)
         exposure = expose(config.host, config.security, datetime.now(UTC))
         manager = SessionManager(verify=config.verify, auth=auth, max_devices=allowed.devices)
-        self._live = LiveRuntime(manager, config.notify, config.events)
-        super().__init__(self._live, config.planner)
+        self.live = LiveRuntime(manager, config.events)
+        self.fleet = Fleet(self.live, config.planner)
         self.fingerprint = exposure.fingerprint
         self._exposure = exposure
         self._allowed = allowed
-        self._say = config.notify
         self._origins = frozenset(parse_origin(o) for o in config.security.allow_origins)
         self._present = dict.fromkeys(AccessLevel, 0)
         self._operator = config.operator
@@ -160,9 +160,9 @@ class ServedFleet(Fleet):
             )
 
     async def _main(self, host: str, port: int, started: threading.Event) -> None:
-        loop = self._live.loop = asyncio.get_running_loop()
+        loop = self.live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        log = RejectionLog(self._say, lambda: datetime.now().astimezone(), loop.call_later)
+        log = RejectionLog(lambda: datetime.now().astimezone(), loop.call_later)
         gate = listener.ConnectionGate(self._allowed, log, loop)
         context = self._exposure.context
         secured: dict[str, Any] = {} if context is None else {"ssl": context}
@@ -180,7 +180,7 @@ class ServedFleet(Fleet):
                     write_limit=WRITE_LIMIT_BYTES,
                     open_timeout=self._allowed.handshake_s,
                     server_header=None,
-                    logger=_quiet(self._say),
+                    logger=_websockets_logger,
                     create_connection=cast(
                         type[ServerConnection], partial(GuardedConnection, gate)
                     ),
@@ -193,13 +193,13 @@ class ServedFleet(Fleet):
             started.set()
             return
         self._announce_addresses(int(sockets[0].getsockname()[1]))
-        watch = asyncio.create_task(self._live.watch())
+        watch = asyncio.create_task(self.live.watch())
         started.set()
         await self._stop.wait()
         watch.cancel()
         for server in servers:
             server.close(close_connections=False)
-        await self._live.end_sessions()
+        await self.live.end_sessions()
         for server in servers:
             server.close()
         for server in servers:
@@ -223,7 +223,7 @@ class ServedFleet(Fleet):
         assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
         socket.opened()
-        auth = self._live.manager.auth
+        auth = self.live.manager.auth
         try:
             async with asyncio.timeout(socket.time_left_s):
                 first = decode(await connection.receive())
@@ -231,7 +231,7 @@ class ServedFleet(Fleet):
                 await self._accept_operator(socket, connection, first)
             else:
                 answered = partial(_answered, socket)
-                await self._live.session(connection, first, _address(socket), answered)
+                await self.live.session(connection, first, _address(socket), answered)
         except CutError:
             auth.failed(_address(socket))
         except ConnectionLostError:
@@ -246,7 +246,7 @@ class ServedFleet(Fleet):
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
     ) -> None:
-        auth = self._live.manager.auth
+        auth = self.live.manager.auth
         if hello.version != limits.VERSION:
             error = messages.Error(
                 ErrorCode.VERSION, other_version(hello), versions=(limits.VERSION,)
@@ -309,25 +309,20 @@ class ServedFleet(Fleet):
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
-        server = self._live.manager.auth.server
+        server = self.live.manager.auth.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
-
-    @property
-    def live(self) -> LiveRuntime:
-        """Return the runtime, for code that reads its state in the server's loop."""
-        return self._live
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call this in the server's loop."""
-        self._live.end_identity(identity, code, reason)
+        self.live.end_identity(identity, code, reason)
 
     def credit(self) -> None:
         """Report to the authenticator what devices did so far. Call this in the server's loop."""
-        self._live.credit()
+        self.live.credit()
 
     def describe_devices(self) -> list[dict[str, object]]:
         """Return the connected devices as plain values. Call this in the server's loop."""
-        manager = self._live.manager
+        manager = self.live.manager
         return [
             {
                 "device": session.id,
@@ -344,12 +339,24 @@ class ServedFleet(Fleet):
         ]
 
     def close(self) -> None:
-        """Send every device a `bye`, stop listening, and end the server's thread."""
-        super().close()
-        loop, stop = self._live.loop, self._stop
+        """Send every device a `bye`, stop listening, and end the server's thread. Closing twice
+        does nothing."""
+        self.fleet.close()
+        loop, stop = self.live.loop, self._stop
         if loop is not None and stop is not None and self._thread.is_alive():
             loop.call_soon_threadsafe(stop.set)
             self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def _address(socket: ServerConnection) -> str:
@@ -389,33 +396,28 @@ async def _refuse(
         return
 
 
-class _Errors(logging.Handler):
-    """A log handler that passes on the server's own unexpected errors."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.ERROR)
-        self._say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        # A handshake that fails is a stranger's: the log of refusals has it.
-        if error is not None and record.msg != "opening handshake failed":
-            self._say(f"unexpected {type(error).__name__} in a session: {error}")
+def _unexpected(record: logging.LogRecord) -> bool:
+    """Keep the server's own unexpected errors, and no others; reword them."""
+    error = record.exc_info[1] if record.exc_info else None
+    while isinstance(error, BaseExceptionGroup):  # of tasks that belonged together
+        error = error.exceptions[0]
+    # A handshake that fails is a stranger's: the log of refusals has it.
+    if error is None or record.msg == "opening handshake failed":
+        return False
+    record.msg, record.args = "unexpected %s in a session: %s", (type(error).__name__, error)
+    return True
 
 
-def _quiet(say: Callable[[str], None]) -> logging.Logger:
-    """Return a logger for the WebSocket library, separate from the program's own.
+_websockets_logger = logging.getLogger(f"{__name__}.websockets")
+"""The WebSocket library's logger. At level DEBUG the library would log what is sent and received,
+including credentials, and every stray request would cause a traceback."""
 
-    At level DEBUG the library would log what is sent and received, including credentials, and every
-    stray request would cause a traceback.
-    """
-    logger = logging.Logger("cleave.websockets", logging.ERROR)
-    logger.addHandler(_Errors(say))
-    return logger
+_websockets_logger.setLevel(logging.ERROR)
+_websockets_logger.addFilter(_unexpected)
 
 
-def serve(config: ServerConfig | None = None, **changes: Any) -> ServedFleet:
-    """Listen for devices in this process, in a thread of its own, and return the fleet.
+def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
+    """Listen for devices in this process, in a thread of its own, and return the server.
 
     Args:
         config: how to listen; on loopback and any free port unless given.
@@ -426,8 +428,8 @@ def serve(config: ServerConfig | None = None, **changes: Any) -> ServedFleet:
             none of the values that `ServerConfig` names.
 
     Example:
-        >>> with serve(port=0) as fleet:
-        ...     fleet.url.startswith("ws://127.0.0.1:")
-        True
+        >>> with serve(port=0) as server:
+        ...     server.url.startswith("ws://127.0.0.1:"), server.fleet.device_count
+        (True, 0)
     """
-    return ServedFleet(replace(config or ServerConfig(), **changes))
+    return Server(replace(config or ServerConfig(), **changes))

@@ -7,6 +7,7 @@ Only the loop's thread uses the session manager. The training thread passes a GE
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import threading
 import time
@@ -35,6 +36,8 @@ from cleave.server.block_times import BlockTimes, TimeSpan
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import AwaitedSizes
 from cleave.verify import Judgement
+
+_logger = logging.getLogger(__name__)
 
 CHECK_INLINE_FLOPS = 4e6
 """Results of smaller computations are checked in the loop, sooner than a thread would wake."""
@@ -68,7 +71,6 @@ class LiveRuntime(Runtime):
 
     Args:
         manager: the PS's core.
-        notify: called in the loop's thread with one line whenever a device joins or leaves.
         events: called in the loop's thread with every event of the fleet.
     """
 
@@ -77,14 +79,12 @@ class LiveRuntime(Runtime):
     def __init__(
         self,
         manager: SessionManager,
-        notify: Callable[[str], None] | None = None,
         events: EventListener | None = None,
     ) -> None:
         super().__init__(manager, lambda: np.random.default_rng(secrets.randbits(128)))
         self._tell_listener = events or _nobody
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._notify = notify or (lambda _: None)
         self._peers: dict[int, _Peer] = {}
         self._ids = count(1)
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
@@ -146,7 +146,8 @@ class LiveRuntime(Runtime):
             sender.cancel()
             await connection.close()
             if peer.name:
-                self._notify(f"{peer.name} left{f' ({why})' if why else ''}; {self._fleet_size()}")
+                why = f" ({why})" if why else ""
+                _logger.info("%s left%s; %s", peer.name, why, self._fleet_size())
 
     def _heard(self, peer: _Peer, data: bytes) -> None:
         """Handle a message from a device.
@@ -217,11 +218,14 @@ class LiveRuntime(Runtime):
         self._tell_listener(EventKind.JOIN, record, record.profile)
         rates = record.rates
         if rates is not None:
-            self._notify(
-                f"{peer.name} joined as device {session} "
-                f"({_shown(rates.flops_per_s, 'FLOP/s')}, "
-                f"{_shown(rates.downlink_bytes_per_s, 'B/s')} down, "
-                f"{_shown(rates.uplink_bytes_per_s, 'B/s')} up); {self._fleet_size()}"
+            _logger.info(
+                "%s joined as device %d (%s, %s down, %s up); %s",
+                peer.name,
+                session,
+                _shown(rates.flops_per_s, "FLOP/s"),
+                _shown(rates.downlink_bytes_per_s, "B/s"),
+                _shown(rates.uplink_bytes_per_s, "B/s"),
+                self._fleet_size(),
             )
 
     def _fleet_size(self) -> str:
@@ -268,7 +272,7 @@ class LiveRuntime(Runtime):
             case Aside(session, aside, reason):
                 self._tell_aside(session, reason if aside else "")
             case Note(text):
-                self._notify(text)
+                _logger.warning("%s", text)
 
     def _tell_aside(self, session: int, reason: str) -> None:
         """Report that a device is set aside, and why; without a reason, that it gets tasks
@@ -277,7 +281,8 @@ class LiveRuntime(Runtime):
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
             self._tell_listener(EventKind.ASIDE, record, text)
-            self._notify(f"{_name(record)}: {text}; {self._fleet_size()}")
+            level = logging.WARNING if reason else logging.INFO
+            _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
 
     def _tell_of_reissues(self) -> None:
         done = self.manager.scheduler.counters
@@ -338,7 +343,9 @@ class LiveRuntime(Runtime):
         if (fault := judgement.fault) is not None:
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
-            self._notify(f"{name} sent a wrong result: {fault.reason}; it is computed elsewhere")
+            _logger.warning(
+                "%s sent a wrong result: %s; it is computed elsewhere", name, fault.reason
+            )
             self._tell_listener(EventKind.WRONG, record, fault.reason)
         return super().checked(check, judgement, took_s)
 

@@ -203,7 +203,7 @@ def offload(model: nn.Module, fleet: Multiplier) -> nn.Module:
 
     Args:
         model: on the CPU, with float32, bfloat16 or float16 weights.
-        fleet: from `cleave.emulated` or `cleave.serve`.
+        fleet: from `cleave.emulated`, or that of a server from `cleave.serve`.
 
     Returns:
         `model` itself.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
+
+_logger = logging.getLogger(__name__)
 
 LINES: Final = 10
 """So many refusals are told one by one, ..."""
@@ -19,7 +22,6 @@ class RejectionLog:
     """The log of refused connections. Of what strangers sent, a line contains numbers at most.
 
     Args:
-        say: writes a line.
         now: returns the time of day.
         call_later: calls a function after so many seconds, as an event loop's method does.
         lines: how many refusals are written one by one in `WINDOW_S` seconds.
@@ -27,12 +29,10 @@ class RejectionLog:
 
     def __init__(
         self,
-        say: Callable[[str], None],
         now: Callable[[], datetime],
         call_later: Callable[[float, Callable[[], None]], Any],
         lines: int = LINES,
     ) -> None:
-        self._say = say
         self._now = now
         self._call_later = call_later
         self._lines = lines
@@ -54,7 +54,7 @@ class RejectionLog:
             self._call_later(WINDOW_S, self.flush)
         if self._left:
             self._left -= 1
-            self._say(f"{self._now():%Y-%m-%d %H:%M:%S} refused {address}: {reason}")
+            self._write(f"{address}: {reason}")
         else:
             self._untold[re.sub(r"\d+", "…", reason.replace(address, "there"))] += 1
 
@@ -65,4 +65,7 @@ class RejectionLog:
             reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
             total = sum(self._untold.values())
             self._untold.clear()
-            self._say(f"{self._now():%Y-%m-%d %H:%M:%S} refused {total:,} more ({reasons})")
+            self._write(f"{total:,} more ({reasons})")
+
+    def _write(self, what: str) -> None:
+        _logger.warning("%s refused %s", f"{self._now():%Y-%m-%d %H:%M:%S}", what)

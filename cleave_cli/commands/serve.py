@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,14 +19,16 @@ from cleave.errors import UsageError
 from cleave.protocol import limits
 from cleave_cli.options import need_train_extra
 from cleave_cli.reach import only_here
+from cleave_cli.render.log_lines import printed_log
 from cleave_cli.render.qr import qr_code
-from cleave_cli.render.say import say
 
 if TYPE_CHECKING:
     from cleave.server.auth.access import Access, JoinCode
-    from cleave.server.fleet_server import ServedFleet
+    from cleave.server.fleet_server import Server
     from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord
+
+_logger = logging.getLogger(__name__)
 
 STOP_S = 600.0  # how long a running job may take to come to its end and write a checkpoint
 
@@ -141,12 +143,6 @@ def serve(
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
-    def log(text: str) -> None:
-        if as_json:
-            typer.echo(json.dumps({"event": "note", "text": text}))
-        else:
-            say(text)
-
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -157,18 +153,20 @@ def serve(
     if card is not None:
         planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
     electricity = load_grid(grid) if grid else None
-    with open_app(
-        data, operator_credential, credential, log, facts, electricity, ps_watts or None
-    ) as server_app:
+    with (
+        printed_log(as_json=as_json),
+        open_app(
+            data, operator_credential, credential, facts, electricity, ps_watts or None
+        ) as server_app,
+    ):
         sessions = server_app.operators
-        fleet = listen(
+        server = listen(
             host=host,
             port=port,
             credential=credential,
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,
             planner=planner,
-            notify=log,
             events=server_app.overview.happened,
             operator=sessions.serve,
             pages=server_app.routes.answer,
@@ -188,20 +186,22 @@ def serve(
                 devices=max_devices,
             ),
         )
-        with fleet:
-            runner = JobRunner(runs.absolute(), lambda: server_app.meter(fleet))
-            jobs = Jobs(fleet, runner, log, server_app.history, server_app.overview.job_happened)
-            sessions.jobs, sessions.fleet, server_app.overview.jobs = jobs, fleet, jobs
-            server_app.open(fleet)
+        with server:
+            runner = JobRunner(runs.absolute(), lambda: server_app.meter(server))
+            jobs = Jobs(server.fleet, runner, server_app.history, server_app.overview.job_happened)
+            sessions.jobs, sessions.server, server_app.overview.jobs = jobs, server, jobs
+            server_app.open(server)
             for job in server_app.history.interrupted:
-                log(f"job-{job.number} ({job.model}) was interrupted: {job.reason}")
+                _logger.warning(
+                    "job-%d (%s) was interrupted: %s", job.number, job.model, job.reason
+                )
             code = None if credential else server_app.access.pair()
-            _welcome(fleet, credential, code, server_app.url_file, as_json=as_json)
+            _welcome(server, credential, code, server_app.url_file, as_json=as_json)
             if code is not None:
-                server_app.access.on_redeemed = _Codes(fleet, code, log, as_json=as_json).redeemed
+                server_app.access.on_redeemed = _Codes(server, code, as_json=as_json).redeemed
             while not stop.wait(SAMPLE_S):
                 server_app.power.used()  # before the counters are full
-            log(stopping(jobs.running))
+            _logger.info(stopping(jobs.running))
             for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
                 signal.signal(number, signal.SIG_DFL)
             jobs.close(STOP_S)
@@ -215,7 +215,7 @@ def stopping(job: TrainingJob | None) -> str:
 
 
 def _welcome(
-    fleet: ServedFleet,
+    server: Server,
     credential: str,
     code: JoinCode | None,
     url_file: Path | None,
@@ -224,27 +224,27 @@ def _welcome(
 ) -> None:
     """Say how devices join and operators train."""
     secret = credential if code is None else code.text
-    page_url = fleet.join_page_url(secret)
+    page_url = server.join_page_url(secret)
     if as_json:
         values: dict[str, object] = {
-            "url": fleet.join_url(secret),
+            "url": server.join_url(secret),
             "page_url": page_url,
-            "operator_url": fleet.operator_url,
-            "dashboard_url": fleet.dashboard_url,
-            "fingerprint": fleet.fingerprint,
+            "operator_url": server.operator_url,
+            "dashboard_url": server.dashboard_url,
+            "fingerprint": server.fingerprint,
         }
         if url_file is not None:
             values["operator_url_file"] = str(url_file)
         typer.echo(json.dumps({"event": "listening", **values}))
         return
     # Tokens are not printed where they are kept: what is printed gets into logs.
-    operator = f"'{fleet.operator_url}'" if url_file is None else f"'@{url_file}'"
-    watch = fleet.dashboard_url
+    operator = f"'{server.operator_url}'" if url_file is None else f"'@{url_file}'"
+    watch = server.dashboard_url
     if url_file is not None:
         watch = f"cleave dashboard --data '{url_file.parent}'      # prints the page's address"
     typer.echo("listening; Ctrl-C to stop\n", err=True)
-    if fleet.fingerprint:
-        typer.echo(f"certificate {fleet.fingerprint}\n", err=True)
+    if server.fingerprint:
+        typer.echo(f"certificate {server.fingerprint}\n", err=True)
     if code is None:
         typer.echo(f"a device joins: {_how(page_url)}\n", err=True)
     else:
@@ -270,22 +270,19 @@ def _how(page_url: str) -> str:
 class _Codes:
     """Shows the next join code when the last one was used."""
 
-    def __init__(
-        self, fleet: ServedFleet, shown: JoinCode, log: Callable[[str], None], *, as_json: bool
-    ) -> None:
-        self._fleet = fleet
+    def __init__(self, server: Server, shown: JoinCode, *, as_json: bool) -> None:
+        self._server = server
         self._shown = shown
-        self._log = log
         self._as_json = as_json
 
     def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
         """Note that a device used a code, and show the next one."""
-        self._log(f"{device.name} used a join code; it is device {device.id} from now on")
+        _logger.info("%s used a join code; it is device %d from now on", device.name, device.id)
         if code.id != self._shown.record.id:
             return
         self._shown = access.pair()
-        url = self._fleet.join_url(self._shown.text)
-        page_url = self._fleet.join_page_url(self._shown.text)
+        url = self._server.join_url(self._shown.text)
+        page_url = self._server.join_page_url(self._shown.text)
         if self._as_json:
             typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
         else:

@@ -19,7 +19,7 @@ from cleave.errors import FleetError
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from profiles.performance import Layout
 
 _POOL_ELEMENTS: Final = 2**23
@@ -56,10 +56,10 @@ class InStrips:
 
 
 class SessionTimer:
-    """Times tiles on the one device of a fleet (a `TileTimer`).
+    """Times tiles on the one device of a server (a `TileTimer`).
 
     Args:
-        fleet: a fleet that a device has joined or is about to join.
+        server: a server that a device has joined or is about to join.
         rng: draws the numbers that are multiplied.
         patience_s: how long the device may take to join.
         ended: returns whether the device is gone, so that waiting is useless.
@@ -72,17 +72,17 @@ class SessionTimer:
 
     def __init__(
         self,
-        fleet: ServedFleet,
+        server: Server,
         rng: np.random.Generator,
         patience_s: float = 60.0,
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._fleet = fleet
+        self._server = server
         self._ended = ended
         self._numbers = rng.standard_normal(_POOL_ELEMENTS, np.float32)
         self._pools: dict[DType, Buffer] = {}
         until_s = time.monotonic() + patience_s
-        while not fleet.device_count:
+        while not server.fleet.device_count:
             if ended():
                 raise FleetError("the device to be measured ended before it had joined")
             if time.monotonic() > until_s:
@@ -102,7 +102,7 @@ class SessionTimer:
         Raises:
             FleetError: when the device is gone.
         """
-        self._fleet.planner = InStrips(strips)
+        self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)
         rows, columns = strips * a, strips * b
@@ -112,10 +112,10 @@ class SessionTimer:
         time.sleep(_PAUSE_S)
         before_s = self._compute_s()
         # Operands anew: what the device holds already it would not be sent.
-        a_side = Side(self._fleet.operand(left), turn_a)
-        b_side = Side(self._fleet.operand(right), turn_b)
-        future = self._fleet.submit(a_side, b_side, product)
-        while not self._fleet.runtime.wait(future, _LOOK_S):
+        a_side = Side(self._server.fleet.operand(left), turn_a)
+        b_side = Side(self._server.fleet.operand(right), turn_b)
+        future = self._server.fleet.submit(a_side, b_side, product)
+        while not self._server.fleet.runtime.wait(future, _LOOK_S):
             if self._ended():
                 raise FleetError("the device ended while it was measured; measure it again")
         future.result()
@@ -123,7 +123,7 @@ class SessionTimer:
 
     def _compute_s(self) -> float:
         """Return the seconds that the device says it has computed so far."""
-        return sum(float(str(d["compute_s"])) for d in self._fleet.describe_devices())
+        return sum(float(str(d["compute_s"])) for d in self._server.describe_devices())
 
     def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
         """Return a matrix of random numbers; in large ones they repeat."""

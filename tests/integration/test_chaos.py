@@ -79,12 +79,12 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
         ) as proxy,
         Processes(proxy.url, 4) as processes,
     ):
-        audit(served.runtime, ledger, InvariantBackend())
-        trainer = make_trainer(job, Fleet(served.runtime, FullDepthPlanner()))
+        audit(served.live, ledger, InvariantBackend())
+        trainer = make_trainer(job, Fleet(served.live, FullDepthPlanner()))
         while trainer.step < (MOST_STEPS if expected - set(proxy.counts()) else LEAST_STEPS):
             ours.append(trainer.train_step().loss)
-        blocks = served.counters().blocks
-        reissued = served.counters().reissued
+        blocks = served.fleet.counters().blocks
+        reissued = served.fleet.counters().reissued
 
     assert set(proxy.counts()) == expected
     assert reissued > 0

@@ -30,7 +30,7 @@ from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
@@ -48,9 +48,9 @@ DEVICE = FleetDevice("test", 1e10, 1e7, 1e7, 0.002, 2**30)
 
 
 @pytest.fixture
-def served() -> Iterator[ServedFleet]:
-    with cleave.serve() as fleet:
-        yield fleet
+def served() -> Iterator[Server]:
+    with cleave.serve() as server:
+        yield server
 
 
 class Emulation:
@@ -119,28 +119,28 @@ def check(future: GemmFuture) -> None:
 # --- in this process ---
 
 
-def test_emulated_devices_serve_a_real_server(served: ServedFleet) -> None:
+def test_emulated_devices_serve_a_real_server(served: Server) -> None:
     with emulation(served.url, [DEVICE] * 8) as running:
-        until(lambda: served.device_count == 8)
+        until(lambda: served.fleet.device_count == 8)
         for size in (100, 200):
-            check(submit(served, size))
+            check(submit(served.fleet, size))
         counted = running.fleet.counters()
         assert counted.connected == counted.joined == 8
         # Of all blocks, the answers to probes are none of the work.
-        assert counted.blocks > counted.lateness.answers >= served.counters().blocks > 0
-    until(lambda: served.device_count == 0)
+        assert counted.blocks > counted.lateness.answers >= served.fleet.counters().blocks > 0
+    until(lambda: served.fleet.device_count == 0)
     assert not running.left
 
 
-def test_believable_fleets_too(served: ServedFleet) -> None:
+def test_believable_fleets_too(served: Server) -> None:
     """Shared lines, thermal models, drift and jitter, faster than life."""
     devices = [
         replace(d, jitter_s=0.001, drift_sigma=0.3, drift_interval_s=0.1)
         for d in find_fleet("home-mix-12")
     ]
     with emulation(served.url, devices, speed=50.0):
-        until(lambda: served.device_count == 12)
-        check(submit(served))
+        until(lambda: served.fleet.device_count == 12)
+        check(submit(served.fleet))
 
 
 class EvenSlabs:
@@ -170,9 +170,9 @@ class EvenSlabs:
 
 
 def test_real_and_emulated_devices_train_together(
-    served: ServedFleet, corpus_file: Path, tmp_path: Path
+    served: Server, corpus_file: Path, tmp_path: Path
 ) -> None:
-    served.planner = EvenSlabs()
+    served.fleet.planner = EvenSlabs()
     job = JobSpec(
         model="opt-nano", data=str(corpus_file), steps=3, batch=2, seq=16, checkpoint_every=0
     )
@@ -185,10 +185,10 @@ def test_real_and_emulated_devices_train_together(
             join = ("join", served.url, "--executor", "numpy", "--threads", "1", "--json")
             fast = [FleetDevice(f"fast-{i}", 1e11, 1e9, 1e9, 0.0, 2**30) for i in range(4)]
             with started(*join), emulation(served.url, fast) as running:
-                until(lambda: served.device_count == 5)
-                train(job, RunFolder(tmp_path / where), TrainContext(served, seen.append))
+                until(lambda: served.fleet.device_count == 5)
+                train(job, RunFolder(tmp_path / where), TrainContext(served.fleet, seen.append))
                 # Four fifths by the plan; who is late on a busy machine is helped by the others.
-                emulated_share = running.fleet.counters().blocks / served.counters().blocks
+                emulated_share = running.fleet.counters().blocks / served.fleet.counters().blocks
                 assert 0.5 < emulated_share < 1
         losses[where] = [r.loss for r in seen if isinstance(r, StepRecord)]
     assert losses["fleet"] == pytest.approx(losses["plain"], rel=1e-4)
@@ -197,13 +197,13 @@ def test_real_and_emulated_devices_train_together(
 def test_devices_end_when_the_server_says_bye() -> None:
     with cleave.serve() as server:
         running = Emulation(server.url, [DEVICE] * 3)
-        until(lambda: server.device_count == 3)
+        until(lambda: server.fleet.device_count == 3)
     running.wait()
     assert running.error is None
     assert running.fleet.counters().left == 3
 
 
-def test_a_refused_fleet_says_why(served: ServedFleet) -> None:
+def test_a_refused_fleet_says_why(served: Server) -> None:
     url = served.url.split("#")[0] + "#c=wrong"
     running = Emulation(url, [DEVICE] * 3)
     running.wait()
@@ -226,10 +226,10 @@ def free_port() -> int:
 
 _SERVER = """
 import sys, cleave
-fleet = cleave.serve(port=int(sys.argv[1]), credential="secret")
+server = cleave.serve(port=int(sys.argv[1]), credential="secret")
 print("ready", flush=True)
 for line in sys.stdin:
-    print(fleet.device_count, flush=True)
+    print(server.fleet.device_count, flush=True)
 """
 
 
@@ -271,27 +271,27 @@ def test_devices_of_a_killed_server_try_again() -> None:
 
 
 @pytest.mark.parametrize("drains", [False, True])
-def test_devices_come_and_go_while_gemms_finish(served: ServedFleet, drains: bool) -> None:
+def test_devices_come_and_go_while_gemms_finish(served: Server, drains: bool) -> None:
     stay = Availability(Durations(1.0), Durations(0.3), drains=drains)
     with emulation(served.url, [replace(DEVICE, availability=stay)] * 6, speed=4.0) as running:
-        until(lambda: served.device_count > 0)
+        until(lambda: served.fleet.device_count > 0)
         while running.fleet.counters().joined < 14:  # more than once each
-            check(submit(served, 100))
+            check(submit(served.fleet, 100))
     assert not running.left
 
 
 # --- the command ---
 
 
-def test_the_command_emulates_until_it_is_interrupted(served: ServedFleet, tmp_path: Path) -> None:
+def test_the_command_emulates_until_it_is_interrupted(served: Server, tmp_path: Path) -> None:
     trace, log = tmp_path / "trace.json", tmp_path / "log.jsonl"
     command = (
         "emulate", "--devices", "6", "--server", served.url, "--json",
         "--trace", str(trace), "--log", str(log),
     )  # fmt: skip
     with started(*command) as (process, lines):
-        until(lambda: served.device_count == 6)
-        check(submit(served))
+        until(lambda: served.fleet.device_count == 6)
+        check(submit(served.fleet))
         rates = wait_for_event(lines, "rates")
         assert rates["devices"] == 6
         process.send_signal(signal.SIGINT)
@@ -304,7 +304,7 @@ def test_the_command_emulates_until_it_is_interrupted(served: ServedFleet, tmp_p
     assert {"receive", "compute", "send"} <= {e.get("cat") for e in events}
     kinds = {json.loads(line)[0] for line in log.read_text().splitlines()}
     assert {"join", "down", "multiply", "up", "leave"} <= kinds
-    until(lambda: served.device_count == 0)
+    until(lambda: served.fleet.device_count == 0)
 
 
 def test_its_own_server_can_be_trained_on_and_ends_with_it(
@@ -344,7 +344,7 @@ def test_it_ends_with_its_own_server() -> None:
         asyncio.run(watched(NobodyThere(), 1, 0.0, lambda: True, as_json=True))
 
 
-def test_it_ends_after_its_duration(served: ServedFleet) -> None:
+def test_it_ends_after_its_duration(served: Server) -> None:
     done = run("emulate", "--devices", "2", "--server", served.url, "--duration", "0.5", "--json")
     assert done.returncode == 0, done.stderr
     last = records(done.stdout)[-1]
@@ -468,7 +468,7 @@ def test_too_few_file_descriptors_say_how_to_raise_the_limit() -> None:
 
 
 def test_a_low_limit_of_file_descriptors_is_raised_where_that_is_allowed(
-    served: ServedFleet,
+    served: Server,
 ) -> None:
     options = ("--devices", "70", "--server", served.url, "--duration", "1", "--json")
     answer = subprocess.run(

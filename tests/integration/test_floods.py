@@ -18,7 +18,7 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.server.auth.access import Access
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.join_url import parse_join_url
@@ -53,25 +53,25 @@ def packed(message: Message) -> bytes:
 
 
 @contextmanager
-def working(notes: list[str]) -> Iterator[ServedFleet]:
-    """A fleet with an honest device."""
+def working() -> Iterator[Server]:
+    """A server with an honest device."""
     with (
-        cleave.serve(verify=False, notify=notes.append) as fleet,
-        started("join", fleet.url, *DEVICE),
+        cleave.serve(verify=False) as server,
+        started("join", server.url, *DEVICE),
     ):
-        until(lambda: fleet.device_count == 1)
-        yield fleet
+        until(lambda: server.fleet.device_count == 1)
+        yield server
 
 
-def inside(fleet: ServedFleet, address: tuple[str, int] | None = None) -> socket.socket:
+def inside(server: Server, address: tuple[str, int] | None = None) -> socket.socket:
     """A device that has joined, of which every byte is ours."""
-    parts = urlsplit(fleet.url)
+    parts = urlsplit(server.url)
     assert parts.port is not None
     device = socket.create_connection(("127.0.0.1", parts.port), PATIENCE_S, address)
-    credential = parse_join_url(fleet.url).credential
-    before = fleet.device_count
+    credential = parse_join_url(server.url).credential
+    before = server.fleet.device_count
     device.sendall(upgrade() + frame(hello(credential, **STATED)))
-    until(lambda: fleet.device_count == before + 1)
+    until(lambda: server.fleet.device_count == before + 1)
     return device
 
 
@@ -88,44 +88,40 @@ NESTED = {
 }
 
 
-def test_nested_lists_of_strangers_are_failed_attempts() -> None:
-    notes: list[str] = []
+def test_nested_lists_of_strangers_are_failed_attempts(notes: list[str]) -> None:
     access = Access(Store(None), "token", fleet_credential=CREDENTIAL)
     with (
         closing(access),
-        cleave.serve(
-            verify=False, auth=access, credential=CREDENTIAL, notify=notes.append
-        ) as fleet,
-        started("join", fleet.url, *DEVICE),
+        cleave.serve(verify=False, auth=access, credential=CREDENTIAL) as server,
+        started("join", server.url, *DEVICE),
     ):
-        until(lambda: fleet.device_count == 1)
+        until(lambda: server.fleet.device_count == 1)
         for said in [*NESTED.values()] * 4:
-            with opened(fleet) as stranger:
+            with opened(server) as stranger:
                 stranger.send(said)
                 assert refused(stranger).code is ErrorCode.PROTOCOL
-        multiplies(fleet)
-        with opened(fleet) as guessing:
+        multiplies(server.fleet)
+        with opened(server) as guessing:
             guessing.send(hello("GUESS"))
             assert "too many failed attempts" in refused(guessing).message
-        with opened(fleet) as member:  # who has a credential is let in all the same
+        with opened(server) as member:  # who has a credential is let in all the same
             member.send(hello(CREDENTIAL, **STATED))
             assert isinstance(heard(member), messages.Welcome)
     assert any("no acceptable hello" in note for note in notes)
 
 
-def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe() -> None:
-    notes: list[str] = []
+def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe(notes: list[str]) -> None:
     access = Access(Store(None), "token")
-    with closing(access), cleave.serve(verify=False, auth=access, notify=notes.append) as fleet:
+    with closing(access), cleave.serve(verify=False, auth=access) as server:
         said = hello(access.pair().text, measure=True)
-        with opened(fleet) as first, opened(fleet) as second:
+        with opened(server) as first, opened(server) as second:
             for device in (first, second):
                 device.send(said)
                 assert isinstance(heard(device), messages.Welcome)
             error = refused(first)
             assert error.code is ErrorCode.DUPLICATE
             assert "one after the other" in error.message
-        with closing(raw(fleet)) as greedy:
+        with closing(raw(server)) as greedy:
             greedy.sendall(upgrade() + frame(said))
             greedy.sendall(b"\x82\xff" + (2**28 - 1).to_bytes(8, "big") + bytes(4))
             assert is_cut(greedy)
@@ -142,86 +138,80 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("said", FLOODS.values(), ids=FLOODS)
-def test_an_admitted_device_that_floods_is_sent_away(said: bytes) -> None:
-    notes: list[str] = []
-    with working(notes) as fleet, opened(fleet) as flooding:
+def test_an_admitted_device_that_floods_is_sent_away(said: bytes, notes: list[str]) -> None:
+    with working() as fleet, opened(fleet) as flooding:
         flooding.send(hello(parse_join_url(fleet.url).credential, name="flood", **STATED))
-        until(lambda: fleet.device_count == 2)
+        until(lambda: fleet.fleet.device_count == 2)
         many = frame(said) * 10_000
         with suppress(OSError):
             for _ in range(20):
                 flooding.socket.sendall(many)
         with suppress(ConnectionClosed):  # who shouts may not hear why
             assert refused(flooding).code is ErrorCode.LIMIT
-        until(lambda: fleet.device_count == 1)
-        multiplies(fleet)
+        until(lambda: fleet.fleet.device_count == 1)
+        multiplies(fleet.fleet)
     assert any("flood left (it sent more than 1000 messages" in note for note in notes)
 
 
 @pytest.mark.parametrize("kind", [Opcode.PING, Opcode.PONG])
-def test_pings_are_counted_too(kind: Opcode) -> None:
-    notes: list[str] = []
-    with working(notes) as fleet, closing(inside(fleet)) as device:
+def test_pings_are_counted_too(kind: Opcode, notes: list[str]) -> None:
+    with working() as fleet, closing(inside(fleet)) as device:
         with suppress(OSError):
             device.sendall(frame(b"", kind) * 100_000)
         assert is_cut(device)
-        until(lambda: fleet.device_count == 1)
-        multiplies(fleet)
+        until(lambda: fleet.fleet.device_count == 1)
+        multiplies(fleet.fleet)
     assert any("pings and tiny fragments" in note for note in notes)
 
 
 def test_who_is_in_no_hurry_may_say_much() -> None:
     """A burst, as after a stalled network, pings in it; all answered, and the device stays."""
-    with cleave.serve(verify=False) as fleet, closing(inside(fleet)) as device:
+    with cleave.serve(verify=False) as server, closing(inside(server)) as device:
         said = packed(messages.Heartbeat())
         device.sendall((frame(said) * 99 + frame(b"", Opcode.PING)) * 9)
         device.sendall(frame(packed(messages.Telemetry({"power_w": 1.0}))))
-        session = next(iter(fleet.live.manager.sessions.values()))
+        session = next(iter(server.live.manager.sessions.values()))
         until(lambda: session.telemetry)
-        assert fleet.device_count == 1
+        assert server.fleet.device_count == 1
 
 
-def test_what_is_said_last_is_heard() -> None:
+def test_what_is_said_last_is_heard(notes: list[str]) -> None:
     """A device that says more than is taken in at once, and is gone."""
-    notes: list[str] = []
-    with cleave.serve(verify=False, notify=notes.append) as fleet:
-        with closing(inside(fleet)) as device:
+    with cleave.serve(verify=False) as server:
+        with closing(inside(server)) as device:
             bye = packed(messages.Bye("enough"))
             device.sendall(frame(packed(messages.Heartbeat())) * 200 + frame(bye))
             device.shutdown(socket.SHUT_WR)
             assert is_cut(device)
-        until(lambda: fleet.device_count == 0)
+        until(lambda: server.fleet.device_count == 0)
     assert any("left; 0 devices" in note for note in notes)  # on purpose, and not lost
 
 
-def test_who_was_drained_is_said_to_be() -> None:
+def test_who_was_drained_is_said_to_be(notes: list[str]) -> None:
     """Also how fast it is, be it ever so slow."""
-    notes: list[str] = []
-    with cleave.serve(verify=False, notify=notes.append) as fleet, opened(fleet) as device:
+    with cleave.serve(verify=False) as server, opened(server) as device:
         slow = STATED | {"flops_per_s": 2e6, "uplink_bytes_per_s": 1500.0}
-        device.send(hello(parse_join_url(fleet.url).credential, name="slow", **slow))
+        device.send(hello(parse_join_url(server.url).credential, name="slow", **slow))
         assert isinstance(heard(device), messages.Welcome)
         device.send(packed(messages.Drain()))
         assert isinstance(heard(device), messages.Bye)
-        until(lambda: fleet.device_count == 0)
+        until(lambda: server.fleet.device_count == 0)
     assert any("device 1 (2.0 MFLOP/s, 1.0 MB/s down, 1.5 kB/s up)" in note for note in notes)
     assert any("slow left (drained); 0 devices" in note for note in notes)
 
 
-def test_a_refusal_says_which_limit_it_was() -> None:
-    notes: list[str] = []
-    with cleave.serve(verify=False, notify=notes.append) as fleet:
-        credential = parse_join_url(fleet.url).credential
-        with opened(fleet) as small:
+def test_a_refusal_says_which_limit_it_was(notes: list[str]) -> None:
+    with cleave.serve(verify=False) as server:
+        credential = parse_join_url(server.url).credential
+        with opened(server) as small:
             small.send(hello(credential, **(STATED | {"memory_bytes": 5})))
             assert refused(small).code is ErrorCode.LIMIT
     assert any("the device offers 5 bytes of memory" in note for note in notes)
 
 
-def test_a_session_that_ends_before_there_was_work_is_named() -> None:
-    notes: list[str] = []
-    with cleave.serve(verify=True, notify=notes.append) as fleet, opened(fleet) as device:
-        device.send(hello(parse_join_url(fleet.url).credential, name="hasty"))
+def test_a_session_that_ends_before_there_was_work_is_named(notes: list[str]) -> None:
+    with cleave.serve(verify=True) as server, opened(server) as device:
+        device.send(hello(parse_join_url(server.url).credential, name="hasty"))
         assert isinstance(heard(device), messages.Welcome)
         device.send(packed(messages.Cancel((1,))))
         until(lambda: any("session of hasty ended" in note for note in notes))
@@ -230,34 +220,32 @@ def test_a_session_that_ends_before_there_was_work_is_named() -> None:
     assert "cancel" in line
 
 
-def test_unfinished_messages_have_a_budget() -> None:
-    notes: list[str] = []
+def test_unfinished_messages_have_a_budget(notes: list[str]) -> None:
     allowed = ConnectionLimits(unfinished_bytes=150_000)
     piece = frame(bytes(60_000), fin=False)
     with (
-        cleave.serve(verify=False, allowed=allowed, notify=notes.append) as fleet,
+        cleave.serve(verify=False, allowed=allowed) as server,
         ExitStack() as stack,
     ):
-        devices = [stack.enter_context(closing(inside(fleet))) for _ in range(4)]
+        devices = [stack.enter_context(closing(inside(server))) for _ in range(4)]
         for device in devices[:3]:
             device.sendall(piece)
-        until(lambda: fleet.device_count == 3)
+        until(lambda: server.fleet.device_count == 3)
         devices[3].sendall(frame(packed(messages.Telemetry({"power_w": 1.0}))))
-        sessions = fleet.live.manager.sessions
+        sessions = server.live.manager.sessions
         until(lambda: any(session.telemetry for session in sessions.values()))
-        assert fleet.device_count == 3
+        assert server.fleet.device_count == 3
     cut = [note for note in notes if "left a message unfinished while 150000 bytes" in note]
     assert sum("refused 127.0.0.1" in note for note in cut) == 1
 
 
-def test_slow_handshakes_from_some_addresses_keep_nobody_else_out() -> None:
-    notes: list[str] = []
+def test_slow_handshakes_from_some_addresses_keep_nobody_else_out(notes: list[str]) -> None:
     allowed = ConnectionLimits(handshake_s=NEVER_S, waiting_per_address=3, waiting=12)
     with (
-        cleave.serve(verify=False, allowed=allowed, notify=notes.append) as fleet,
+        cleave.serve(verify=False, allowed=allowed) as server,
         ExitStack() as stack,
     ):
-        port = urlsplit(fleet.url).port
+        port = urlsplit(server.url).port
         assert port is not None
         for number in range(2, 6):
             for _ in range(4):  # one more than may
@@ -267,16 +255,16 @@ def test_slow_handshakes_from_some_addresses_keep_nobody_else_out() -> None:
                 stack.enter_context(closing(slow)).sendall(b"GET /ws HTTP/1.1\r\nX-Slow: ")
         until(lambda: sum("3 connections from there wait already" in note for note in notes) == 4)
         for number in range(1, 15):  # more than there are places
-            stack.enter_context(closing(inside(fleet, ("127.0.0.77", 0))))
-            assert fleet.device_count == number
+            stack.enter_context(closing(inside(server, ("127.0.0.77", 0))))
+            assert server.fleet.device_count == number
     assert any("given to one from elsewhere" in note for note in notes)
 
 
 def test_a_session_may_say_no_more_than_its_role_needs() -> None:
     for nbytes, cut in ((limits.MAX_DEVICE_HEADER_BYTES, False), (2**20, True)):
-        with cleave.serve(verify=False) as fleet, closing(inside(fleet)) as device:
+        with cleave.serve(verify=False) as server, closing(inside(server)) as device:
             device.sendall(b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4) + bytes(nbytes - 1))
             if cut:
                 assert is_cut(device)
             else:
-                assert fleet.device_count == 1
+                assert server.fleet.device_count == 1

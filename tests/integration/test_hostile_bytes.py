@@ -19,7 +19,7 @@ from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.transport.join_url import parse_join_url
 from tests.fuzzing import HELLO, UNSTATED, Mutator
 from tests.integration.processes import PATIENCE_S
@@ -29,9 +29,9 @@ BAD = b"\xc1"
 """No message, whatever came before."""
 
 
-def _attack(fleet: ServedFleet, frames: Sequence[bytes | str]) -> list[Message]:
+def _attack(server: Server, frames: Sequence[bytes | str]) -> list[Message]:
     """Send frames until the server has had enough; returns what it said."""
-    address = parse_join_url(fleet.url).address
+    address = parse_join_url(server.url).address
     with connect(address, compression=None, max_size=None) as socket:
         try:
             for frame in frames:
@@ -52,14 +52,14 @@ def _until_closed(socket: ClientConnection) -> list[Message]:
         said.append(decode(data))
 
 
-def _history(fleet: ServedFleet, seed: int) -> list[bytes]:
+def _history(server: Server, seed: int) -> list[bytes]:
     """Frames of a device that joins properly, or not, and then says anything; `BAD` at the end."""
     random = Random(seed)
     mutator = Mutator(random)
     frames = [mutator.next() for _ in range(random.randrange(12))]
     if seed % 3:
         hello = replace(
-            random.choice([HELLO, UNSTATED]), credential=parse_join_url(fleet.url).credential
+            random.choice([HELLO, UNSTATED]), credential=parse_join_url(server.url).credential
         )
         frames.insert(0, b"".join(encode(hello)))
     return [*frames, BAD]
@@ -67,8 +67,8 @@ def _history(fleet: ServedFleet, seed: int) -> list[bytes]:
 
 @pytest.mark.parametrize("frame", [BAD, b"", b"\x00" * 8_000, "text", b"\xdd\xff\xff\xff\xff"])
 def test_who_sends_no_message_is_told_so(frame: bytes | str) -> None:
-    with cleave.serve() as fleet:
-        (error,) = _attack(fleet, [frame])
+    with cleave.serve() as server:
+        (error,) = _attack(server, [frame])
         assert isinstance(error, messages.Error)
         assert error.code is messages.ErrorCode.PROTOCOL
 
@@ -76,19 +76,19 @@ def test_who_sends_no_message_is_told_so(frame: bytes | str) -> None:
 def test_an_honest_device_works_on_among_garbage(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.ERROR),
-        cleave.serve() as fleet,
-        device(fleet, "honest", ComputeThread(NumpyBackend())) as honest,
+        cleave.serve() as server,
+        device(server, "honest", ComputeThread(NumpyBackend())) as honest,
         ThreadPoolExecutor(3) as attackers,
     ):
-        attacks = [attackers.submit(_attack, fleet, _history(fleet, seed)) for seed in range(60)]
+        attacks = [attackers.submit(_attack, server, _history(server, seed)) for seed in range(60)]
         for seed in range(5):
-            ours, plain = multiply(fleet, seed)
+            ours, plain = multiply(server, seed)
             np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
         ends = [attack.result()[-1:] for attack in attacks]
         refused = [said for said in ends if said and isinstance(said[0], messages.Error)]
         assert len(refused) > 30  # the others took their leave before the end
-        ours, plain = multiply(fleet, 5)
+        ours, plain = multiply(server, 5)
         np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
-        assert fleet.device_count == 1
+        assert server.fleet.device_count == 1
         assert not honest
     assert not caplog.records, "the server's loop met what it did not expect"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import cleave
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.server.http.pages import Pages
 from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.tls import Security, TlsMode
@@ -28,22 +28,22 @@ BUILT = {
 
 
 @pytest.fixture
-def fleet() -> Iterator[ServedFleet]:
-    with cleave.serve(pages=Pages(BUILT).answer) as fleet:
-        yield fleet
+def server() -> Iterator[Server]:
+    with cleave.serve(pages=Pages(BUILT).answer) as server:
+        yield server
 
 
-def place(fleet: ServedFleet) -> tuple[str, int]:
-    parts = urlsplit(fleet.url)
+def place(server: Server) -> tuple[str, int]:
+    parts = urlsplit(server.url)
     assert parts.hostname
     assert parts.port
     return parts.hostname, parts.port
 
 
 def ask(
-    fleet: ServedFleet, path: str, method: str = "GET", **headers: str
+    server: Server, path: str, method: str = "GET", **headers: str
 ) -> tuple[HTTPResponse, bytes]:
-    with closing(HTTPConnection(*place(fleet), timeout=PATIENCE_S)) as connection:
+    with closing(HTTPConnection(*place(server), timeout=PATIENCE_S)) as connection:
         connection.request(
             method, path, headers={k.replace("_", "-"): v for k, v in headers.items()}
         )
@@ -51,23 +51,23 @@ def ask(
         return response, response.read()
 
 
-def test_pages_over_a_socket(fleet: ServedFleet) -> None:
-    response, body = ask(fleet, "/join?ignored=1", Accept_Encoding="gzip")
+def test_pages_over_a_socket(server: Server) -> None:
+    response, body = ask(server, "/join?ignored=1", Accept_Encoding="gzip")
     assert (response.status, gzip.decompress(body)) == (200, BUILT["join.html"])
     assert response.getheader("Content-Length") == str(len(body))
     assert response.getheader("Cross-Origin-Embedder-Policy") == "require-corp"
     assert response.getheader("Cross-Origin-Opener-Policy") is None
-    trusting, _ = ask(fleet, "/join", Sec_Fetch_Dest="document")
+    trusting, _ = ask(server, "/join", Sec_Fetch_Dest="document")
     assert trusting.getheader("Cross-Origin-Opener-Policy") == "same-origin"
-    host, port = place(fleet)
+    host, port = place(server)
     assert f"ws://{host}:{port};" in (response.getheader("Content-Security-Policy") or "")
-    assert ask(fleet, "/")[1] == BUILT["index.html"]
-    assert ask(fleet, "/healthz")[1] == b"ok\n"
-    assert ask(fleet, "/assets/large.bin")[1] == LARGE
+    assert ask(server, "/")[1] == BUILT["index.html"]
+    assert ask(server, "/healthz")[1] == b"ok\n"
+    assert ask(server, "/assets/large.bin")[1] == LARGE
 
 
-def test_head_is_all_but_the_body(fleet: ServedFleet) -> None:
-    response, body = ask(fleet, "/join", "HEAD")
+def test_head_is_all_but_the_body(server: Server) -> None:
+    response, body = ask(server, "/join", "HEAD")
     assert (response.status, body) == (200, b"")
     assert response.getheader("Content-Length") == str(len(BUILT["join.html"]))
 
@@ -77,37 +77,37 @@ def test_head_is_all_but_the_body(fleet: ServedFleet) -> None:
     ["/index.html", "/join.html", "/join/", "//", "/assets/", "/assets/../index.html",
      "/../pages.py", "/%2e%2e/pages.py", "/assets/%2e%2e/%2e%2e/pages.py", "/..\\pages.py"],
 )  # fmt: skip
-def test_nothing_else_is_there(fleet: ServedFleet, path: str) -> None:
-    response, body = ask(fleet, path)
+def test_nothing_else_is_there(server: Server, path: str) -> None:
+    response, body = ask(server, path)
     assert (response.status, body) == (404, b"nothing is here\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
-def test_other_methods_are_refused(fleet: ServedFleet, method: str) -> None:
-    response, _ = ask(fleet, "/join", method)
+def test_other_methods_are_refused(server: Server, method: str) -> None:
+    response, _ = ask(server, "/join", method)
     assert response.status == 405
     assert response.getheader("Allow") == "GET, HEAD"
 
 
 def test_readers_of_pages_do_not_stay_in_the_doorway() -> None:
     allowed = ConnectionLimits(waiting_per_address=2, waiting=2)
-    with cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as fleet:
+    with cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as server:
         for _ in range(10):
-            assert ask(fleet, "/")[0].status == 200
+            assert ask(server, "/")[0].status == 200
 
 
-def asked_for_much(fleet: ServedFleet) -> socket.socket:
+def asked_for_much(server: Server) -> socket.socket:
     """A connection on which the large file is under way, more of it than buffers hold."""
-    connection = socket.create_connection(place(fleet), PATIENCE_S)
+    connection = socket.create_connection(place(server), PATIENCE_S)
     connection.sendall(b"GET /assets/large.bin HTTP/1.1\r\nHost: x\r\n\r\n")
     assert connection.recv(1) == b"H"
     return connection
 
 
-def let_in(fleet: ServedFleet) -> bool:
+def let_in(server: Server) -> bool:
     """Whether there is room in the doorway; waits a moment if not."""
     try:
-        return ask(fleet, "/healthz")[0].status == 200
+        return ask(server, "/healthz")[0].status == 200
     except (ConnectionError, BadStatusLine):
         return False
 
@@ -115,12 +115,12 @@ def let_in(fleet: ServedFleet) -> bool:
 def test_a_slow_reader_gets_all_of_its_page() -> None:
     allowed = ConnectionLimits(waiting_per_address=2)
     with (
-        cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as fleet,
-        asked_for_much(fleet) as slow,
-        socket.create_connection(place(fleet), PATIENCE_S) as silent,
+        cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as server,
+        asked_for_much(server) as slow,
+        socket.create_connection(place(server), PATIENCE_S) as silent,
     ):
         silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        while not let_in(fleet):  # this one does not close: it is cut a moment after its answer
+        while not let_in(server):  # this one does not close: it is cut a moment after its answer
             pass
         received = 1
         while data := slow.recv(65536):
@@ -130,9 +130,9 @@ def test_a_slow_reader_gets_all_of_its_page() -> None:
 
 def test_who_does_not_read_its_page_is_cut_in_time() -> None:
     allowed = ConnectionLimits(handshake_s=2.0, waiting_per_address=1)
-    with cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as fleet, asked_for_much(fleet):
+    with cleave.serve(pages=Pages(BUILT).answer, allowed=allowed) as server, asked_for_much(server):
         attempts = 0
-        while not let_in(fleet):
+        while not let_in(server):
             attempts += 1
         assert attempts  # it was in the way, and is no more
 
@@ -141,8 +141,8 @@ def test_pages_over_tls() -> None:
     security = Security(tls=TlsMode.AUTO)
     unchecked = ssl.create_default_context()
     unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-    with cleave.serve(pages=Pages(BUILT).answer, security=security) as fleet:
-        connection = HTTPSConnection(*place(fleet), timeout=PATIENCE_S, context=unchecked)
+    with cleave.serve(pages=Pages(BUILT).answer, security=security) as server:
+        connection = HTTPSConnection(*place(server), timeout=PATIENCE_S, context=unchecked)
         with closing(connection):
             connection.request("GET", "/assets/large.bin")
             response = connection.getresponse()
@@ -151,6 +151,6 @@ def test_pages_over_tls() -> None:
 
 
 def test_without_pages_only_the_health_is_told() -> None:
-    with cleave.serve() as fleet:
-        assert ask(fleet, "/")[0].status == 404
-        assert ask(fleet, "/healthz")[0].status == 200
+    with cleave.serve() as server:
+        assert ask(server, "/")[0].status == 404
+        assert ask(server, "/healthz")[0].status == 200

@@ -28,7 +28,7 @@ from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.probe import FIRST_ID
 from cleave.server.app import App, open_app
-from cleave.server.fleet_server import ServedFleet, serve
+from cleave.server.fleet_server import Server, serve
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.disks import small_disk
@@ -383,18 +383,18 @@ class KnownDevice:
 
 
 @contextmanager
-def served(data: Path) -> Iterator[tuple[ServedFleet, App]]:
+def served(data: Path) -> Iterator[tuple[Server, App]]:
     """What `cleave serve` does, in this process."""
-    with open_app(str(data), "", "", lambda text: None) as server_app:
-        fleet = serve(
+    with open_app(str(data), "", "") as server_app:
+        server = serve(
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,
             operator=server_app.operators.serve,
             auth=server_app.access,
         )
-        with fleet:
-            server_app.open(fleet)
-            yield fleet, server_app
+        with server:
+            server_app.open(server)
+            yield server, server_app
 
 
 def multiply(fleet: Fleet) -> None:
@@ -413,14 +413,14 @@ def multiply_often(fleet: Fleet) -> None:
 def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> None:
     liar, honest = KnownDevice("liar"), KnownDevice("honest")
 
-    async def lies(fleet: ServedFleet, server_app: App) -> str:
+    async def lies(server: Server, server_app: App) -> str:
         code = server_app.access.pair(uses=2)
-        url = fleet.join_url(code.text)
+        url = server.join_url(code.text)
         loop = asyncio.get_running_loop()
         here, both = asyncio.Event(), asyncio.Event()
         lying = asyncio.create_task(liar.serve(url, Liar(NumpyBackend()), lambda _: here.set()))
         await here.wait()
-        work = loop.run_in_executor(None, multiply_often, fleet)
+        work = loop.run_in_executor(None, multiply_often, server.fleet)
         computer = ComputeThread(NumpyBackend())
         helping = asyncio.create_task(honest.serve(url, computer, lambda _: both.set()))
         await both.wait()
@@ -431,44 +431,44 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         helping.cancel()
         return str(refusal.value)
 
-    with served(tmp_path) as (fleet, server_app):
-        said = asyncio.run(lies(fleet, server_app))
+    with served(tmp_path) as (server, server_app):
+        said = asyncio.run(lies(server, server_app))
         devices = {d["name"]: d for d in run_desk(server_app)}
         assert devices["liar"]["state"] == "quarantined"
         assert devices["liar"]["wrong_results"] >= 1  # one is enough where all of it is wrong
         assert devices["liar"]["reason"] in said
 
-    async def again(fleet: ServedFleet) -> None:
+    async def again(server: Server) -> None:
         def never(device: int) -> None:
             raise AssertionError("it was let in")
 
         with pytest.raises(RefusedError, match="in quarantine: quarantined after") as refusal:
-            await liar.serve(fleet.address, ComputeThread(NumpyBackend()), never)
+            await liar.serve(server.address, ComputeThread(NumpyBackend()), never)
         assert refusal.value.for_good
 
-    async def released(fleet: ServedFleet) -> None:
+    async def released(server: Server) -> None:
         here = asyncio.Event()
         computer = ComputeThread(NumpyBackend())
-        serving = asyncio.create_task(liar.serve(fleet.address, computer, lambda _: here.set()))
+        serving = asyncio.create_task(liar.serve(server.address, computer, lambda _: here.set()))
         await here.wait()
         serving.cancel()
         await asyncio.wait([serving])  # it says goodbye, which the server would wait for
 
-    with served(tmp_path) as (fleet, server_app):
-        asyncio.run(again(fleet))
+    with served(tmp_path) as (server, server_app):
+        asyncio.run(again(server))
         server_app.device_admin.answer("release", {"device": "liar"})
-        asyncio.run(released(fleet))
+        asyncio.run(released(server))
 
 
 def test_emulated_devices_that_are_revoked_do_not_come_back(tmp_path: Path) -> None:
-    with served(tmp_path) as (fleet, server_app):
-        url = fleet.join_url(server_app.access.pair(uses=2).text)
+    with served(tmp_path) as (server, server_app):
+        url = server.join_url(server_app.access.pair(uses=2).text)
         with emulation(url, [DEVICE_PROFILE] * 2) as running:
-            until(lambda: fleet.device_count == 2)
+            until(lambda: server.fleet.device_count == 2)
             names = [device["name"] for device in run_desk(server_app)]
-            assert fleet._live.loop is not None
+            assert server.live.loop is not None
             for name in names:
-                fleet._live.loop.call_soon_threadsafe(
+                server.live.loop.call_soon_threadsafe(
                     server_app.device_admin.answer, "revoke", {"device": name}
                 )
             running.wait()

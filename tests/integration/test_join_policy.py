@@ -45,14 +45,14 @@ def test_it_joins_from_a_file_and_survives_its_server(tmp_path: Path) -> None:
     file = tmp_path / "join.url"
     command = ("join", f"@{file}", *LIGHT, "--when", "always", "--memory", "200MB")
     with ExitStack() as stack:
-        with cleave.serve() as fleet:
-            file.write_text(fleet.url + "\n")
+        with cleave.serve() as server:
+            file.write_text(server.url + "\n")
             process, lines = stack.enter_context(started(*command))
             wait_for_event(lines, "ready")
         wait_for_event(lines, "left")
         assert wait_for_event(lines, "waiting")["retry_s"] > 0
-        with cleave.serve() as fleet:  # a new one, with another credential and port
-            file.write_text(fleet.url + "\n")
+        with cleave.serve() as server:  # a new one, with another credential and port
+            file.write_text(server.url + "\n")
             wait_for_event(lines, "ready")
             process.send_signal(signal.SIGINT)
             wait_for_event(lines, "draining")
@@ -87,7 +87,7 @@ def test_wrong_options_are_said(options: tuple[str, ...], words: str) -> None:
 
 
 def test_a_wrong_credential_is_an_error_even_when_it_is_to_stay() -> None:
-    with cleave.serve() as fleet:
-        answer = run("join", fleet.url.split("#")[0] + "#c=no", *LIGHT, "--when", "always")
+    with cleave.serve() as server:
+        answer = run("join", server.url.split("#")[0] + "#c=no", *LIGHT, "--when", "always")
     assert answer.returncode == 1
     assert "credential" in answer.stderr

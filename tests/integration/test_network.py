@@ -31,7 +31,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
 from cleave.scheduler.session_manager import SessionManager
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.server.runtime import LiveRuntime
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
@@ -45,9 +45,9 @@ DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 
 
 @pytest.fixture
-def served() -> Iterator[ServedFleet]:
-    with cleave.serve() as fleet:
-        yield fleet
+def served() -> Iterator[Server]:
+    with cleave.serve() as server:
+        yield server
 
 
 def until(condition: Any) -> None:
@@ -68,45 +68,45 @@ def integers(rows: int, columns: int) -> Any:
     return np.random.default_rng(rows * 1000 + columns).integers(-8, 8, (rows, columns))
 
 
-def test_processes_join_multiply_and_leave(served: ServedFleet) -> None:
+def test_processes_join_multiply_and_leave(served: Server) -> None:
     a, b = integers(200, 300), integers(300, 150)
     with ExitStack() as stack:
         devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(3)]
         for _, lines in devices:
             wait_for_event(lines, "ready")
-        until(lambda: served.device_count == 3)
-        np.testing.assert_array_equal(submit(served, a, b).result().array, a @ b)
+        until(lambda: served.fleet.device_count == 3)
+        np.testing.assert_array_equal(submit(served.fleet, a, b).result().array, a @ b)
 
         process, lines = devices[0]
         process.send_signal(signal.SIGINT)  # its owner wants it back: it drains
         left = wait_for_event(lines, "left")
         assert left["blocks"] > 0
         assert process.wait(PATIENCE_S) == 0
-        until(lambda: served.device_count == 2)
-        np.testing.assert_array_equal(submit(served, a, b).result().array, a @ b)
+        until(lambda: served.fleet.device_count == 2)
+        np.testing.assert_array_equal(submit(served.fleet, a, b).result().array, a @ b)
 
 
-def test_a_killed_process_costs_nothing_but_time(served: ServedFleet) -> None:
+def test_a_killed_process_costs_nothing_but_time(served: Server) -> None:
     a, b = integers(700, 900), integers(900, 800)
     with ExitStack() as stack:
         devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(2)]
-        until(lambda: served.device_count == 2)
-        futures = [submit(served, a, b) for _ in range(6)]
+        until(lambda: served.fleet.device_count == 2)
+        futures = [submit(served.fleet, a, b) for _ in range(6)]
         devices[0][0].kill()
         for future in futures:
             np.testing.assert_array_equal(future.result().array, a @ b)
-        until(lambda: served.device_count == 1)
+        until(lambda: served.fleet.device_count == 1)
 
 
-def test_work_waits_for_the_first_device(served: ServedFleet) -> None:
+def test_work_waits_for_the_first_device(served: Server) -> None:
     a, b = integers(20, 30), integers(30, 10)
-    future = submit(served, a, b)
+    future = submit(served.fleet, a, b)
     with started("join", served.url, *DEVICE):
         np.testing.assert_array_equal(future.result().array, a @ b)
 
 
 def test_training_over_processes_follows_plain_pytorch_when_one_is_killed(
-    served: ServedFleet, corpus_file: Path, tmp_path: Path
+    served: Server, corpus_file: Path, tmp_path: Path
 ) -> None:
     job = JobSpec(
         model="opt-nano", data=str(corpus_file), steps=12, batch=3, seq=32, checkpoint_every=0
@@ -116,15 +116,15 @@ def test_training_over_processes_follows_plain_pytorch_when_one_is_killed(
     ours: list[Record] = []
     with ExitStack() as stack:
         devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(3)]
-        until(lambda: served.device_count == 3)
+        until(lambda: served.fleet.device_count == 3)
 
         def report(record: Record) -> None:
             ours.append(record)
             if isinstance(record, StepRecord) and record.step == 5:
                 devices[1][0].kill()
 
-        train(job, RunFolder(tmp_path / "ours"), TrainContext(served, report))
-        until(lambda: served.device_count == 2)
+        train(job, RunFolder(tmp_path / "ours"), TrainContext(served.fleet, report))
+        until(lambda: served.fleet.device_count == 2)
     expected = [r.loss for r in plain if isinstance(r, StepRecord)]
     steps = [r for r in ours if isinstance(r, StepRecord)]
     assert [r.loss for r in steps] == pytest.approx(expected, rel=1e-4)
@@ -195,7 +195,7 @@ def test_closing_train_detaches_and_the_job_goes_on(corpus_file: Path, tmp_path:
 # --- strangers ---
 
 
-def test_the_port_answers_health_checks(served: ServedFleet) -> None:
+def test_the_port_answers_health_checks(served: Server) -> None:
     base = served.url.replace("ws://", "http://").split("/ws")[0]
     with urllib.request.urlopen(f"{base}/healthz") as answer:
         assert answer.read() == b"ok\n"
@@ -229,10 +229,10 @@ def of_version_2(role: str) -> bytes:
     return bytes(msgpack.packb(["hello", fields]))
 
 
-def test_strangers_are_refused_and_others_go_on(served: ServedFleet) -> None:
+def test_strangers_are_refused_and_others_go_on(served: Server) -> None:
     secret = parse_join_url(served.url).credential
     with started("join", served.url, *DEVICE):
-        until(lambda: served.device_count == 1)
+        until(lambda: served.fleet.device_count == 1)
         cases: list[tuple[list[bytes | str], ErrorCode, str]] = [
             ([hello("wrong")], ErrorCode.CREDENTIAL, "credential"),
             ([hello(secret, version=99)], ErrorCode.VERSION, "99"),
@@ -253,11 +253,11 @@ def test_strangers_are_refused_and_others_go_on(served: ServedFleet) -> None:
             assert (answer.code, words in answer.message) == (code, True), answer
             assert answer.versions == ((1,) if code is ErrorCode.VERSION else ())
         a, b = integers(30, 40), integers(40, 20)
-        np.testing.assert_array_equal(submit(served, a, b).result().array, a @ b)
-        assert served.device_count == 1
+        np.testing.assert_array_equal(submit(served.fleet, a, b).result().array, a @ b)
+        assert served.fleet.device_count == 1
 
 
-def test_a_port_in_use_is_said(served: ServedFleet) -> None:
+def test_a_port_in_use_is_said(served: Server) -> None:
     port = int(served.url.split(":")[2].split("/")[0])
     with pytest.raises(UsageError, match=f"{port}.*already in use.*--port"):
         cleave.serve(port=port)
@@ -275,14 +275,14 @@ def test_joining_nothing_is_said() -> None:
 
 
 def test_a_closed_fleet_says_so() -> None:
-    fleet = cleave.serve()
-    future = submit(fleet, integers(3, 3), integers(3, 3))
-    fleet.close()
+    server = cleave.serve()
+    future = submit(server.fleet, integers(3, 3), integers(3, 3))
+    server.close()
     with pytest.raises(FleetError, match="closed"):
         future.result()
     with pytest.raises(FleetError, match="closed"):
-        submit(fleet, integers(3, 3), integers(3, 3))
-    fleet.close()
+        submit(server.fleet, integers(3, 3), integers(3, 3))
+    server.close()
 
 
 def test_memory_links_carry_the_same_messages_and_bytes() -> None:
@@ -337,7 +337,7 @@ def test_a_profile_that_nobody_knows_is_refused() -> None:
     assert "cleave profile list" in answer.stderr
 
 
-def test_a_wrong_credential_ends_join_with_a_sentence(served: ServedFleet) -> None:
+def test_a_wrong_credential_ends_join_with_a_sentence(served: Server) -> None:
     url = served.url.split("#")[0] + "#c=wrong"
     answer = run("join", url, "--executor", "numpy")
     assert answer.returncode == 1

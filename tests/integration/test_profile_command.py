@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import cleave
 from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave_cli.main import app
 from profiles.device_profile import DeviceKind, Origin
 from profiles.library import profile_names
@@ -79,9 +79,9 @@ def copy(measured: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def served() -> Iterator[ServedFleet]:
-    with cleave.serve() as fleet:
-        yield fleet
+def served() -> Iterator[Server]:
+    with cleave.serve() as server:
+        yield server
 
 
 # --- measuring this machine ---
@@ -167,7 +167,7 @@ def test_wrong_requests_are_told_at_once(
     assert [path.name for path in tmp_path.iterdir()] == ["folder.toml"]
 
 
-def test_a_device_that_ends_is_not_waited_for(served: ServedFleet) -> None:
+def test_a_device_that_ends_is_not_waited_for(served: Server) -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(FleetError, match="ended before it had joined"):
         SessionTimer(served, rng, ended=lambda: True)
@@ -291,15 +291,15 @@ def test_a_link_over_loopback(copy: Path) -> None:
     assert "3 times" in link.source
 
 
-def test_a_link_as_a_table(served: ServedFleet) -> None:
+def test_a_link_as_a_table(served: Server) -> None:
     shown = profile("link", "--server", served.url, "--repeats", "1")
     assert shown.returncode == 0, shown.stderr
     for words in ("downlink", "uplink", "round trip", "MB/s (p10", "ms (p10"):
         assert words in shown.stdout
-    assert served.device_count == 0
+    assert served.fleet.device_count == 0
 
 
-def test_links_that_cannot_be_measured(served: ServedFleet, copy: Path) -> None:
+def test_links_that_cannot_be_measured(served: Server, copy: Path) -> None:
     bare = served.url.partition("#")[0]
     assert "credential" in refused("link", "--server", bare, code=1)
     assert "no server answers" in refused("link", "--server", "ws://127.0.0.1:1/ws#c=x", code=1)

@@ -123,7 +123,7 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
     plain: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     ours: list[Record] = []
-    with cleave.serve() as fleet, started("join", fleet.url, *DEVICE, "--once") as (device, news):
+    with cleave.serve() as server, started("join", server.url, *DEVICE, "--once") as (device, news):
         wait_for_event(news, "ready")
 
         def report(record: Record) -> None:
@@ -131,7 +131,7 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
             if isinstance(record, StepRecord) and record.step == 3:
                 device.kill()
 
-        train(job, RunFolder(tmp_path / "ours"), TrainContext(fleet, report))
+        train(job, RunFolder(tmp_path / "ours"), TrainContext(server.fleet, report))
     assert losses(ours) == pytest.approx(losses(plain), rel=1e-4)
     last = [r for r in ours if isinstance(r, StepRecord)][-1]
     assert last.local_gemms > 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -32,11 +35,12 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
 from cleave.scheduler.admission import AccessLevel
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.transport import certificate
 from cleave.transport.connect import open_connection
 from cleave.transport.connection import WebSocketConnection
 from cleave.transport.connection_limits import ConnectionLimits
+from cleave.transport.http import HttpAnswer, HttpRequest
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
 from profiles.measuring.link import measure_link
@@ -70,9 +74,9 @@ def hello(credential: str, role: Role = Role.DEVICE, **changes: Any) -> bytes:
     return b"".join(encode(message))
 
 
-def raw(fleet: ServedFleet) -> socket.socket:
+def raw(server: Server) -> socket.socket:
     """A TCP connection to a server."""
-    parts = urlsplit(fleet.url)
+    parts = urlsplit(server.url)
     assert parts.port is not None
     return socket.create_connection((parts.hostname, parts.port), PATIENCE_S)
 
@@ -87,8 +91,8 @@ def is_cut(connection: socket.socket) -> bool:
     return True
 
 
-def opened(fleet: ServedFleet, **options: Any) -> ClientConnection:
-    address = parse_join_url(fleet.url).address
+def opened(server: Server, **options: Any) -> ClientConnection:
+    address = parse_join_url(server.url).address
     connection: ClientConnection = connect(address, compression=None, max_size=None, **options)
     return connection
 
@@ -126,20 +130,20 @@ def test_devices_and_operators_join_the_server_whose_certificate_they_know(
 
 def test_work_is_done_over_tls_and_another_certificate_is_a_sentence(tmp_path: Path) -> None:
     kept = Security(tls=TlsMode.AUTO, folder=tmp_path)
-    with cleave.serve(security=kept) as fleet:
-        url = parse_join_url(fleet.url)
-        with started("join", fleet.url, *DEVICE):
-            until(lambda: fleet.device_count == 1)
-            multiplies(fleet)
-        (link,) = asyncio.run(measure_link(fleet.url, 1))
+    with cleave.serve(security=kept) as server:
+        url = parse_join_url(server.url)
+        with started("join", server.url, *DEVICE):
+            until(lambda: server.fleet.device_count == 1)
+            multiplies(server.fleet)
+        (link,) = asyncio.run(measure_link(server.url, 1))
         assert link.downlink_bytes_per_s > 0
         wrong = JoinUrl(url.address, url.credential, fingerprint="sha256:" + "0" * 64)
         refused = run("join", wrong.text, "--executor", "numpy")
         assert refused.returncode == 1
         assert f"another certificate ({url.fingerprint})" in refused.stderr
         assert "Traceback" not in refused.stderr
-    with cleave.serve(security=kept) as fleet:  # what devices know stays true
-        assert parse_join_url(fleet.url).fingerprint == url.fingerprint
+    with cleave.serve(security=kept) as server:  # what devices know stays true
+        assert parse_join_url(server.url).fingerprint == url.fingerprint
 
 
 def test_nothing_is_sent_to_a_server_with_another_certificate() -> None:
@@ -180,8 +184,8 @@ def test_a_certificate_of_an_authority_is_verified(
 
     good, old = served(timedelta(days=5), "good"), served(timedelta(minutes=-5), "old")
     for (cert, key), words in [(good, ""), (old, "expired")]:
-        with cleave.serve(security=Security(certificate=cert, key=key)) as fleet:
-            url = parse_join_url(fleet.url)
+        with cleave.serve(security=Security(certificate=cert, key=key)) as server:
+            url = parse_join_url(server.url)
             assert url.fingerprint == ""
             monkeypatch.delenv("SSL_CERT_FILE", raising=False)
             with pytest.raises(CleaveError, match="not trusted"):
@@ -214,27 +218,26 @@ def test_plain_is_refused_where_other_machines_listen(tmp_path: Path) -> None:
     )
     assert answer.returncode == 2
     assert "--insecure-lan" in answer.stderr
-    with cleave.serve(host="0.0.0.0", security=Security(insecure_lan=True)) as fleet:
-        attempt(parse_join_url(fleet.url).at("127.0.0.1"))
+    with cleave.serve(host="0.0.0.0", security=Security(insecure_lan=True)) as server:
+        attempt(parse_join_url(server.url).at("127.0.0.1"))
 
 
 # --- browsers and HTTP ---
 
 
-def test_pages_of_other_origins_are_refused() -> None:
-    notes: list[str] = []
+def test_pages_of_other_origins_are_refused(notes: list[str]) -> None:
     allowed = Security(allow_origins=("https://pages.example/",))
-    with cleave.serve(security=allowed, notify=notes.append) as fleet:
-        own = f"127.0.0.1:{urlsplit(fleet.url).port}"
+    with cleave.serve(security=allowed) as server:
+        own = f"127.0.0.1:{urlsplit(server.url).port}"
         for origin in (None, f"http://{own}", "https://pages.example", "HTTPS://Pages.Example"):
-            with opened(fleet, origin=origin):
+            with opened(server, origin=origin):
                 pass
         for origin in (
             f"https://{own}", "http://127.0.0.1:1", "null", "https://pages.example.evil", "",
             "https://pages.example:444", "http://pages.example",
         ):  # fmt: skip
             with pytest.raises(InvalidStatus) as refused:
-                opened(fleet, additional_headers={"Origin": origin})
+                opened(server, additional_headers={"Origin": origin})
             assert refused.value.response.status_code == 403
     assert sum("another origin" in note for note in notes) == 7
 
@@ -247,7 +250,7 @@ def test_pages_of_other_origins_are_refused() -> None:
         "/pyproject.toml", "file:///etc/passwd", "/healthz/../../etc/passwd", "/ws%00.html",
     ],
 )  # fmt: skip
-def test_no_path_names_a_file(path: str, shared: ServedFleet) -> None:
+def test_no_path_names_a_file(path: str, shared: Server) -> None:
     with closing(raw(shared)) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -257,45 +260,44 @@ def test_no_path_names_a_file(path: str, shared: ServedFleet) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[ServedFleet]:
-    with cleave.serve() as fleet:
-        yield fleet
+def shared() -> Iterator[Server]:
+    with cleave.serve() as server:
+        yield server
 
 
 # --- limits ---
 
 
-def test_who_is_not_admitted_may_send_little() -> None:
-    notes: list[str] = []
-    with cleave.serve(notify=notes.append) as fleet:
-        secret = parse_join_url(fleet.url).credential
+def test_who_is_not_admitted_may_send_little(notes: list[str]) -> None:
+    with cleave.serve() as server:
+        secret = parse_join_url(server.url).credential
         big = hello(secret, name="n" * 3900, profile="p" * 3900)
-        with started("join", fleet.url, *DEVICE):
-            until(lambda: fleet.device_count == 1)
+        with started("join", server.url, *DEVICE):
+            until(lambda: server.fleet.device_count == 1)
             for said in (b"x" * 2**20, hello("wrong") + b"x" * 10**6):
-                with opened(fleet) as knocking, pytest.raises((ConnectionClosed, ConnectionError)):
+                with opened(server) as knocking, pytest.raises((ConnectionClosed, ConnectionError)):
                     exchange(knocking, said)
-            with opened(fleet) as pieces, pytest.raises((ConnectionClosed, ConnectionError)):
+            with opened(server) as pieces, pytest.raises((ConnectionClosed, ConnectionError)):
                 pieces.send(b"y" * 1000 for _ in range(10**6))  # a gigabyte, in fragments
-            with closing(raw(fleet)) as endless:  # a request whose headers never end
+            with closing(raw(server)) as endless:  # a request whose headers never end
                 with suppress(ConnectionError):
                     endless.sendall(
                         b"GET /ws HTTP/1.1\r\n" + (b"A: " + b"b" * 1000 + b"\r\n") * 100
                     )
                 assert is_cut(endless)
-            with closing(raw(fleet)) as claims:  # a frame of 100 MB
+            with closing(raw(server)) as claims:  # a frame of 100 MB
                 with suppress(ConnectionError):
                     claims.sendall(upgrade() + b"\x82\xff" + (10**8).to_bytes(8, "big"))
                     claims.sendall(b"z" * 200_000)
                 assert is_cut(claims)
-            with opened(fleet) as honest:
+            with opened(server) as honest:
                 honest.send(big)
                 assert isinstance(heard(honest), messages.Welcome)
                 honest.send(b"\x00" * 60_000)  # admitted: now it is judged as a message
                 while not isinstance(last := heard(honest), messages.Error):
                     pass
                 assert last.code is ErrorCode.PROTOCOL
-            multiplies(fleet)
+            multiplies(server.fleet)
     first, all_of_them = limits.MAX_HELLO_BYTES, limits.MAX_UNADMITTED_BYTES
     reasons = (f"more than {all_of_them} bytes", f"may have {first}")
     cut = [note for note in notes if any(reason in note for reason in reasons)]
@@ -322,36 +324,35 @@ def upgrade() -> bytes:
 
 
 def test_a_message_over_the_limit_ends_a_devices_session_at_its_first_bytes() -> None:
-    with cleave.serve(verify=False) as fleet, closing(raw(fleet)) as device:
+    with cleave.serve(verify=False) as server, closing(raw(server)) as device:
         device.sendall(upgrade())
         said = hello(
-            parse_join_url(fleet.url).credential,
+            parse_join_url(server.url).credential,
             downlink_bytes_per_s=1e6, uplink_bytes_per_s=1e6, flops_per_s=1e9,
         )  # fmt: skip
         header = b"\x82\xfe" + len(said).to_bytes(2, "big") + b"\0\0\0\0"
         device.sendall(header + said)
-        until(lambda: fleet.device_count == 1)
+        until(lambda: server.fleet.device_count == 1)
         device.sendall(b"\x82\xff" + (10**9).to_bytes(8, "big") + b"\0\0\0\0")
-        until(lambda: fleet.device_count == 0)
+        until(lambda: server.fleet.device_count == 0)
         assert is_cut(device)
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_slow_handshakes_are_cut_at_every_stage(secure: bool) -> None:
-    notes: list[str] = []
+def test_slow_handshakes_are_cut_at_every_stage(secure: bool, notes: list[str]) -> None:
     allowed = ConnectionLimits(handshake_s=0.3)
     security = SECURE if secure else Security()
     with (
-        cleave.serve(security=security, allowed=allowed, notify=notes.append) as fleet,
+        cleave.serve(security=security, allowed=allowed) as server,
         ExitStack() as stack,
     ):
-        silent = stack.enter_context(closing(raw(fleet)))
-        half = stack.enter_context(closing(raw(fleet)))
+        silent = stack.enter_context(closing(raw(server)))
+        half = stack.enter_context(closing(raw(server)))
         half.sendall(b"\x16\x03\x01" if secure else b"GET /ws HT")
         waiting = [silent, half]
         if secure:
-            waiting.append(stack.enter_context(closing(trusting().wrap_socket(raw(fleet)))))
-        upgraded = stack.enter_context(opened(fleet, ssl=trusting()) if secure else opened(fleet))
+            waiting.append(stack.enter_context(closing(trusting().wrap_socket(raw(server)))))
+        upgraded = stack.enter_context(opened(server, ssl=trusting()) if secure else opened(server))
         for connection in waiting:
             assert is_cut(connection)
         told = heard(upgraded)
@@ -369,32 +370,31 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
-def test_few_wait_and_who_is_inside_goes_on() -> None:
-    notes: list[str] = []
+def test_few_wait_and_who_is_inside_goes_on(notes: list[str]) -> None:
     allowed = ConnectionLimits(handshake_s=NEVER_S, waiting_per_address=5)
-    with cleave.serve(allowed=allowed, notify=notes.append) as fleet:
-        device = started("join", fleet.url, *DEVICE)
+    with cleave.serve(allowed=allowed) as server:
+        device = started("join", server.url, *DEVICE)
         with device, ExitStack() as stack:
-            until(lambda: fleet.device_count == 1)
-            waiting = [stack.enter_context(closing(raw(fleet))) for _ in range(5)]
+            until(lambda: server.fleet.device_count == 1)
+            waiting = [stack.enter_context(closing(raw(server))) for _ in range(5)]
             waiting[-1].sendall(b"GET /healthz HTTP/1.1\r\n")  # taken, and not answered yet
             for _ in range(300):
-                with closing(raw(fleet)) as refused:
+                with closing(raw(server)) as refused:
                     assert is_cut(refused)
-            multiplies(fleet)
+            multiplies(server.fleet)
             waiting[-1].sendall(b"\r\n")
             assert waiting[-1].recv(1000).startswith(b"HTTP/1.1 200")
             assert is_cut(waiting[-1])
-            until(lambda: knocks(fleet))  # there is room again
-            multiplies(fleet)
+            until(lambda: knocks(server))  # there is room again
+            multiplies(server.fleet)
     refusals = [note for note in notes if "refused" in note]
     assert len(refusals) < 40  # of more than 300
     assert any("5 connections from there wait already" in note for note in refusals)
 
 
-def knocks(fleet: ServedFleet) -> bool:
+def knocks(server: Server) -> bool:
     """Whether a health check is answered."""
-    with closing(raw(fleet)) as connection, suppress(ConnectionError):
+    with closing(raw(server)) as connection, suppress(ConnectionError):
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         return connection.recv(1000).startswith(b"HTTP/1.1 200")
     return False
@@ -402,27 +402,27 @@ def knocks(fleet: ServedFleet) -> bool:
 
 def test_devices_and_operators_are_counted() -> None:
     allowed = ConnectionLimits(devices=2, operators=1, waiting_per_address=2)
-    with cleave.serve(allowed=allowed, operator=_idle) as fleet, ExitStack() as stack:
-        device = hello(parse_join_url(fleet.url).credential)
-        operator = hello(parse_join_url(fleet.operator_url).credential, Role.OPERATOR)
+    with cleave.serve(allowed=allowed, operator=_idle) as server, ExitStack() as stack:
+        device = hello(parse_join_url(server.url).credential)
+        operator = hello(parse_join_url(server.operator_url).credential, Role.OPERATOR)
         for said, most in ((device, 2), (operator, 1)):
             inside = []
             for _ in range(most):
-                connection = stack.enter_context(opened(fleet))
+                connection = stack.enter_context(opened(server))
                 connection.send(said)
                 assert isinstance(heard(connection), messages.Welcome)
                 inside.append(connection)
-            with opened(fleet) as one_more:
+            with opened(server) as one_more:
                 one_more.send(said)
                 answer = heard(one_more)
             assert isinstance(answer, messages.Error)
             assert (answer.code, f"takes {most} " in answer.message) == (ErrorCode.LIMIT, True)
             inside[0].close()
-            until(lambda said=said: welcomed(fleet, said))
+            until(lambda said=said: welcomed(server, said))
 
 
-def welcomed(fleet: ServedFleet, said: bytes) -> bool:
-    with opened(fleet) as connection:
+def welcomed(server: Server, said: bytes) -> bool:
+    with opened(server) as connection:
         connection.send(said)
         return isinstance(heard(connection), messages.Welcome)
 
@@ -472,6 +472,41 @@ def test_no_secret_is_logged(tmp_path: Path) -> None:
     assert "wrong credential" in out
     for secret in (SECRET, OPERATOR_SECRET, GUESS):
         assert secret not in out + err
+
+
+def test_no_secret_is_logged_at_the_lowest_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "cleave")
+    with cleave.serve(credential=SECRET, verify=False) as server, opened(server) as device:
+        device.send(
+            hello(SECRET, flops_per_s=1e9, downlink_bytes_per_s=1e6, uplink_bytes_per_s=1e6)
+        )
+        assert isinstance(heard(device), messages.Welcome)
+        until(lambda: server.fleet.device_count == 1)
+    assert "joined as device 1" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_bug_of_the_server_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    def pages(request: HttpRequest) -> HttpAnswer:
+        raise RuntimeError(f"no page for {request.path}")
+
+    with cleave.serve(pages=pages) as server, pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(server.address.replace("ws", "http", 1).replace("/ws", "/there"))
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    said = "unexpected RuntimeError in a session: no page for /there"
+    assert [record.getMessage() for record in errors] == [said]
+
+
+def test_a_bug_in_a_group_of_tasks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def operator(*_: object) -> None:
+        async with asyncio.TaskGroup():
+            raise RuntimeError("it broke")
+
+    with cleave.serve(operator=operator) as server, opened(server) as there:
+        there.send(hello(parse_join_url(server.operator_url).credential, Role.OPERATOR))
+        with pytest.raises(ConnectionClosed):
+            there.recv(PATIENCE_S)
+    assert caplog.messages == ["unexpected RuntimeError in a session: it broke"]
 
 
 def test_no_secret_is_on_a_command_line() -> None:

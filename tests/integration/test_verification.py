@@ -22,7 +22,7 @@ from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID
 from cleave.scheduler.tasks import Task
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
 from cleave.verify import Judgement
@@ -52,12 +52,12 @@ class Liar(ComputeThread):
 
 
 @contextmanager
-def device(fleet: ServedFleet, name: str, computer: ComputeThread) -> Iterator[list[str]]:
+def device(server: Server, name: str, computer: ComputeThread) -> Iterator[list[str]]:
     """A device of this process; yields why its session ended, once it has."""
     ended: list[str] = []
 
     async def serve() -> None:
-        target = parse_join_url(fleet.url)
+        target = parse_join_url(server.url)
         hello = device_hello(
             credential=target.credential,
             name=name,
@@ -80,12 +80,14 @@ def device(fleet: ServedFleet, name: str, computer: ComputeThread) -> Iterator[l
     yield ended
 
 
-def multiply(fleet: ServedFleet, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def multiply(server: Server, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A product by the fleet, and by numpy."""
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal((300, 300), np.float32) for _ in range(2))
-    sides = [Side(fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
-    return fleet.submit(sides[0], sides[1], empty(300, 300, DType.FP32)).result().array, a @ b
+    sides = [Side(server.fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
+    return server.fleet.submit(
+        sides[0], sides[1], empty(300, 300, DType.FP32)
+    ).result().array, a @ b
 
 
 def one_wrong(block: Buffer) -> None:
@@ -98,39 +100,38 @@ def stale(block: Buffer) -> None:
 
 @pytest.mark.parametrize(("lie", "after"), [(one_wrong, "3 wrong results"), (stale, "1 wrong")])
 def test_a_liar_changes_nothing_and_is_quarantined(
-    lie: Callable[[Buffer], None], after: str
+    lie: Callable[[Buffer], None], after: str, notes: list[str]
 ) -> None:
-    notes: list[str] = []
     with (
-        cleave.serve(notify=notes.append) as fleet,
-        device(fleet, "honest", ComputeThread(NumpyBackend())) as honest,
-        device(fleet, "liar", Liar(lie)) as liar,
+        cleave.serve() as server,
+        device(server, "honest", ComputeThread(NumpyBackend())) as honest,
+        device(server, "liar", Liar(lie)) as liar,
     ):
         for seed in range(8):
-            ours, plain = multiply(fleet, seed)
+            ours, plain = multiply(server, seed)
             np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
-        assert fleet.device_count == 1
-        assert fleet.counters().verify_s > 0
+        assert server.fleet.device_count == 1
+        assert server.fleet.counters().verify_s > 0
         assert f"quarantined after {after}" in liar[0]
         assert not honest
     assert any("liar sent a wrong result: row" in note for note in notes)
 
 
 def test_with_liars_only_work_waits_for_somebody_honest() -> None:
-    with cleave.serve() as fleet, device(fleet, "liar", Liar(stale)):
+    with cleave.serve() as server, device(server, "liar", Liar(stale)):
         rng = np.random.default_rng(0)
         a, b = (rng.standard_normal((300, 300), np.float32) for _ in range(2))
-        sides = [Side(fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
-        future = fleet.submit(sides[0], sides[1], empty(300, 300, DType.FP32))
-        with device(fleet, "honest", ComputeThread(NumpyBackend())):
+        sides = [Side(server.fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
+        future = server.fleet.submit(sides[0], sides[1], empty(300, 300, DType.FP32))
+        with device(server, "honest", ComputeThread(NumpyBackend())):
             np.testing.assert_allclose(future.result().array, a @ b, rtol=1e-4, atol=1e-3)
 
 
 def test_who_switches_checking_off_trusts_everybody() -> None:
-    with cleave.serve(verify=False) as fleet, device(fleet, "liar", Liar(stale)):
-        ours, _ = multiply(fleet, 0)
+    with cleave.serve(verify=False) as server, device(server, "liar", Liar(stale)):
+        ours, _ = multiply(server, 0)
         assert (ours == 7).all()
-        assert fleet.counters().verify_s == 0
+        assert server.fleet.counters().verify_s == 0
 
 
 def test_a_check_that_breaks_ends_the_work_with_its_reason(
@@ -141,11 +142,11 @@ def test_a_check_that_breaks_ends_the_work_with_its_reason(
 
     monkeypatch.setattr("cleave.fleet.block_checks.BlockChecks.judge", broken)
     with (
-        cleave.serve() as fleet,
-        device(fleet, "honest", ComputeThread(NumpyBackend())),
+        cleave.serve() as server,
+        device(server, "honest", ComputeThread(NumpyBackend())),
         pytest.raises(FleetError, match="MemoryError in checking: no room"),
     ):
-        multiply(fleet, 0)
+        multiply(server, 0)
 
 
 @pytest.mark.parametrize("inline_flops", [0, 1e18], ids=["in a thread", "in the loop"])
@@ -166,14 +167,14 @@ def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
     monkeypatch.setattr("cleave.server.runtime.CHECK_INLINE_FLOPS", inline_flops)
     outcomes: list[object] = []
     with (
-        cleave.serve() as fleet,
-        device(fleet, "honest", ComputeThread(NumpyBackend())) as honest,
+        cleave.serve() as server,
+        device(server, "honest", ComputeThread(NumpyBackend())) as honest,
     ):
 
         def work() -> None:
             for seed in range(2):
                 try:
-                    ours, plain = multiply(fleet, seed)
+                    ours, plain = multiply(server, seed)
                     outcomes.append(np.allclose(ours, plain, rtol=1e-4, atol=1e-3))
                 except FleetError as error:
                     outcomes.append(str(error))

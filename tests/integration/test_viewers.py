@@ -13,7 +13,7 @@ import pytest
 
 from cleave.errors import CleaveError, UsageError
 from cleave.server.app import App, open_app
-from cleave.server.fleet_server import ServedFleet, serve
+from cleave.server.fleet_server import Server, serve
 from cleave.server.jobs.jobs import Jobs
 from cleave.training.run_job import JobRunner
 from cleave_cli.operator_client import OperatorClient
@@ -21,20 +21,20 @@ from tests.integration.processes import run, started, wait_for_event
 
 
 @contextmanager
-def served(runs: Path) -> Iterator[tuple[ServedFleet, App]]:
+def served(runs: Path) -> Iterator[tuple[Server, App]]:
     """What `cleave serve --data none` does, in this process."""
-    with open_app("none", "", "", lambda text: None) as server_app:
-        fleet = serve(
+    with open_app("none", "", "") as server_app:
+        server = serve(
             operator_credential=server_app.operator_token,
             viewer_credential=server_app.viewer_token,
             operator=server_app.operators.serve,
             auth=server_app.access,
         )
-        with fleet:
-            server_app.operators.jobs = jobs = Jobs(fleet, JobRunner(runs), lambda text: None)
-            server_app.operators.fleet = fleet
-            server_app.open(fleet)
-            yield fleet, server_app
+        with server:
+            server_app.operators.jobs = jobs = Jobs(server.fleet, JobRunner(runs))
+            server_app.operators.server = server
+            server_app.open(server)
+            yield server, server_app
             jobs.close(10.0)
 
 
@@ -55,8 +55,8 @@ def asked(url: str, *requests: tuple[str, dict[str, Any]]) -> list[dict[str, Any
     return asyncio.run(scenario())
 
 
-def url_of(fleet: ServedFleet, token: str) -> str:
-    return f"{fleet.address}#c={token}"
+def url_of(server: Server, token: str) -> str:
+    return f"{server.address}#c={token}"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_viewers_may_only_look(tmp_path: Path, action: str) -> None:
         assert (await client.request("status", {}))["jobs"] == []  # the session goes on
         await client.close()
 
-    with served(tmp_path) as (fleet, server_app):
-        asyncio.run(scenario(url_of(fleet, server_app.viewer_token)))
+    with served(tmp_path) as (server, server_app):
+        asyncio.run(scenario(url_of(server, server_app.viewer_token)))
 
 
 def test_operators_may_look_and_are_told_where(tmp_path: Path) -> None:
@@ -96,17 +96,17 @@ def test_operators_may_look_and_are_told_where(tmp_path: Path) -> None:
         await client.close()
         return told
 
-    with served(tmp_path) as (fleet, server_app):
-        told = asyncio.run(scenario(fleet.operator_url))
-        assert told == fleet.dashboard_url
+    with served(tmp_path) as (server, server_app):
+        told = asyncio.run(scenario(server.operator_url))
+        assert told == server.dashboard_url
         parts = urlsplit(told)
         assert (parts.scheme, parts.path) == ("http", "/")
         assert parts.fragment == f"c={server_app.viewer_token}"
 
 
 def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
-    with served(tmp_path) as (fleet, _), pytest.raises(CleaveError, match="nor is it a viewer's"):
-        asyncio.run(OperatorClient.connect(url_of(fleet, "guess")))
+    with served(tmp_path) as (server, _), pytest.raises(CleaveError, match="nor is it a viewer's"):
+        asyncio.run(OperatorClient.connect(url_of(server, "guess")))
 
 
 def test_the_address_is_printed_again(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def test_a_link_is_measured_by_the_server_and_the_device_is_gone_afterwards() ->
 
 def test_over_a_socket_as_often_as_asked() -> None:
     seen = []
-    with cleave.serve() as fleet:
-        found = asyncio.run(measure_link(fleet.url, 3, lambda done, _: seen.append(done)))
-        assert fleet.device_count == 0
+    with cleave.serve() as server:
+        found = asyncio.run(measure_link(server.url, 3, lambda done, _: seen.append(done)))
+        assert server.fleet.device_count == 0
     assert len(found) == 3
     assert seen == [1, 2, 3]
 
@@ -96,8 +96,8 @@ def test_directions_are_told_apart_on_a_slow_link() -> None:
             (found,) = await measure_link(url.replace(port, str(slow)), 1)
         return found
 
-    with cleave.serve() as fleet:
-        found = asyncio.run(run(fleet.url))
+    with cleave.serve() as server:
+        found = asyncio.run(run(server.url))
     assert found.downlink_bytes_per_s == pytest.approx(8e6, rel=0.25)
     assert found.uplink_bytes_per_s == pytest.approx(2e6, rel=0.25)
     assert 0.009 < found.latency_s < 0.05

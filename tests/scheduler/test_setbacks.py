@@ -384,18 +384,17 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
     assert gemms == (1 if local else 0)
 
 
-def test_over_sockets_a_device_that_fails_every_run_costs_a_few() -> None:
-    notes: list[str] = []
+def test_over_sockets_a_device_that_fails_every_run_costs_a_few(notes: list[str]) -> None:
     bad = Failing()
     with (
-        cleave.serve(notify=notes.append, verify=False) as fleet,
-        device(fleet, "good", ComputeThread(NumpyBackend())),
-        device(fleet, "bad", bad),
+        cleave.serve(verify=False) as server,
+        device(server, "good", ComputeThread(NumpyBackend())),
+        device(server, "bad", bad),
     ):
         for seed in range(12):
-            ours, plain = multiply(fleet, seed)
+            ours, plain = multiply(server, seed)
             np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
-        (described,) = [d for d in fleet.describe_devices() if d["name"] == "bad"]
+        (described,) = [d for d in server.describe_devices() if d["name"] == "bad"]
         assert described["state"] == DeviceState.ASIDE.value
         assert "no memory left" in str(described["reason"])
         assert described["failures"] == bad.asked

@@ -271,9 +271,8 @@ def test_what_devices_did_is_written_in_batches(access: Access, clock: Clock) ->
     assert (found.absence_reason, found.seen_s) == ("the connection broke", clock())
 
 
-def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
-    said: list[str] = []
-    access = Access(Store(None), TOKEN, clocks=clock.clocks, complain=said.append)
+def test_a_store_that_fails_refuses_and_says_so(clock: Clock, notes: list[str]) -> None:
+    access = Access(Store(None), TOKEN, clocks=clock.clocks)
     device = come(access, access.pair().text)
     assert device.identity is not None
     access.writer.flush()
@@ -285,11 +284,11 @@ def test_a_store_that_fails_refuses_and_says_so(clock: Clock) -> None:
     assert "cannot be used" in access.writer.trouble
     access.quarantined(device.identity, "lies")
     access.close()
-    assert sum("cannot be used" in text for text in said) == 2  # refused, and cannot be written
+    assert sum("cannot be used" in text for text in notes) == 2  # refused, and cannot be written
     what = f"device {device.identity} is quarantined (lies)"
-    assert sum("this holds" in text and what in text for text in said) == 1
-    assert "never written" in said[-1]
-    assert what in said[-1]
+    assert sum("this holds" in text and what in text for text in notes) == 1
+    assert "never written" in notes[-1]
+    assert what in notes[-1]
 
 
 # --- what is decided holds, whatever becomes of the store ---
@@ -301,15 +300,12 @@ class Trouble:
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self.clock = clock
-        self.said: list[str] = []
         self.store = Store(path, busy_s=0.001)
         self.access = self.opened(self.store)
         self._locker: sqlite3.Connection | None = None
 
     def opened(self, store: Store) -> Access:
-        return Access(
-            store, TOKEN, clocks=self.clock.clocks, complain=self.said.append, retry_s=0.001
-        )
+        return Access(store, TOKEN, clocks=self.clock.clocks, retry_s=0.001)
 
     def begin(self, kind: str) -> None:
         """Nothing can be written from now on."""
@@ -350,7 +346,7 @@ LONG = "lies " * 2000  # more than a page of the database, so that a full one ca
 
 @pytest.mark.parametrize("kind", ["locked", "full"])
 def test_what_is_decided_holds_at_once_and_is_written_when_it_can_be(
-    trouble: Trouble, kind: str
+    trouble: Trouble, kind: str, notes: list[str]
 ) -> None:
     access, store = trouble.access, trouble.store
     code = access.pair(uses=5)
@@ -377,10 +373,10 @@ def test_what_is_decided_holds_at_once_and_is_written_when_it_can_be(
     assert "void" in refused(access, code.text).reason
     assert come(access, honest.credential).identity == honest.identity
     # It is said, once each.
-    assert sum("is revoked" in text for text in trouble.said) == 1
-    assert sum("device 1 is quarantined" in text for text in trouble.said) == 1
+    assert sum("is revoked" in text for text in notes) == 1
+    assert sum("device 1 is quarantined" in text for text in notes) == 1
     trouble.end()
-    assert "up to date" in trouble.said[-1]
+    assert "up to date" in notes[-1]
     again = trouble.again()
     assert refused(again, liar.credential).code is ErrorCode.QUARANTINED
     assert "void" in refused(again, code.text).reason

@@ -54,7 +54,7 @@ def metrics() -> Metrics:
     fleet.join(1, profile=POWERED)
     fleet.join(2)
     fleet.done = FleetCounters(downlink_bytes=1000, uplink_bytes=500)
-    jobs = overview.jobs = Jobs(fleet, Runner(), lambda text: None)  # type: ignore[arg-type]
+    jobs = overview.jobs = Jobs(fleet, Runner())  # type: ignore[arg-type]
     job, ended = jobs.submit({"job": {"model": "opt-tiny"}}), threading.Event()
 
     def look() -> None:

@@ -128,15 +128,15 @@ def test_waiting_for_devices_that_never_come_ends_at_once(
     """A served fleet without a device; the clock stands still."""
     job = JobSpec("opt-nano", str(corpus_file), STEPS, batch=1, seq=16)
     seen: list[Record] = []
-    with cleave.serve() as fleet:
+    with cleave.serve() as server:
 
         def stop() -> bool:
             return any(record.EVENT == "fleet" for record in seen)
 
-        context = TrainContext(fleet, seen.append, stop, lambda: 0.0)
+        context = TrainContext(server.fleet, seen.append, stop, lambda: 0.0)
         done = train(job, RunFolder(tmp_path), context)
         assert (done.steps, done.stopped) == (0, True)
-        assert not fleet._under_way
+        assert not server.fleet._under_way
     assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["step-000000"]
     again: list[Record] = []
     train(job, RunFolder(tmp_path), TrainContext(None, again.append), resume=True)

@@ -109,11 +109,9 @@ def test_connections_leave_files_to_the_process(descriptors: int) -> None:
     assert ConnectionLimits().within(10**6) == ConnectionLimits()
 
 
-def test_many_refusals_are_few_lines() -> None:
-    said: list[str] = []
+def test_many_refusals_are_few_lines(notes: list[str]) -> None:
     windows: list[Callable[[], None]] = []
     log = RejectionLog(
-        said.append,
         lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         lambda _, ends: windows.append(ends),
         lines=2,
@@ -121,17 +119,17 @@ def test_many_refusals_are_few_lines() -> None:
     for _ in range(1000):
         log.refused("192.0.2.1", "wrong credential")
     log.refused("192.0.2.2", "too late")
-    assert said == ["2026-01-02 03:04:05 refused 192.0.2.1: wrong credential"] * 2
+    assert notes == ["2026-01-02 03:04:05 refused 192.0.2.1: wrong credential"] * 2
     windows.pop()()
-    assert said[2:] == [
+    assert notes[2:] == [
         "2026-01-02 03:04:05 refused 999 more (998 times: wrong credential; 1 times: too late)"
     ]
     log.refused("192.0.2.1", "wrong credential")  # a new window
-    assert len(said) == 4
+    assert len(notes) == 4
     windows.pop()()
-    assert len(said) == 4  # nothing was left to tell
+    assert len(notes) == 4  # nothing was left to tell
     assert not windows
     for wait_s in range(5):  # numbers make no line of their own
         log.refused("192.0.2.1", f"too many from 192.0.2.1; try again in {wait_s} s")
     windows.pop()()
-    assert "(3 times: too many from there; try again in … s)" in said[-1]
+    assert "(3 times: too many from there; try again in … s)" in notes[-1]

@@ -23,7 +23,7 @@ _ACTIONS: Final = (
 
 
 class Sessions(Protocol):
-    """The sessions of a running server, as `ServedFleet` has them."""
+    """The sessions of a running server, as `Server` has them."""
 
     dashboard_url: str
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, Final
 
 from cleave.errors import CleaveError, ProtocolError, UsageError
@@ -12,7 +13,7 @@ from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import AccessLevel
 from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.api.overview import Overview, Question
-from cleave.server.fleet_server import ServedFleet
+from cleave.server.fleet_server import Server
 from cleave.server.jobs.jobs import FINAL_STATES, Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
@@ -32,7 +33,7 @@ class OperatorSessions:
 
     Attributes:
         jobs: the server's jobs; None until the fleet that they train on exists.
-        fleet: the fleet; None until it exists.
+        server: the server; None until it listens.
     """
 
     def __init__(
@@ -41,35 +42,46 @@ class OperatorSessions:
         self._device_admin = device_admin
         self._overview = overview
         self.jobs: Jobs | None = None
-        self.fleet: ServedFleet | None = None
+        self.server: Server | None = None
 
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
         """Serve one operator or viewer until it leaves."""
-        streams: set[asyncio.Task[None]] = set()
         await connection.send(encode(messages.Welcome(device=0)))
         try:
-            while True:
-                message = decode(await connection.receive())
-                if isinstance(message, messages.Bye):
-                    return
-                if not isinstance(message, messages.Request):
-                    raise ProtocolError(f"an operator sends requests, not {message.TYPE}")
-                reply, follow = self._answer(message, access_level)
-                await connection.send(_encoded(reply))
-                if access_level is AccessLevel.VIEWER:
-                    await asyncio.sleep(VIEWER_PAUSE_S)  # viewers must not slow down training
-                if follow is not None:
-                    streams.add(asyncio.create_task(self._stream(connection, follow)))
-        except ConnectionLostError:
-            return
-        except ProtocolError as error:
-            await connection.send(encode(messages.Error(ErrorCode.PROTOCOL, str(error))))
+            async with asyncio.TaskGroup() as streams:
+                await self._answer_all(connection, access_level, streams)
+        except* ConnectionLostError:
+            pass
+        except* ProtocolError as broken:
+            error = messages.Error(ErrorCode.PROTOCOL, str(broken.exceptions[0]))
+            with suppress(ConnectionLostError):
+                await connection.send(encode(error))
         finally:
-            for task in streams:
-                task.cancel()
             await connection.close()
+
+    async def _answer_all(
+        self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
+    ) -> None:
+        """Answer requests, and stream the records of jobs beside that.
+
+        Raises:
+            ConnectionLostError: when the operator leaves, which ends its streams.
+            ProtocolError: when it sends something else than requests.
+        """
+        while True:
+            message = decode(await connection.receive())
+            if isinstance(message, messages.Bye):
+                raise ConnectionLostError(message.reason)
+            if not isinstance(message, messages.Request):
+                raise ProtocolError(f"an operator sends requests, not {message.TYPE}")
+            reply, follow = self._answer(message, access_level)
+            await connection.send(_encoded(reply))
+            if access_level is AccessLevel.VIEWER:
+                await asyncio.sleep(VIEWER_PAUSE_S)  # viewers must not slow down training
+            if follow is not None:
+                streams.create_task(self._stream(connection, follow))
 
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
@@ -115,7 +127,7 @@ class OperatorSessions:
 
     def _status(self) -> dict[str, Any]:
         assert self.jobs is not None
-        fleet = self.fleet
+        server = self.server
         return {
             "jobs": [
                 {
@@ -126,7 +138,7 @@ class OperatorSessions:
                 }
                 for job in self.jobs.all()
             ],
-            "devices": fleet.describe_devices() if fleet is not None else [],
+            "devices": server.describe_devices() if server is not None else [],
         }
 
     async def _stream(self, connection: Connection, job: TrainingJob) -> None:
@@ -149,8 +161,6 @@ class OperatorSessions:
                 if over and sent == len(job.records):
                     return
                 await news.wait()
-        except ConnectionLostError:
-            return
         finally:
             self.jobs.unfollow(job, wake)
 

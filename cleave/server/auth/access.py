@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -40,6 +41,8 @@ from cleave.server.store.store import (
     StoreError,
 )
 from cleave.server.store.writer import RETRY_S, StoreWriter
+
+_logger = logging.getLogger(__name__)
 
 FAULTS_COUNT_S: Final = 86400.0
 """How long a wrong result counts against its device: bits flip now and then on every machine."""
@@ -97,7 +100,6 @@ class Access:
         clocks: the time.
         random_bytes: returns a random credential, of so many bytes, as text.
         choose: picks a random character.
-        complain: called with a sentence when the store cannot be written.
         retry_s: seconds after which a failed write is tried again.
 
     Attributes:
@@ -117,7 +119,6 @@ class Access:
         clocks: Clocks = Clocks(),
         random_bytes: Callable[[int], str] = secrets.token_urlsafe,
         choose: Callable[[str], str] = secrets.choice,
-        complain: Callable[[str], None] | None = None,
         retry_s: float = RETRY_S,
     ) -> None:
         self.store = store
@@ -128,11 +129,10 @@ class Access:
         self._clocks = clocks
         self._random_bytes = random_bytes
         self._choose = choose
-        self._complain = complain or (lambda text: None)
         self._attempts = RateLimit(clocks.steady)
         id = "".join(choose(ALPHABET) for _ in range(_SERVER_ID_LENGTH))
         self.server = store.fact("server", id)
-        self.writer = StoreWriter(store, clocks.wall, self._complain, retry_s)
+        self.writer = StoreWriter(store, clocks.wall, retry_s)
         self.statuses = AccessStatuses(store, self.writer, clocks.wall)
 
     # --- devices ---
@@ -142,7 +142,7 @@ class Access:
         try:
             return self._admit(hello, address)
         except StoreError as error:
-            self._complain(str(error))
+            _logger.error("%s", error)
             reason = "the server cannot use its store just now; try again later"
             return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
 

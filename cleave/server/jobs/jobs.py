@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -17,6 +18,8 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.server.store.job_history import JobHistory
 
 Record = dict[str, Any]
+
+_logger = logging.getLogger(__name__)
 
 
 class JobState(Enum):
@@ -91,7 +94,6 @@ class Jobs:
     Args:
         fleet: the fleet to train on.
         runner: trains.
-        log: called with each line of the server's own output.
         history: stores the jobs, including those of earlier servers; None to store nothing.
         listener: called, in any thread, when a job begins, ends, waits or goes on.
         clock: returns Unix time, in seconds.
@@ -101,14 +103,12 @@ class Jobs:
         self,
         fleet: Fleet,
         runner: Runner,
-        log: Callable[[str], None],
         history: JobHistory | None = None,
         listener: Callable[[EventKind, str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
         self._runner = runner
-        self._log = log
         self._jobs: dict[str, TrainingJob] = {}
         self._history = history
         self._tell_listener = listener or (lambda kind, text: None)
@@ -176,9 +176,10 @@ class Jobs:
                 self._report(job, {"event": "stopped", "text": "stopped before it began"})
                 continue
             self._enter(job, JobState.RUNNING)
-            self._log(f"{job.id} started: {_model(job.arguments)}")
+            _logger.info("%s started: %s", job.id, job.model)
             self._train(job)
-            self._log(f"{job.id} {job.state.value}")
+            level = logging.ERROR if job.state is JobState.FAILED else logging.INFO
+            _logger.log(level, "%s %s", job.id, job.state.value)
 
     def _train(self, job: TrainingJob) -> None:
         def report(record: Record) -> None:
@@ -216,8 +217,9 @@ class Jobs:
                 job.waits = text if record.get("state") == "absent" else ""
             case "disk":
                 self._tell_listener(EventKind.PAUSE, text)
-                self._log(f"{job.id}: {text}")
-                job.waits = text if record.get("state") == "full" else ""
+                full = record.get("state") == "full"
+                _logger.log(logging.WARNING if full else logging.INFO, "%s: %s", job.id, text)
+                job.waits = text if full else ""
             case "end" | "failed" | "stopped":
                 job.waits = ""
         with self._lock:

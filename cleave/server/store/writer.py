@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -12,6 +13,8 @@ from typing import Final
 
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.server.store.store import Store, StoreError
+
+_logger = logging.getLogger(__name__)
 
 WRITE_S: Final = 15.0
 """How often what devices did is written."""
@@ -36,7 +39,6 @@ class StoreWriter:
     Args:
         store: the store to write to.
         clock: returns Unix time, in seconds.
-        complain: called with a sentence when the store cannot be written, and when it can again.
         retry_s: see `RETRY_S`.
     """
 
@@ -44,12 +46,10 @@ class StoreWriter:
         self,
         store: Store,
         clock: Callable[[], float],
-        complain: Callable[[str], None],
         retry_s: float = RETRY_S,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._complain = complain
         self._retry_s = retry_s
         self._done: dict[int, DeviceCounters] = {}
         self._owed: dict[Hashable, _Owed] = {}
@@ -111,7 +111,7 @@ class StoreWriter:
         self._thread.join()
         for owed in self._owed.values():
             if owed.what:
-                self._complain(f"this was never written, and is forgotten now: {owed.what}")
+                _logger.error("this was never written, and is forgotten now: %s", owed.what)
 
     def _write_on(self) -> None:
         written_s = time.monotonic()
@@ -129,7 +129,7 @@ class StoreWriter:
                 order()
             except StoreError as error:  # in a write that may be dropped
                 if not self._error:
-                    self._complain(str(error))
+                    _logger.error("%s", error)
             if order == self._write_all:  # counted from its end, so that requests get a turn
                 written_s = time.monotonic()
 
@@ -148,7 +148,9 @@ class StoreWriter:
                 failure = error
                 if owed.what and not owed.said:
                     owed.said = True
-                    self._complain(f"{owed.what}: this holds, and is written as soon as it can be")
+                    _logger.warning(
+                        "%s: this holds, and is written as soon as it can be", owed.what
+                    )
                 continue
             with self._lock:
                 if self._owed.get(key) is owed:
@@ -176,7 +178,7 @@ class StoreWriter:
         with self._lock:
             first, self._error = not self._error, str(error)
         if first:
-            self._complain(str(error))
+            _logger.error("%s", error)
 
     def _succeeded(self) -> None:
         with self._lock:
@@ -184,4 +186,4 @@ class StoreWriter:
                 return
             again, self._error = bool(self._error), ""
         if again:
-            self._complain("the server's store can be written again, and is up to date")
+            _logger.info("the server's store can be written again, and is up to date")
