@@ -75,10 +75,12 @@ class DeviceSession:
         on_welcome: called with the PS's welcome, which may hold a credential to keep.
         telemetry: called every `TELEMETRY_S` in a thread; what it returns is sent to the PS, if
             anything.
+        check: called with every message before it is obeyed; what it raises ends the session.
         silence_s: after so many seconds without a message the PS is asked whether it is there.
 
     Attributes:
         bye: the PS's `bye`, once it ended the session on purpose.
+        measured: what the PS found about the link; a session that asks for it in `hello` ends then.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class DeviceSession:
         on_welcome: Callable[[messages.Welcome], None] | None = None,
         telemetry: Callable[[], dict[str, float]] | None = None,
         *,
+        check: Callable[[Message], None] | None = None,
         silence_s: float = limits.SILENCE_S,
     ) -> None:
         self._telemetry = telemetry
@@ -100,6 +103,7 @@ class DeviceSession:
         self._tells = False
         self.core = DeviceCore(hello.memory_bytes)
         self.bye: messages.Bye | None = None
+        self.measured: messages.Measured | None = None
         self.received_bytes = 0
         self.sent_bytes = 0
         self._connection = connection
@@ -108,6 +112,7 @@ class DeviceSession:
         self._on_ready = on_ready or (lambda _: None)
         self._on_idle = on_idle or (lambda: None)
         self._on_welcome = on_welcome or (lambda _: None)
+        self._check = check or (lambda _: None)
         self._idled_s = 0.0
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -156,7 +161,7 @@ class DeviceSession:
             raise self._failure from None
         except ConnectionLostError as error:
             if self.core.welcome is None:
-                raise CleaveError(f"the server closed the connection: {error}") from None
+                raise CleaveError(f"the server closed the connection: {error}") from error
             return "the server does not answer any more" if self._vanished else str(error)
         except ProtocolError as error:
             another = isinstance(error, VersionError)
@@ -200,12 +205,16 @@ class DeviceSession:
             self._heard_s = time.monotonic()
             self.received_bytes += len(data)
             message = decode(data)
+            self._check(message)
             match message:
                 case messages.Bye():
                     self.bye = message
                     return message.reason or "the server said bye"
                 case messages.Error():
                     raise RefusedError(message)
+                case messages.Measured() if self._hello.measure:
+                    self.measured = message
+                    return "the link is measured"
                 case messages.Welcome():
                     self._on_welcome(message)
                     self._act(self.core.received(message))
