@@ -58,11 +58,15 @@ class Clock:
         """Call a function at an emulated time."""
         return self._loop.call_at(self._begin_s + when_s / self._speed, what)
 
+    async def sleep(self, wait_s: float) -> None:
+        """Sleep for emulated seconds."""
+        await asyncio.sleep(wait_s / self._speed)
+
     async def sleep_until(self, when_s: float) -> None:
         """Sleep until an emulated time."""
-        wait_s = (when_s - self.now_s()) / self._speed
+        wait_s = when_s - self.now_s()
         if wait_s > 0:
-            await asyncio.sleep(wait_s)
+            await self.sleep(wait_s)
 
 
 @dataclass(slots=True)

@@ -1,23 +1,26 @@
 """A fleet of real-time emulated devices against a running parameter server.
 
-Every device has a session and a WebSocket of its own; the server cannot tell it from a phone. All
-devices share this process: its event loop, its threads and its backend.
+Every device has an agent, as `cleave join` has, and a WebSocket of its own; the server cannot tell
+it from a phone. All devices share this process: its event loop, its threads and its backend.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from cleave.device.agent import DRAIN_S
-from cleave.device.session import DeviceSession, RefusedError
+from cleave.device.agent import DRAIN_S, Agent, Look, Notice
+from cleave.device.host.policy import Cause, Permission
+from cleave.device.session import DeviceSession
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import MatmulBackend
+from cleave.protocol.messages import Welcome
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import JoinUrl
 from emulator.activity import Activity, Presence
@@ -25,13 +28,11 @@ from emulator.compute import EmulatedProcessor
 from emulator.links import SharedLines, links_of
 from emulator.paced import Clock, Lateness, PacedComputer, PacedConnection
 from emulator.virtual import hello_of
-from profiles.availability import PresencePeriod as Stay
+from profiles.availability import Availability
 from profiles.fleet_device import FleetDevice
 
 _SPARE_DESCRIPTORS: Final = 64
 _JOINING_AT_ONCE: Final = 32
-_FIRST_PAUSE_S: Final = 1.0  # before a lost device comes back
-_LONGEST_PAUSE_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -78,6 +79,26 @@ def need_descriptors(devices: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+class _Session(DeviceSession):
+    """A session of an emulated device, which does not come back once the server said bye.
+
+    Attributes:
+        over: what to do when it ends.
+    """
+
+    over: ExitStack
+
+    @property
+    def comes_back_s(self) -> float | None:
+        """Return None once the server said bye, however it may be meant."""
+        return 0.0 if self.bye is None else None
+
+    async def run(self) -> str:
+        """See `DeviceSession.run`."""
+        with self.over:
+            return await super().run()
+
+
 class RealTimeFleet:
     """Emulated devices that join a server, pace themselves and leave.
 
@@ -107,7 +128,7 @@ class RealTimeFleet:
         threads: int = 1,
     ) -> None:
         self.observers: list[Callable[[Activity], None]] = []
-        self.notes: dict[str, int] = {}
+        self.notes: Counter[str] = Counter()
         self._devices = devices
         self._target = target
         self._backend = backend
@@ -126,7 +147,7 @@ class RealTimeFleet:
         now, ended = list(self._sessions.values()), self._ended
         states = [session.status for session in now]
         return RealTimeCounters(
-            connected=sum(session.core.welcome is not None for session in now),
+            connected=len(now),
             joined=ended.joined,
             left=ended.left,
             blocks=ended.blocks + sum(s.blocks for s in states),
@@ -144,58 +165,65 @@ class RealTimeFleet:
         """
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
-        tasks = [
-            asyncio.create_task(self._live(number, device))
-            for number, device in enumerate(self._devices, 1)
-        ]
         try:
-            await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as group:
+                for number, device in enumerate(self._devices, 1):
+                    group.create_task(self._live(number, device))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         finally:
-            for task in tasks:
-                if not task.cancelling():  # a second time would interrupt its goodbye
-                    task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """Run all stays of one device; a lost device comes back, until the server says bye."""
-        rng = random.Random(f"{self._seed} retry {number} {device.name}")
-        for stay in self._stays(number, device):
-            await self._clock.sleep_until(stay.from_s)
-            pause_s = _FIRST_PAUSE_S
-            while self._clock.now_s() < stay.to_s:
-                try:
-                    session, reason = await self._stay(number, device, stay.to_s)
-                except CleaveError as error:
-                    if not self._ended.joined:  # nobody got in: the user wants to know why
-                        raise
-                    reason = str(error)
-                    if isinstance(error, RefusedError) and error.for_good:
-                        self.notes[reason] = self.notes.get(reason, 0) + 1
-                        return
-                else:
-                    # A device that drained is told goodbye as well; it comes again.
-                    if session.bye is not None and not session.core.draining:
-                        return
-                    pause_s = _FIRST_PAUSE_S
-                if self._clock.now_s() >= stay.to_s:
-                    break
-                self.notes[reason] = self.notes.get(reason, 0) + 1
-                await asyncio.sleep(pause_s * rng.uniform(0.5, 1.5))
-                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        """Run one device; it comes back until the server says bye, or refuses it for good."""
+        stays = device.availability
 
-    def _stays(self, number: int, device: FleetDevice) -> Iterator[Stay]:
-        if device.availability is None:
-            yield Stay(0.0, math.inf)
-        else:
-            rng = random.Random(f"{self._seed} presence {number} {device.name}")
-            yield from device.availability.presences(rng, self._start_hour)
+        def say(notice: Notice) -> None:
+            if notice.retry_s is not None:
+                self.notes[notice.reason] += 1
 
-    async def _stay(
-        self, number: int, device: FleetDevice, until_s: float
-    ) -> tuple[DeviceSession, str]:
-        """Run one session; return it and why it ended."""
-        async with self._joining:
+        agent = Agent(
+            lambda ready: self._connect(number, device, ready),
+            say,
+            look=self._presence(number, device, stays) if stays is not None else None,
+            stays=False,
+            known=lambda: self._ended.joined > 0,
+            drain_s=DRAIN_S if stays is not None and stays.drains else 0.0,
+            clock=self._clock.now_s,
+            sleep=self._clock.sleep,
+            jitter=random.Random(f"{self._seed} retry {number} {device.name}").random,
+        )
+        try:
+            await agent.run()
+        except CleaveError as error:
+            if not self._ended.joined:  # nobody got in: the user wants to know why
+                raise
+            self.notes[str(error)] += 1
+
+    def _presence(self, number: int, device: FleetDevice, stays: Availability) -> Look:
+        """Return a look at whether the device is there, which knows until when."""
+        rng = random.Random(f"{self._seed} presence {number} {device.name}")
+        presences = stays.presences(rng, self._start_hour)
+        stay = next(presences)
+
+        async def look() -> Permission:
+            nonlocal stay
+            now_s = self._clock.now_s()
+            while now_s >= stay.to_s:
+                stay = next(presences)
+            if now_s < stay.from_s:
+                return Permission(Cause.OWNER, "its stay is over", stay.from_s)
+            return Permission(None, "", stay.to_s)
+
+        return look
+
+    async def _connect(
+        self, number: int, device: FleetDevice, ready: Callable[[int], None]
+    ) -> DeviceSession:
+        """Open a session, as soon as few enough others are joining."""
+        await self._joining.acquire()
+        with ExitStack() as joining:
+            joining.callback(self._joining.release)
             real = await open_connection(self._target)
             rng = random.Random(f"{self._seed} link {number} {device.name}")
             clock, now_s = self._clock, self._clock.now_s()
@@ -211,54 +239,23 @@ class RealTimeFleet:
                 observe,
                 number,
             )
-            welcomed = asyncio.Event()
-            session = DeviceSession(
-                connection,
-                computer,
-                hello_of(device, self._credentials.get(number, self._target.credential)),
-                lambda _: welcomed.set(),
-            )
-            serving = asyncio.create_task(session.run())
-            ready = asyncio.create_task(welcomed.wait())
-            try:
-                await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                serving.cancel()
-                raise
-            finally:
-                ready.cancel()
-            if session.core.welcome is None:
-                return session, serving.result()  # refused: says why
-            if session.core.welcome.credential:  # for the join code, which may be used up by now
-                self._credentials[number] = session.core.welcome.credential
-        self._sessions[number] = session
-        self._ended.joined += 1
-        self._tell(Presence(clock.now_s(), number, device.name, True))
-        try:
-            return session, await self._serve(session, serving, device, until_s)
-        finally:
-            self._finish(number, session, device)
 
-    async def _serve(
-        self,
-        session: DeviceSession,
-        serving: asyncio.Task[str],
-        device: FleetDevice,
-        until_s: float,
-    ) -> str:
-        wait_s = (until_s - self._clock.now_s()) / self._speed
-        try:
-            await asyncio.wait([serving], timeout=None if math.isinf(wait_s) else max(0.0, wait_s))
-            if serving.done():
-                return serving.result()
-            if device.availability is not None and device.availability.drains:
-                session.drain()
-                await asyncio.wait([serving], timeout=DRAIN_S / self._speed)  # as in `Agent`
-            return "its stay is over"
-        finally:
-            if not serving.done():
-                serving.cancel()
-                await asyncio.wait([serving])
+            def joined(id: int) -> None:
+                self._sessions[number] = session
+                self._ended.joined += 1
+                self._tell(Presence(clock.now_s(), number, device.name, True))
+                session.over.close()  # another may join
+                session.over.callback(self._finish, number, session, device)
+                ready(id)
+
+            def keep(welcome: Welcome) -> None:
+                if welcome.credential:  # for the join code, which may be used up by now
+                    self._credentials[number] = welcome.credential
+
+            hello = hello_of(device, self._credentials.get(number, self._target.credential))
+            session = _Session(connection, computer, hello, joined, on_welcome=keep)
+            session.over = joining.pop_all()
+        return session
 
     def _finish(self, number: int, session: DeviceSession, device: FleetDevice) -> None:
         del self._sessions[number]

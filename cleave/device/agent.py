@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -11,12 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias
 
-from cleave.device.host.policy import Cause, Permission
+from cleave.device.host.policy import ALLOWED, Cause, Permission
 from cleave.device.session import DeviceStatus, RefusedError
 from cleave.errors import CleaveError, VersionError
 
 LOOK_S: Final = 5.0
-"""Seconds between two looks at the machine."""
+"""Seconds between two looks at the machine, unless a look says when to look again."""
 
 DRAIN_S: Final = 30.0
 """Seconds that a device has to answer its runs when the machine may not work any more. What is
@@ -93,15 +92,20 @@ Look: TypeAlias = Callable[[], Awaitable[Permission]]
 class Agent:
     """Keeps a machine connected to a server as long as it may work.
 
-    With a policy it stays: a server that cannot be reached is tried again, less and less often.
-    Without one, the server must welcome it at once. It then comes back whenever the connection is
-    lost or the server stops, until the server has no more use for it or refuses it for good.
+    One that stays tries a server that cannot be reached again, less and less often. Any other must
+    be welcome at once. It then comes back whenever the connection is lost or the server stops,
+    until the server has no more use for it or refuses it for good.
 
     Args:
         connect: opens a session.
         say: called with every change of state.
-        look: says whether the machine may work now; None for no policy.
-        once: without a policy, end after one session.
+        look: says whether the machine may work now; None: always.
+        stays: whether it stays; by default with a `look`.
+        once: end after one session.
+        known: says whether the server is known to welcome such a device, so that other errors than
+            a refusal for good pass; by default once it has welcomed this one.
+        drain_s: how long it may finish runs when the machine may not work any more, in seconds;
+            0: it leaves without a word.
         clock: seconds that never go back.
         sleep: waits this many seconds.
         jitter: random numbers from 0 to 1, so that many agents do not come back at once.
@@ -113,7 +117,10 @@ class Agent:
         say: Callable[[Notice], None],
         *,
         look: Look | None = None,
+        stays: bool | None = None,
         once: bool = False,
+        known: Callable[[], bool] | None = None,
+        drain_s: float = DRAIN_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
@@ -121,7 +128,10 @@ class Agent:
         self._connect = connect
         self._tell = say
         self._look = look
+        self._stays = look is not None if stays is None else stays
         self._once = once
+        self._known = known or (lambda: self._was_welcome)
+        self._drain_s = drain_s
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
@@ -129,25 +139,21 @@ class Agent:
         self._waits_for: Cause | str | None = None
         self._session: AgentSession | None = None
         self._welcome = False  # whether the session now is
-        self._was_welcome = False  # whether any session was
+        self._was_welcome: bool = False  # whether any session was
         self._draining = ""  # why the session now does
-        self._drain_ends_s = math.inf
         self._failures = 0
         self._told_s = 0.0  # the server said when to come back, at the soonest
         self._stopping = False
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop`; without a policy, at most until the server needs the device no more.
+        """Run until `stop`; unless it stays, at most until the server needs the device no more.
 
         Raises:
-            CleaveError: when the server refuses the device; without a policy, also when no server
-                can be reached at first. A server that has welcomed the device before is tried
-                again, except, without a policy, after a refusal for good.
+            CleaveError: when the server refuses the device for good, or before it is known to
+                welcome it; unless it stays, also when no server can be reached at first.
         """
-        self._work = asyncio.ensure_future(
-            self._come_back() if self._look is None else self._come_and_go(self._look)
-        )
+        self._work = asyncio.ensure_future(self._come_and_go())
         try:
             await self._work
         except asyncio.CancelledError:
@@ -167,61 +173,41 @@ class Agent:
         elif self._work is not None:
             self._work.cancel()
 
-    async def _come_back(self) -> None:
-        """Run one session after another, without a policy, until one ends for good."""
-        while True:
+    async def _come_and_go(self) -> None:
+        """Run one session after another, while the machine may work, until one is the last."""
+        permission = ALLOWED
+        while not self._stopping:
+            if self._look is not None:
+                permission = await self._look()
+            if not permission.may_work:
+                self._wait_for(permission.cause, Notice(State.WAITING, permission.reason))
+                await self._sleep(self._until_look_s(permission))
+                continue
             session: AgentSession | None = None
             began_s = self._clock()
             try:
                 session = await self._connect(self._ready)
-                reason = await self._serve(session, None)
-                if session.comes_back_s is None or self._once or self._draining:
-                    return
+                reason = await self._serve(session, permission)
             except CleaveError as error:
-                if self._is_for_good(error) or self._once or not self._was_welcome:
+                last = self._is_for_good(error) or self._once or not self._known()
+                if last and not (session is None and self._stays):
                     raise
                 reason = str(error)
                 if session is not None:
                     self._say(Notice(State.LEFT, reason, session.status))
-            if self._clock() - began_s >= STEADY_S:
-                self._failures = 0
+            if session is not None:
+                self._waits_for = None
+                if self._clock() - began_s >= STEADY_S:
+                    self._failures = 0
+                if self._draining:
+                    continue
+                if self._once or (not self._stays and session.comes_back_s is None):
+                    return
             wait_s = self._next_wait_s()
-            self._say(Notice(State.WAITING, reason, retry_s=wait_s))
+            self._wait_for(reason, Notice(State.WAITING, reason, retry_s=wait_s))
             await self._sleep(wait_s)
 
-    async def _come_and_go(self, look: Look) -> None:
-        while not self._stopping:
-            verdict = await look()
-            if not verdict.may_work:
-                self._wait_for(verdict.cause, Notice(State.WAITING, verdict.reason))
-                await self._sleep(LOOK_S)
-                continue
-            fault = await self._visit(look)
-            if fault and not self._stopping:
-                wait_s = self._next_wait_s()
-                self._wait_for(fault, Notice(State.WAITING, fault, retry_s=wait_s))
-                await self._sleep(wait_s)
-
-    async def _visit(self, look: Look) -> str:
-        """Run one session; return what went wrong, empty if it was drained."""
-        try:
-            session = await self._connect(self._ready)
-        except CleaveError as error:
-            return str(error)
-        began_s = self._clock()
-        try:
-            reason = await self._serve(session, look)
-        except CleaveError as error:
-            if not self._was_welcome or self._is_for_good(error):
-                raise  # a wrong credential, for one: more tries would change nothing
-            reason = str(error)
-            self._say(Notice(State.LEFT, reason, session.status))
-        if self._clock() - began_s >= STEADY_S:
-            self._failures = 0
-        self._waits_for = None
-        return "" if self._draining else reason
-
-    async def _serve(self, session: AgentSession, look: Look | None) -> str:
+    async def _serve(self, session: AgentSession, permission: Permission) -> str:
         """Run a session to its end; return why it ended.
 
         Raises:
@@ -231,10 +217,9 @@ class Agent:
         running = asyncio.ensure_future(session.run())
         reason = INTERRUPTED
         try:
-            if look is not None:
-                await self._watch(session, running, look)
-            if look is None or running.done():
-                reason = await running
+            await self._watch(session, running, permission)
+            if running.done():
+                reason = running.result()
         except asyncio.CancelledError:
             self._say(Notice(State.LEFT, reason, session.status))
             raise
@@ -248,39 +233,52 @@ class Agent:
         self._say(Notice(State.LEFT, reason, session.status))
         return reason
 
-    async def _watch(self, session: AgentSession, running: asyncio.Future[str], look: Look) -> None:
+    async def _watch(
+        self, session: AgentSession, running: asyncio.Future[str], permission: Permission
+    ) -> None:
         """Wait until the session ends; drain it when the machine may not work any more."""
-        while not running.done():
-            pause = asyncio.ensure_future(self._sleep(LOOK_S))
-            either: set[asyncio.Future[Any]] = {running, pause}
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                pause.cancel()
-            if self._draining:
-                if self._clock() >= self._drain_ends_s:
-                    return
-                continue
-            verdict = await look()
-            if not verdict.may_work and not self._draining and not running.done():
-                self._drain(session, verdict.reason)
-                if not self._welcome:
-                    return  # it was given nothing yet
+
+        def ends() -> bool:
+            return bool(self._draining) or running.done()
+
+        while self._look is not None and not ends():
+            await self._sleep_beside(running, self._until_look_s(permission))
+            if not ends():
+                permission = await self._look()
+            if not permission.may_work and not ends():
+                if self._welcome and self._drain_s:
+                    self._drain(session, permission.reason)
+                    await self._sleep_beside(running, self._drain_s)
+                self._draining = permission.reason
+                return
+        await asyncio.wait({running})
+
+    async def _sleep_beside(self, running: asyncio.Future[str], wait_s: float) -> None:
+        """Sleep, but no longer than the session runs."""
+        pause = asyncio.ensure_future(self._sleep(wait_s))
+        either: set[asyncio.Future[Any]] = {running, pause}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+
+    def _until_look_s(self, permission: Permission) -> float:
+        if permission.until_s is None:
+            return LOOK_S
+        return max(0.0, permission.until_s - self._clock())
 
     def _drain(self, session: AgentSession, reason: str) -> None:
         self._draining = reason
-        self._drain_ends_s = math.inf if reason == ASKED else self._clock() + DRAIN_S
-        if self._welcome:
-            self._say(Notice(State.DRAINING, reason, session.status))
-            session.drain()
+        self._say(Notice(State.DRAINING, reason, session.status))
+        session.drain()
 
     def _ready(self, device: int) -> None:
         self._welcome = self._was_welcome = True
         self._say(Notice(State.READY, status=DeviceStatus(device, 0, 0, 0, 0)))
 
     def _wait_for(self, what: Cause | str | None, notice: Notice) -> None:
-        """Report what the agent waits for, but only when that changes."""
-        if what != self._waits_for:
+        """Report what the agent waits for; if it stays, only when that changes."""
+        if what != self._waits_for or not self._stays:
             self._waits_for = what
             self._say(notice)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cleave.arrays import DType
 from cleave.device.compute_thread import Computer, Outcome
@@ -75,10 +75,12 @@ class DeviceSession:
         on_welcome: called with the PS's welcome, which may hold a credential to keep.
         telemetry: called every `TELEMETRY_S` in a thread; what it returns is sent to the PS, if
             anything.
+        check: called with every message before it is obeyed; what it raises ends the session.
         silence_s: after so many seconds without a message the PS is asked whether it is there.
 
     Attributes:
         bye: the PS's `bye`, once it ended the session on purpose.
+        measured: what the PS found about the link; a session that asks for it in `hello` ends then.
     """
 
     def __init__(
@@ -91,15 +93,12 @@ class DeviceSession:
         on_welcome: Callable[[messages.Welcome], None] | None = None,
         telemetry: Callable[[], dict[str, float]] | None = None,
         *,
+        check: Callable[[Message], None] | None = None,
         silence_s: float = limits.SILENCE_S,
     ) -> None:
-        self._telemetry = telemetry
-        self._receiving: asyncio.Task[str] | None = None
-        self._beside: list[asyncio.Task[None]] = []
-        self._failure: BaseException | None = None
-        self._tells = False
         self.core = DeviceCore(hello.memory_bytes)
         self.bye: messages.Bye | None = None
+        self.measured: messages.Measured | None = None
         self.received_bytes = 0
         self.sent_bytes = 0
         self._connection = connection
@@ -108,6 +107,9 @@ class DeviceSession:
         self._on_ready = on_ready or (lambda _: None)
         self._on_idle = on_idle or (lambda: None)
         self._on_welcome = on_welcome or (lambda _: None)
+        self._check = check or (lambda _: None)
+        self._telemetry = telemetry
+        self._welcomed = asyncio.Event()
         self._idled_s = 0.0
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -143,20 +145,30 @@ class DeviceSession:
         Raises:
             CleaveError: when the PS refuses the device.
         """
-        receiving = self._receiving = asyncio.create_task(self._receive_all())
-        sending = self._begin(self._send_all())
-        self._begin(self._heartbeat())
-        self._begin(self._watch())
         self._send(self._hello)
         try:
-            return await receiving
-        except asyncio.CancelledError:
-            if self._failure is None:
-                raise
-            raise self._failure from None
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._send_all())
+                jobs = (self._heartbeat(), self._watch(), self._tell())
+                beside = (sending, *map(group.create_task, jobs))
+                try:
+                    return await self._serve(sending)
+                finally:
+                    for task in beside:
+                        task.cancel()
+        except ExceptionGroup as failed:
+            first = failed.exceptions[0]
+            raise first from first.__cause__
+        finally:
+            self._computer.close()
+            await self._connection.close()
+
+    async def _serve(self, sending: asyncio.Task[None]) -> str:
+        try:
+            return await self._receive_all()
         except ConnectionLostError as error:
             if self.core.welcome is None:
-                raise CleaveError(f"the server closed the connection: {error}") from None
+                raise CleaveError(f"the server closed the connection: {error}") from error
             return "the server does not answer any more" if self._vanished else str(error)
         except ProtocolError as error:
             another = isinstance(error, VersionError)
@@ -165,27 +177,6 @@ class DeviceSession:
             self._ending = True
             await asyncio.wait([sending], timeout=1.0)
             raise
-        finally:
-            tasks = (receiving, *self._beside)
-            for task in tasks:
-                task.cancel()
-            self._computer.close()
-            await self._connection.close()
-            await asyncio.wait(tasks)
-
-    def _begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine beside receiving; if it fails, the session fails."""
-
-        def over(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self._failure = error
-                if self._receiving is not None:
-                    self._receiving.cancel()
-
-        task = asyncio.create_task(job)
-        task.add_done_callback(over)
-        self._beside.append(task)
-        return task
 
     async def _receive_all(self) -> str:
         while True:
@@ -200,19 +191,21 @@ class DeviceSession:
             self._heard_s = time.monotonic()
             self.received_bytes += len(data)
             message = decode(data)
+            self._check(message)
             match message:
                 case messages.Bye():
                     self.bye = message
                     return message.reason or "the server said bye"
                 case messages.Error():
                     raise RefusedError(message)
+                case messages.Measured() if self._hello.measure:
+                    self.measured = message
+                    return "the link is measured"
                 case messages.Welcome():
                     self._on_welcome(message)
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
-                    if self._telemetry is not None and not self._tells:
-                        self._tells = True
-                        self._begin(self._tell(self._telemetry))
+                    self._welcomed.set()
                 case _:
                     self._act(self.core.received(message))
                     if isinstance(message, messages.Drop):
@@ -273,22 +266,21 @@ class DeviceSession:
                     await self._connection.close()
                     return
 
-    async def _tell(self, telemetry: Callable[[], dict[str, float]]) -> None:
-        while True:
-            values = await asyncio.to_thread(telemetry)
+    async def _tell(self) -> None:
+        await self._welcomed.wait()
+        while self._telemetry is not None:
+            values = await asyncio.to_thread(self._telemetry)
             if values:
                 self._send(messages.Telemetry(values))
             await asyncio.sleep(TELEMETRY_S)
 
     async def _heartbeat(self) -> None:
-        while True:
-            welcome = self.core.welcome
-            every_s = welcome.heartbeat_s if welcome else limits.HEARTBEAT_S
-            await asyncio.sleep(max(0.1, every_s / 2))
-            if welcome is not None:
-                # Ahead of results: on a slow uplink those may take longer than the PS waits.
-                self._outbox.appendleft(messages.Heartbeat())
-                self._wake.set()
+        await self._welcomed.wait()
+        while self.core.welcome is not None:
+            await asyncio.sleep(max(0.1, self.core.welcome.heartbeat_s / 2))
+            # Ahead of results: on a slow uplink those may take longer than the PS waits.
+            self._outbox.appendleft(messages.Heartbeat())
+            self._wake.set()
 
 
 def device_hello(

@@ -9,19 +9,16 @@ for nothing else, so it gets no tasks.
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from cleave.device.core import DeviceCore
-from cleave.device.session import device_hello
+from cleave.device.compute_thread import ComputeThread
+from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, UsageError
-from cleave.machine.backends import MatmulBackend, NumpyBackend, execute
-from cleave.machine.multiplication import Compute
-from cleave.protocol import limits, messages
-from cleave.protocol.codec import decode, encode
+from cleave.machine.backends import NumpyBackend
+from cleave.protocol import messages
 from cleave.scheduler.probe import FIRST_ID, LinkRates
 from cleave.transport.connect import open_connection
 from cleave.transport.connection import Connection, ConnectionLostError
@@ -45,60 +42,31 @@ async def measure_connection(connection: Connection, hello: messages.Hello) -> L
     Raises:
         CleaveError: when the PS refuses, goes, or does not measure links.
     """
-    core, executor = DeviceCore(hello.memory_bytes), NumpyBackend()
-    beats = asyncio.create_task(_heartbeats(connection))
+    # Probes are products of vectors: over before a thread would start.
+    computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
+    session = DeviceSession(connection, computer, replace(hello, measure=True), check=_refuse_work)
+    lost = "the connection was lost while it was measured"
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await connection.send(encode(replace(hello, measure=True)))
-            while True:
-                message = decode(await connection.receive())
-                match message:
-                    case messages.Measured():
-                        return LinkRates(
-                            message.downlink_bytes_per_s,
-                            message.uplink_bytes_per_s,
-                            message.latency_s,
-                        )
-                    case messages.Error():
-                        raise CleaveError(f"the server refused this device: {message.message}")
-                    case messages.Bye():
-                        raise CleaveError(f"the server ended the session: {message.reason}")
-                    case messages.Put() | messages.Run() if message.id < FIRST_ID:
-                        raise CleaveError(
-                            "the server sends work instead of measuring the link; "
-                            "install the same version of cleave on both"
-                        )
-                    case _:
-                        await _obey(core, executor, connection, message)
+            reason = await session.run()
     except TimeoutError:
         raise CleaveError(f"the link was not measured within {PATIENCE_S:.0f} s") from None
-    except ConnectionLostError as error:
-        raise CleaveError(f"the connection was lost while it was measured: {error}") from None
-    finally:
-        beats.cancel()
-        await connection.close()
+    except CleaveError as error:
+        if isinstance(error.__cause__, ConnectionLostError):
+            raise CleaveError(f"{lost}: {error.__cause__}") from None
+        raise
+    found = session.measured
+    if found is None:
+        raise CleaveError(f"{'the server ended the session' if session.bye else lost}: {reason}")
+    return LinkRates(found.downlink_bytes_per_s, found.uplink_bytes_per_s, found.latency_s)
 
 
-async def _obey(
-    core: DeviceCore, executor: MatmulBackend, connection: Connection, message: messages.Message
-) -> None:
-    for action in core.received(message):
-        if isinstance(action, Compute):  # a product of vectors: over before a thread would start
-            began_s = time.perf_counter()
-            block = execute(executor, action).pack()
-            for answer in core.computed(action.run, block, time.perf_counter() - began_s):
-                assert not isinstance(answer, Compute)
-                await connection.send(encode(answer))
-        else:
-            await connection.send(encode(action))
-
-
-async def _heartbeats(connection: Connection) -> None:
-    """A slow link takes a while for one probe; the PS must not take that for silence."""
-    with suppress(ConnectionLostError):
-        while True:
-            await asyncio.sleep(limits.HEARTBEAT_S / 2)
-            await connection.send(encode(messages.Heartbeat()))
+def _refuse_work(message: messages.Message) -> None:
+    if isinstance(message, messages.Put | messages.Run) and message.id < FIRST_ID:
+        raise CleaveError(
+            "the server sends work instead of measuring the link; "
+            "install the same version of cleave on both"
+        )
 
 
 async def measure_link(

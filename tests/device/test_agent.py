@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,17 @@ class Scene:
 
     Args:
         sessions: for each connection, how the session behaves, or why there is none.
+        known: whether the server is known to the guest; None: once it welcomed it.
+        options: of the guest.
     """
 
     def __init__(
-        self, verdicts: list[Permission], sessions: list[dict[str, Any] | Exception]
+        self,
+        verdicts: list[Permission],
+        sessions: list[dict[str, Any] | Exception],
+        *,
+        known: bool | None = None,
+        **options: Any,
     ) -> None:
         self.now_s = 0.0
         self.sleeps: list[float] = []
@@ -93,9 +101,11 @@ class Scene:
             self._connect,
             self.said.append,
             look=self._look,
+            known=None if known is None else lambda: known,
             clock=lambda: self.now_s,
             sleep=self._sleep,
             jitter=lambda: 1.0,
+            **options,
         )
 
     def run(self) -> list[tuple[State, str]]:
@@ -135,7 +145,7 @@ def test_it_waits_joins_drains_and_joins_again() -> None:
         (State.DRAINING, "asked to stop"),
         (State.LEFT, "drained"),
     ]
-    assert set(scene.sleeps) == {g.LOOK_S}
+    assert set(scene.sleeps) == {g.LOOK_S, g.DRAIN_S}
     assert scene.said[-1].status.blocks == 1
 
 
@@ -211,6 +221,42 @@ def test_the_owner_does_not_wait_long_for_a_drain() -> None:
     assert g.DRAIN_S <= scene.now_s <= g.DRAIN_S + 4 * g.LOOK_S
 
 
+def test_a_look_may_say_when_to_look_again_and_nobody_waits_for_a_drain_of_no_time() -> None:
+    away = Permission(Cause.OWNER, "away", 40.0)
+    looks = [replace(away, until_s=7.0), Permission(None, "", 19.0), away, away]
+    scene = Scene(looks, [{}], drain_s=0.0)
+    assert scene.run() == [
+        (State.WAITING, "away"),
+        (State.READY, ""),
+        (State.LEFT, "away"),  # and it did not drain
+        (State.WAITING, "away"),
+        (State.LEFT, "interrupted"),
+    ]
+    assert scene.sleeps == [7, 12, 21]
+    assert scene.opened[0].cancelled
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_server_that_is_known_to_welcome_others_is_tried_again(known: bool) -> None:
+    closed = CleaveError("the server closed the connection")
+    sessions: list[dict[str, Any] | Exception] = [
+        GONE,
+        {"ends": closed},
+        {"ends": "it broke"},
+        dict(BYE),
+    ]
+    scene = Scene([ALLOWED] * 9, sessions, stays=False, known=known)
+    if not known:
+        with pytest.raises(CleaveError, match="no server answers"):
+            scene.run()
+        return
+    assert [state for state, _ in scene.run()] == [
+        State.WAITING, State.LEFT, State.WAITING, State.READY, State.LEFT, State.WAITING,
+        State.READY, State.LEFT,
+    ]  # fmt: skip
+    assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2, 4]
+
+
 @pytest.mark.parametrize("policy", [True, False])
 def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
     said: list[Notice] = []
@@ -241,6 +287,32 @@ def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
         (State.LEFT, "interrupted"),
     ]
     assert opened[0].cancelled
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_asked_to_stop_it_does_not_come_back_after_an_error(policy: bool) -> None:
+    said: list[Notice] = []
+
+    class Fails(FakeSession):
+        def drain(self) -> None:
+            self._over.set_exception(refused(ErrorCode.LIMIT))
+
+    async def connect(ready: Callable[[int], None]) -> AgentSession:
+        return Fails(ready)
+
+    async def look() -> Permission:
+        return ALLOWED
+
+    async def scenario() -> None:
+        guest = Agent(connect, said.append, look=look if policy else None)
+        running = asyncio.ensure_future(guest.run())
+        while not said:
+            await asyncio.sleep(0)
+        guest.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert [n.state for n in said] == [State.READY, State.DRAINING, State.LEFT]
 
 
 @pytest.mark.parametrize("policy", [True, False])

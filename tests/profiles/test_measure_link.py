@@ -115,8 +115,7 @@ def _answered_by(*answers: Message) -> str:
             assert hello.measure
             for answer in answers:
                 await there.send(encode(answer))
-            if not answers:
-                await there.close()
+            await there.close()
 
         serving = asyncio.create_task(server())
         await measure_connection(here, HELLO)
@@ -135,8 +134,9 @@ def _answered_by(*answers: Message) -> str:
         ([messages.Welcome(1), messages.Put(1, 1, 1, "fp32", bytes(4))], "same version"),
         ([messages.Heartbeat()], "heartbeat"),
         ([], "lost"),
+        ([messages.Welcome(1)], "lost"),
     ],
-    ids=["refused", "bye", "work", "nonsense", "gone"],
+    ids=["refused", "bye", "work", "nonsense", "gone", "gone later"],
 )
 def test_servers_that_do_not_measure(answers: Sequence[Message], text: str) -> None:
     assert text in _answered_by(*answers)

@@ -79,10 +79,12 @@ class Permission:
 
     Attributes:
         cause: why it may not; None when it may.
+        until_s: when to look again, on the clock of the agent that asked; None for a little later.
     """
 
     cause: Cause | None
     reason: str
+    until_s: float | None = None
 
     @property
     def may_work(self) -> bool:
