@@ -17,7 +17,7 @@ import numpy as np
 
 from cleave.arrays import Array, Buffer
 from cleave.errors import UsageError
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Span
 from cleave.machine.backends import MatmulBackend, as_buffer, execute
 from cleave.machine.multiplication import Compute

@@ -25,8 +25,7 @@ from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.output import Output
-from cleave.fleet.product import GemmFuture
+from cleave.fleet.product import GemmFuture, Output
 from cleave.fleet.runtime import FleetCounters, Placing, Runtime
 from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute

@@ -25,7 +25,7 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute

@@ -18,8 +18,7 @@ import numpy as np
 
 from cleave.arrays import Buffer
 from cleave.fleet.block_checks import BlockChecks
-from cleave.fleet.output import Output
-from cleave.fleet.product import GemmFuture, floor_bytes
+from cleave.fleet.product import GemmFuture, Output, floor_bytes
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
 from cleave.scheduler.gemm_job import GemmTask
@@ -84,7 +83,7 @@ class FleetCounters:
 
 
 class Placing(Protocol):
-    """Where the blocks of one product go: `cleave.fleet.output.Output`, or one like it."""
+    """Where the blocks of one product go: `cleave.fleet.product.Output`, or one like it."""
 
     def place(self, task: GemmTask, payload: object) -> None:
         """Put one block in its place."""

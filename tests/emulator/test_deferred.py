@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute, StoredArray

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.fleet.output import Output
-from cleave.fleet.product import GemmFuture
+from cleave.fleet.product import GemmFuture, Output
 from cleave.fleet.runtime import Runtime
 from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.gemm_job import GemmTask

@@ -10,7 +10,7 @@ import numpy as np
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.errors import PlanError
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute, StoredArray

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef

@@ -30,7 +30,7 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.errors import PlanError
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Gemm, Span, Tile, TileCut
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute

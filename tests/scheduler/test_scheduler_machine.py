@@ -34,7 +34,7 @@ from hypothesis.stateful import (
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Gemm, Span
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 from cleave.planner.planner import TilePlanner

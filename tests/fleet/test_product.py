@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.fleet.output import Output
+from cleave.fleet.product import Output
 from cleave.gemm import Block, Span
 from cleave.scheduler.gemm_job import GemmTask
 
