@@ -32,6 +32,7 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
         "cleave.arrays", "cleave.machine", "cleave.planner", "cleave.protocol",
         "cleave.scheduler", "cleave.verify",
     } | NUMBERS,
+    "cleave.graphs": {"cleave.machine", "cleave.errors"},
     "cleave.training": {
         "cleave.arrays", "cleave.fleet", "cleave.machine", "cleave.planner", "cleave.workload",
     } | NUMBERS,

@@ -1,0 +1,1 @@
+"""Layers of a model as graphs: ONNX that devices run without torch."""

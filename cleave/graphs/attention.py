@@ -1,0 +1,118 @@
+"""Attention in plain arithmetic, for layers that are traced.
+
+torch's fused attention has no decomposition of its backward on a CPU, so a layer that uses it
+cannot become a graph. Within `plain_attention` a model uses products and a softmax instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave.graphs.errors import LayerGraphError
+
+_NAME: Final = "cleave"
+_KNOWN: Final = frozenset({"position_ids", "cache_position"})
+"""Arguments that change nothing here: the mask says what they say."""
+
+
+@contextmanager
+def plain_attention(model: nn.Module) -> Iterator[None]:
+    """Let a transformers model use attention that can be traced, and undo it at the end.
+
+    Raises:
+        LayerGraphError: when the model does not let its attention be chosen.
+    """
+    from transformers import AttentionInterface, PreTrainedModel
+    from transformers.masking_utils import AttentionMaskInterface
+
+    if not isinstance(model, PreTrainedModel):
+        raise LayerGraphError(f"{type(model).__name__} is not a model of transformers")
+    AttentionInterface.register(_NAME, attention)
+    AttentionMaskInterface.register(_NAME, _mask)
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(_NAME)
+    except ValueError as error:
+        raise LayerGraphError(f"its attention cannot be chosen: {error}") from None
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return what the queries attend to, as transformers' attention functions do.
+
+    Args:
+        module: the attention module that calls.
+        query: shape (batch, heads, queries, width).
+        key, value: shape (batch, heads or a divisor of it, keys, width).
+        attention_mask: true, or 0, where a query sees a key; None for all before it.
+        scaling: factor of the products; by default one over the root of the width.
+        dropout: must be 0.
+        is_causal: whether a query sees only keys before it, where there is no mask.
+        softcap: bound that products are squeezed to, as in Gemma 2.
+
+    Returns:
+        Shape (batch, queries, heads, width), and no weights.
+
+    Raises:
+        LayerGraphError: for dropout, or an argument whose meaning is not known here.
+    """
+    if dropout:
+        raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")
+    unknown = [name for name, given in others.items() if isinstance(given, Tensor | float)]
+    if unknown := sorted(set(unknown) - _KNOWN):
+        raise LayerGraphError(f"its attention takes {', '.join(unknown)}, which is not supported")
+    each = query.shape[1] // key.shape[1]
+    if each > 1:
+        key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
+    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = query @ key.transpose(2, 3) * factor
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = _masked(scores, attention_mask, _causal(module, is_causal)).softmax(-1)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+def _mask(**how: Any) -> Tensor | None:
+    """Return the mask of a layer: whether there is one does not depend on a batch's values."""
+    from transformers.masking_utils import sdpa_mask
+
+    made: Tensor | None
+    if how.get("attention_mask") is None:
+        made = sdpa_mask(**how)
+    else:
+        made = sdpa_mask(**{**how, "allow_is_causal_skip": False})
+    return made
+
+
+def _causal(module: nn.Module, stated: bool | None) -> bool:
+    return bool(getattr(module, "is_causal", True)) if stated is None else stated
+
+
+def _masked(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    least = torch.finfo(scores.dtype).min
+    if mask is not None:
+        seen = mask[..., : scores.shape[-1]]
+        return torch.where(seen, scores, least) if mask.dtype is torch.bool else scores + seen
+    if not causal:
+        return scores
+    queries, keys = torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1])
+    return torch.where(queries[:, None] >= keys, scores, least)

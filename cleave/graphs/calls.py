@@ -1,0 +1,179 @@
+"""How a model calls its decoder layers, seen in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from cleave.graphs.attention import plain_attention
+from cleave.graphs.errors import LayerGraphError
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One layer of a model, and how the model calls it.
+
+    Attributes:
+        model: the model.
+        layer: the layer.
+        x: its input, shape (batch, tokens, width).
+        beside: the other tensors that it is called with (masks, position embeddings), by name.
+        y: its output, shaped as `x`.
+        in_tuple: whether it returns a tuple whose first element is its output.
+    """
+
+    model: nn.Module
+    layer: nn.Module
+    x: Tensor
+    beside: Mapping[str, Tensor]
+    y: Tensor
+    in_tuple: bool
+    _leaves: Sequence[object]  # of the other arguments; the name of a tensor in its place
+    _structure: pytree.TreeSpec
+
+    def run(
+        self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the layer's output, with other tensors in place of its own."""
+        leaves = [beside[n] if isinstance(n, _Name) else n for n in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        with plain_attention(self.model):
+            found = torch.func.functional_call(self.layer, dict(parameters), (x, *args), kwargs)
+        return _output(found)
+
+    def tensors_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the tensors of another call of the layer by name, without its first argument.
+
+        Raises:
+            LayerGraphError: when it is called in another way.
+        """
+        leaves, structure = _named_leaves(args, kwargs)
+        found = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
+        if structure != self._structure or found.keys() != self.beside.keys():
+            raise LayerGraphError("the model calls its layers in another way than before")
+        return found
+
+
+class _Name(str):
+    """The name of a tensor, to be told from a text that a layer is called with."""
+
+    __slots__ = ()
+
+
+def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the layers of a model: its list of modules with most parameters.
+
+    Raises:
+        LayerGraphError: when it has none.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise LayerGraphError(f"{type(model).__name__} has no list of layers")
+    largest: nn.ModuleList = max(lists, key=_parameter_count)
+    return tuple(largest)
+
+
+def _parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def layer_calls(model: nn.Module, ids: Tensor, mask: Tensor | None = None) -> list[LayerCall]:
+    """Return how a model calls its layers, in order.
+
+    Args:
+        model: a causal language model of transformers. It is used with `plain_attention`.
+        ids: tokens, shape (batch, tokens).
+        mask: 0 where a token is padding, shaped alike; None for no padding.
+
+    Raises:
+        LayerGraphError: when the layers are not called one after another, each once with the output
+            of the one before; or when one cannot be called by itself.
+    """
+    layers = decoder_layers(model)
+    if len(set(layers)) < len(layers):
+        raise LayerGraphError("the model does not call its layers one after another, each once")
+    calls: list[LayerCall] = []
+    hooks = [
+        layer.register_forward_hook(partial(_note, calls, model), with_kwargs=True)
+        for layer in layers
+    ]
+    try:
+        with plain_attention(model), torch.no_grad():
+            model(input_ids=ids, attention_mask=mask, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if [call.layer for call in calls] != list(layers):
+        raise LayerGraphError("the model does not call its layers one after another, each once")
+    for before, after in pairwise(calls):
+        if before.y.data_ptr() != after.x.data_ptr() or before.y.shape != after.x.shape:
+            raise LayerGraphError("the model changes what goes from one layer to the next")
+    return calls
+
+
+def _note(
+    calls: list[LayerCall],
+    model: nn.Module,
+    layer: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    found: object,
+) -> None:
+    if not args or not isinstance(args[0], Tensor):
+        raise LayerGraphError("the model calls its layers without a tensor as first argument")
+    _refuse_hooks(layer)
+    leaves, structure = _named_leaves(args[1:], kwargs)
+    beside = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
+    for leaf in leaves:
+        if not isinstance(leaf, _NamedTensor | _PLAIN):
+            raise LayerGraphError(f"it is called with a {type(leaf).__name__}")
+    names = [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
+    in_tuple = isinstance(found, tuple)
+    calls.append(
+        LayerCall(model, layer, args[0], beside, _output(found), in_tuple, names, structure)
+    )
+
+
+_PLAIN = bool | int | float | str | torch.dtype | None
+
+
+class _NamedTensor(NamedTuple):
+    name: str
+    tensor: Tensor
+
+
+def _named_leaves(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[object], pytree.TreeSpec]:
+    """Return all arguments beside the first, tensors with their names, and their structure."""
+    paths, structure = pytree.tree_flatten_with_path((args, kwargs))
+    leaves: list[object] = []
+    for path, leaf in paths:
+        if isinstance(leaf, Tensor):
+            keys = (str(getattr(key, "key", getattr(key, "idx", ""))) for key in path[1:])
+            leaves.append(_NamedTensor(".".join(keys), leaf))
+        else:
+            leaves.append(leaf)
+    return leaves, structure
+
+
+def _refuse_hooks(layer: nn.Module) -> None:
+    for name, module in layer.named_modules():
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
+        if hooks > (module is layer):  # this pass has one of its own
+            raise LayerGraphError(f"there are hooks on its module {name or type(layer).__name__}")
+
+
+def _output(found: object) -> Tensor:
+    first = found[0] if isinstance(found, tuple) else found
+    if not isinstance(first, Tensor):
+        raise LayerGraphError(f"it returns a {type(first).__name__} instead of a tensor")
+    return first

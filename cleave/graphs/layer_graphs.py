@@ -1,0 +1,108 @@
+"""A decoder layer as two graphs: forward, and backward with its forward computed again.
+
+Graphs are pure functions of arrays, with a batch of any size:
+
+    forward    x, parameters, others            -> y
+    backward   x, dy, parameters, others, sums  -> dx, sums + gradients
+
+Inputs and outputs are named as `names` says. All floating-point arrays are fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cleave.graphs.calls import LayerCall
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.tracing import TracedGraph, to_onnx
+from cleave.machine import graph_names as names
+
+
+@dataclass(frozen=True)
+class LayerGraphs:
+    """The two graphs of one kind of layer.
+
+    Attributes:
+        forward, backward: ONNX models.
+        parameters: names of its parameters and buffers, within the layer.
+        trainable: those that get a gradient.
+    """
+
+    forward: bytes
+    backward: bytes
+    parameters: tuple[str, ...]
+    trainable: tuple[str, ...]
+
+
+def export_layer(call: LayerCall) -> LayerGraphs:
+    """Make the graphs of a layer, as the model calls it.
+
+    Raises:
+        LayerGraphError: when it cannot become a graph; says why.
+    """
+    parameters = parameters_of(call.layer)
+    trainable = tuple(n for n, p in call.layer.named_parameters() if p.requires_grad)
+    batch = call.x.shape[0]
+    if call.x.dim() != 3 or batch < 2 or batch in call.x.shape[1:]:
+        raise LayerGraphError(f"its input has the shape {tuple(call.x.shape)}")
+    layer = _Function(call, tuple(parameters), trainable)
+    inputs = {names.X: call.x}
+    inputs |= {names.parameter(n): p for n, p in parameters.items()}
+    inputs |= {names.beside(n): t for n, t in call.beside.items()}
+    sums = {names.total(n): parameters[n] for n in trainable}
+    varying = {n for n, t in inputs.items() if _varies(n, t, batch)} | {names.DY}
+    was_training = call.layer.training
+    call.layer.train()  # what drops at random is to be found, not left out
+    try:
+        forward = TracedGraph(layer.forward, inputs, (names.Y,), varying)
+        backward = TracedGraph(
+            layer.backward,
+            {**inputs, names.DY: call.x, **sums},
+            (names.DX, *(names.new_total(n) for n in trainable)),
+            varying,
+        )
+        return LayerGraphs(to_onnx(forward), to_onnx(backward), tuple(parameters), trainable)
+    finally:
+        call.layer.train(was_training)
+
+
+def parameters_of(layer: nn.Module) -> dict[str, Tensor]:
+    """Return a layer's parameters and buffers by name, each tensor once."""
+    found: dict[str, Tensor] = dict(layer.named_parameters())
+    return found | dict(layer.named_buffers())
+
+
+def _varies(name: str, tensor: Tensor, batch: int) -> bool:
+    """Say whether an input has as many rows as the batch has samples."""
+    of_batch = name == names.X or name.startswith(names.beside(""))
+    return of_batch and tensor.dim() > 0 and tensor.shape[0] == batch
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A layer as functions of named tensors."""
+
+    call: LayerCall
+    parameters: Sequence[str]
+    trainable: Sequence[str]
+
+    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return (self._run(given, given[names.X], {}),)
+
+    def backward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        def run(x: Tensor, trained: dict[str, Tensor]) -> Tensor:
+            return self._run(given, x, trained)
+
+        trained = {n: given[names.parameter(n)] for n in self.trainable}
+        _, pull, *_ = torch.func.vjp(run, given[names.X], trained)
+        dx, gradients = pull(given[names.DY])
+        return (dx, *(given[names.total(n)] + gradients[n] for n in self.trainable))
+
+    def _run(self, given: Mapping[str, Tensor], x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
+        held = {n: given[names.parameter(n)] for n in self.parameters} | dict(trained)
+        beside = {n: given[names.beside(n)] for n in self.call.beside}
+        return self.call.run(held, x, beside)

@@ -1,0 +1,103 @@
+"""What follows a model's last layer, with the loss, as one graph.
+
+    x, targets, scale, parameters, sums -> loss, dx, sums + gradients
+
+Norm, LM head and cross-entropy look at one token at a time, so the graph's batch is tokens: `x` has
+the shape (tokens, 1, width) and `targets` (tokens,). Its caller chooses how many tokens it gives at
+once, which bounds the memory that logits take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave.graphs.calls import LayerCall
+from cleave.graphs.outside import OutsideLayers
+from cleave.graphs.tracing import TracedGraph, to_onnx, used_inputs
+from cleave.machine import graph_names as names
+
+IGNORED: Final = -100
+"""A target that counts for nothing."""
+
+_EXAMPLE_TOKENS: Final = 2
+
+
+@dataclass(frozen=True)
+class LossGraph:
+    """The graph of a model's loss.
+
+    Attributes:
+        graph: an ONNX model.
+        parameters: names of the parameters and buffers that it takes, within the model.
+        trainable: those that get a gradient.
+    """
+
+    graph: bytes
+    parameters: tuple[str, ...]
+    trainable: tuple[str, ...]
+
+
+def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
+    """Make the graph of what a causal language model does after its last layer.
+
+    Args:
+        model: the model.
+        calls: how it calls its layers.
+
+    Raises:
+        LayerGraphError: when it cannot become a graph; says why.
+    """
+    outside = OutsideLayers(model, calls)
+    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    inputs = {names.X: torch.zeros(_EXAMPLE_TOKENS, 1, calls[-1].y.shape[-1])}
+    inputs |= {names.parameter(n): t for n, t in held.items()}
+    varying = {names.X, names.TARGETS}
+
+    def logits(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return (outside.logits(_parameters(given), given[names.X]),)
+
+    used = used_inputs(TracedGraph(logits, inputs, ("logits",), varying))
+    parameters = tuple(n for n in held if names.parameter(n) in used)
+    trainable = tuple(n for n in parameters if held[n].requires_grad)
+    inputs[names.TARGETS] = torch.zeros(_EXAMPLE_TOKENS, dtype=torch.long)
+    inputs[names.SCALE] = torch.zeros(())
+    inputs |= {names.total(n): held[n] for n in trainable}
+    outputs = (names.LOSS, names.DX, *(names.new_total(n) for n in trainable))
+    loss = _Loss(outside, trainable)
+    return LossGraph(
+        to_onnx(TracedGraph(loss.gradients, inputs, outputs, varying)), parameters, trainable
+    )
+
+
+def _parameters(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    prefix = names.parameter("")
+    return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The loss of what the last layer returns, and its gradients."""
+
+    outside: OutsideLayers
+    trainable: Sequence[str]
+
+    def gradients(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        held = _parameters(given)
+
+        def loss(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
+            logits = self.outside.logits({**held, **trained}, x).flatten(0, 1).float()
+            each = torch.nn.functional.cross_entropy(
+                logits, given[names.TARGETS], ignore_index=IGNORED, reduction="sum"
+            )
+            return each * given[names.SCALE]
+
+        trained = {n: held[n] for n in self.trainable}
+        both = torch.func.grad_and_value(loss, argnums=(0, 1))
+        (dx, gradients), value = both(given[names.X], trained)
+        totals = (given[names.total(n)] + gradients[n] for n in self.trainable)
+        return (value.reshape(1), dx, *totals)

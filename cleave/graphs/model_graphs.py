@@ -1,0 +1,166 @@
+"""All graphs of a model: one pair for each kind of layer, and the loss."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave.graphs import attention, calls, layer_graphs, loss_graph, outside, tracing
+from cleave.graphs.calls import LayerCall, layer_calls
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
+from cleave.graphs.loss_graph import LossGraph, export_loss
+
+_EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
+_OURS: Final = (attention, calls, layer_graphs, loss_graph, outside, tracing)
+_EXAMPLE_SAMPLES: Final = 2
+
+
+@dataclass(frozen=True)
+class ModelGraphs:
+    """The graphs of a model for sequences of one length.
+
+    Attributes:
+        calls: how the model calls its layers.
+        layers: the graphs of each layer; layers of one kind have the same.
+        loss: what follows the last layer, with the loss.
+    """
+
+    calls: Sequence[LayerCall]
+    layers: Sequence[LayerGraphs]
+    loss: LossGraph
+
+
+def model_graphs(
+    model: nn.Module,
+    tokens: int,
+    cache: GraphCache,
+    *,
+    padded: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> ModelGraphs:
+    """Return the graphs of a model, from the cache or made anew, which takes seconds for each.
+
+    Args:
+        model: a causal language model of transformers.
+        tokens: length of its sequences.
+        cache: keeps graphs between runs.
+        padded: whether batches come with a mask of padding.
+        progress: called with what is made, before it is.
+
+    Raises:
+        LayerGraphError: when a layer cannot become a graph; says why.
+    """
+    samples = _EXAMPLE_SAMPLES if tokens != _EXAMPLE_SAMPLES else _EXAMPLE_SAMPLES + 1
+    ids = torch.zeros(samples, tokens, dtype=torch.long)
+    mask = torch.ones_like(ids) if padded else None
+    if mask is not None:
+        mask[1:, tokens // 2 :] = 0  # a mask without padding is left out by transformers
+    found = layer_calls(model, ids, mask)
+    paths = {id(module): name for name, module in model.named_modules()}
+    by_kind: dict[str, LayerGraphs] = {}
+    layers = []
+    for call in found:
+        held = parameters_of(call.layer)
+        kind = _key(call.layer, held, call.x, call.beside, paths[id(call.layer)])
+        if kind not in by_kind:
+
+            def made(call: LayerCall = call) -> LayerGraphs:
+                progress(f"a graph of {type(call.layer).__name__}")
+                return export_layer(call)
+
+            by_kind[kind] = cache.get(kind, LayerGraphs, made)
+        layers.append(by_kind[kind])
+
+    def made_loss() -> LossGraph:
+        progress("a graph of the loss")
+        return export_loss(model, found)
+
+    held = parameters_of(model)
+    loss = cache.get(_key(model, held, found[-1].y[:, :1], {}), LossGraph, made_loss)
+    return ModelGraphs(found, layers, loss)
+
+
+def _key(
+    module: nn.Module,
+    held: Mapping[str, Tensor],
+    x: Tensor,
+    beside: Mapping[str, Tensor],
+    path: str = "",
+) -> str:
+    """Return a digest of all that a graph follows from.
+
+    Layers that differ in their number alone have the same.
+
+    Args:
+        module: what becomes a graph.
+        held: its parameters and buffers.
+        x, beside: what it is called with.
+        path: its name in the model, which adapters note.
+    """
+    described = {
+        "modules": [
+            [name, type(part).__qualname__, _plain_attributes(part, path)]
+            for name, part in module.named_modules()
+        ],
+        "sources": sorted({_digest(_source(type(part))) for part in module.modules()}),
+        "held": [[name, list(t.shape), t.requires_grad] for name, t in held.items()],
+        "x": list(x.shape[1:]),
+        "beside": [
+            [name, list(t.shape), str(t.dtype), t.shape[:1] == x.shape[:1]]
+            for name, t in beside.items()
+        ],
+        "versions": {name: _version(name) for name in _EXPORTERS},
+        "ours": [_digest(inspect.getsource(part)) for part in _OURS],
+    }
+    return _digest(json.dumps(described, sort_keys=True))
+
+
+def _plain_attributes(module: nn.Module, path: str) -> dict[str, Any]:
+    """Return what a module holds besides tensors, as far as it can change what it computes.
+
+    What has no description of its own is described by its address: then nothing is shared.
+    """
+    found: dict[str, Any] = {}
+    for name, held in vars(module).items():
+        if name in ("layer_idx", "training") or name.startswith("_"):
+            continue
+        if isinstance(held, bool | int | float | str | None):
+            found[name] = held
+        elif callable(held):
+            found[name] = getattr(held, "__qualname__", type(held).__qualname__)
+        elif hasattr(held, "to_json_string"):  # a configuration of transformers
+            found[name] = held.to_json_string()
+        else:
+            found[name] = repr(held).replace(path, "*") if path else repr(held)
+    return found
+
+
+def _source(kind: type) -> str:
+    """Return the text of the file that a class comes from."""
+    module: ModuleType | None = sys.modules.get(kind.__module__)
+    try:
+        return inspect.getsource(module) if module is not None else kind.__qualname__
+    except (OSError, TypeError):
+        return kind.__qualname__
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

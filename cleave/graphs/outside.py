@@ -1,0 +1,105 @@
+"""What a model does outside its layers: before the first, and after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cleave.graphs.attention import plain_attention
+from cleave.graphs.calls import LayerCall
+from cleave.graphs.errors import LayerGraphError
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A batch before the first layer.
+
+    Attributes:
+        x: the first layer's input, shape (batch, tokens, width), with its autograd graph.
+        beside: by layer, the other tensors that it is called with (see `LayerCall.beside`).
+    """
+
+    x: Tensor
+    beside: Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class OutsideLayers:
+    """A causal language model without its layers.
+
+    Attributes:
+        model: the model.
+        calls: how it calls its layers.
+    """
+
+    model: nn.Module
+    calls: Sequence[LayerCall]
+
+    def embed(self, ids: Tensor, mask: Tensor | None = None) -> Embedded:
+        """Do what the model does before its first layer.
+
+        Args:
+            ids: tokens, shape (batch, tokens).
+            mask: 0 where a token is padding, shaped alike; None for no padding.
+        """
+        given: list[tuple[Tensor, dict[str, Tensor]]] = []
+
+        def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
+            given.append((x, call.tensors_in(args, kwargs)))
+            if len(given) == len(self.calls):
+                raise _AllCalledError
+            return (x,) if call.in_tuple else x
+
+        try:
+            with plain_attention(self.model), self._layers_replaced(take):
+                self.model(input_ids=ids, attention_mask=mask, use_cache=False)
+        except _AllCalledError:
+            return Embedded(given[0][0], [beside for _, beside in given])
+        raise LayerGraphError("the model did not call all of its layers")
+
+    def logits(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return the logits of single tokens, shape (tokens, 1, vocabulary).
+
+        Args:
+            parameters: in place of the model's own, by name.
+            x: what the last layer returns, shape (tokens, 1, width).
+        """
+
+        def give(call: LayerCall, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
+            return (x,) if call.in_tuple else x
+
+        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # nothing of them reaches the logits
+        how = {
+            "input_ids": ids,
+            "position_ids": ids,
+            # A mask that is made already: making one looks at values, which cannot be traced.
+            "attention_mask": torch.ones(x.shape[0], 1, 1, 1, dtype=torch.bool),
+            "use_cache": False,
+        }
+        with plain_attention(self.model), self._layers_replaced(give):
+            found: Any = torch.func.functional_call(self.model, dict(parameters), (), how)
+        logits: object = found.logits
+        if not isinstance(logits, Tensor):
+            raise LayerGraphError(f"{type(self.model).__name__} returns no logits")
+        return logits
+
+    @contextmanager
+    def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
+        """Let a function take the place of every layer, and undo it at the end."""
+        for call in self.calls:
+            vars(call.layer)["forward"] = partial(forward, call)
+        try:
+            yield
+        finally:
+            for call in self.calls:
+                del vars(call.layer)["forward"]
+
+
+class _AllCalledError(Exception):
+    """The last layer was called; what the model does after it is not wanted."""

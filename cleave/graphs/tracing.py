@@ -1,0 +1,260 @@
+"""Tracing a function of tensors to ONNX, for batches of any size."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from cleave.graphs.errors import LayerGraphError
+
+MAX_GRAPH_BYTES: Final = 4 * 2**20
+"""A larger graph holds tables of constants, which belong into its inputs."""
+
+_MOST_SAMPLES: Final = 65536
+_LOGGERS: Final = ("torch.onnx", "onnxscript", "onnx_ir")
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """A function to be traced.
+
+    Attributes:
+        function: from tensors by name to the outputs, in order.
+        inputs: examples; their values are not used, and floating-point ones become fp32.
+        outputs: names of the outputs.
+        varying: names of the inputs whose first dimension is the batch.
+    """
+
+    function: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
+    inputs: Mapping[str, Tensor]
+    outputs: Sequence[str]
+    varying: Set[str]
+
+
+def to_onnx(traced: TracedGraph) -> bytes:
+    """Return the ONNX model of a function. Inputs that it does not use are left out.
+
+    Raises:
+        LayerGraphError: when it cannot be traced, or is not a function of its inputs alone.
+    """
+    with _reasons():
+        graph, inputs = _core_aten(traced)
+        _refuse_chance(graph)
+        program = _exported(graph, inputs, traced.varying)
+        model = torch.onnx.export(
+            program,
+            input_names=list(inputs),
+            output_names=list(traced.outputs),
+            dynamo=True,
+            verbose=False,
+        )
+    assert model is not None
+    return _checked(model.model_proto)
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """Turn whatever tracing raises into the reason why a layer cannot become a graph."""
+    try:
+        with _quiet():
+            yield
+    except LayerGraphError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0][:200]
+        raise LayerGraphError(f"it cannot be traced ({type(error).__name__}: {first})") from error
+
+
+def used_inputs(traced: TracedGraph) -> frozenset[str]:
+    """Return the names of the inputs that a function uses.
+
+    Raises:
+        LayerGraphError: when it cannot be traced.
+    """
+    with _reasons():
+        return frozenset(_core_aten(traced)[1])
+
+
+def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
+    """Return the function as core ATen operations, and the inputs that it uses."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    inputs = _examples(traced.inputs, traced.varying)
+
+    def function(*given: Tensor) -> tuple[Tensor, ...]:
+        with _PlainLinear():
+            return traced.function(dict(zip(inputs, given, strict=True)))
+
+    with _without_values(inputs, traced.varying) as given:
+        graph = make_fx(function, _decompositions())(*given)
+    graph.graph.eliminate_dead_code()
+    used = {}
+    for node, name in zip(graph.graph.find_nodes(op="placeholder"), list(inputs), strict=True):
+        if node.users:
+            used[name] = inputs[name]
+        else:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph, used
+
+
+class _PlainLinear(TorchFunctionMode):
+    """Linear layers as a product and a sum: torch's own with a bias fixes the size of the batch."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.nn.functional.linear:
+            return func(*args, **(kwargs or {}))
+        return _linear(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = input @ weight.t()
+    return product if bias is None else product + bias
+
+
+def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tensor]:
+    """Return inputs of another batch, whose size is none of the function's own sizes.
+
+    Sizes that are equal in the examples count as the same size for every batch.
+    """
+    own = {n for name, t in inputs.items() for n in t.shape[name in varying :]}
+    samples = next(n for n in count(3) if n not in own)
+    found = {}
+    for name, tensor in inputs.items():
+        shape = (samples, *tensor.shape[1:]) if name in varying else tensor.shape
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        found[name] = torch.zeros(shape, dtype=dtype)  # takes no memory until it is written to
+    return found
+
+
+@contextmanager
+def _without_values(inputs: Mapping[str, Tensor], varying: Set[str]) -> Iterator[list[Tensor]]:
+    """Yield stand-ins of the inputs that have no values, and a batch of unknown size."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    found: list[Tensor] = []
+    for name, tensor in inputs.items():
+        sizes = [DimDynamic.STATIC] * tensor.dim()
+        if name in varying:
+            sizes[0] = DimDynamic.DUCK  # inputs with equally many samples share one symbol
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        source = ConstantSource(name)
+        found.append(mode.from_tensor(tensor, symbolic_context=context, source=source))
+    with mode, enable_python_dispatcher():
+        yield found
+
+
+def _exported(
+    graph: fx.GraphModule, inputs: Mapping[str, Tensor], varying: Set[str]
+) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
+    shapes = tuple({0: batch} if name in varying else None for name in inputs)
+    program = torch.export.export(
+        graph, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
+    )
+    signature = program.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        raise LayerGraphError("it changes tensors that it was given")
+    return program
+
+
+def _refuse_chance(graph: fx.GraphModule) -> None:
+    for node in graph.graph.nodes:
+        target = node.target
+        if (
+            isinstance(target, torch._ops.OpOverload)
+            and torch.Tag.nondeterministic_seeded in target.tags
+        ):
+            raise LayerGraphError("it drops values at random; set its dropout to 0")
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions
+
+    table: dict[Any, Callable[..., Any]] = {**core_aten_decompositions()}
+    table[torch.ops.aten.empty_permuted.default] = _empty_permuted
+    table[torch.ops.aten.slice_backward.default] = _slice_backward
+    return table
+
+
+def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **how: Any) -> Tensor:
+    return torch.zeros(size, dtype=how.get("dtype"))
+
+
+def _slice_backward(
+    grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Tensor:
+    """Return the gradient of a slice by padding, for which no index tensors become constants."""
+    if step != 1:
+        raise LayerGraphError(f"it takes every {step}th element of a tensor")
+    before = min(start, sizes[dim]) if start >= 0 else start + sizes[dim]
+    after = sizes[dim] - before - grad.shape[dim]
+    later = grad.dim() - 1 - dim % grad.dim()
+    padded: Tensor = torch.ops.aten.constant_pad_nd.default(
+        grad, [0, 0] * later + [before, after], 0.0
+    )
+    return padded
+
+
+def _checked(model: Any) -> bytes:
+    """Return a model's bytes, without notes about its source.
+
+    Raises:
+        LayerGraphError: when it holds large constants, or operations that only torch knows.
+    """
+    if any(domain.domain for domain in model.opset_import):
+        raise LayerGraphError("it needs operations that ONNX does not have")
+    for node in _nodes(model.graph):
+        del node.metadata_props[:]
+        node.doc_string = ""
+        node.name = ""
+    del model.graph.value_info[:]
+    del model.graph.metadata_props[:]
+    del model.metadata_props[:]
+    del model.functions[:]
+    written: bytes = model.SerializeToString(deterministic=True)
+    if len(written) > MAX_GRAPH_BYTES:
+        raise LayerGraphError(f"its graph has {len(written)} bytes, more than {MAX_GRAPH_BYTES}")
+    return written
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks, which are for its developers, from the user's terminal."""
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

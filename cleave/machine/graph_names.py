@@ -1,0 +1,47 @@
+"""The names of a graph's inputs and outputs, which PS and devices share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+X: Final = "x"
+"""A stage's input."""
+
+Y: Final = "y"
+"""Its output."""
+
+DX: Final = "dx"
+"""The gradient with respect to the input."""
+
+DY: Final = "dy"
+"""The gradient with respect to the output."""
+
+
+TARGETS: Final = "targets"
+"""The tokens that the loss expects; -100 where it expects none."""
+
+SCALE: Final = "scale"
+"""What each token's loss counts: one over the tokens of the global batch."""
+
+LOSS: Final = "loss"
+"""The scaled loss of all tokens together."""
+
+
+def parameter(name: str) -> str:
+    """Name the input for a parameter, frozen or not, or a buffer."""
+    return f"parameter:{name}"
+
+
+def beside(name: str) -> str:
+    """Name the input for a tensor that a layer is called with beside its first argument."""
+    return f"beside:{name}"
+
+
+def total(name: str) -> str:
+    """Name the input for the sum of a parameter's gradients so far."""
+    return f"sum:{name}"
+
+
+def new_total(name: str) -> str:
+    """Name the output for that sum with this batch's gradient."""
+    return f"new:{name}"

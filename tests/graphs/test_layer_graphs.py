@@ -1,0 +1,138 @@
+"""Which layers become graphs, which are refused and why, and what is kept on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cleave.graphs.calls import decoder_layers, layer_calls
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.layer_graphs import export_layer
+from cleave.graphs.outside import OutsideLayers
+from tests.graphs.models import WIDTH, small_model
+
+IDS = torch.arange(20).reshape(2, 10)
+
+
+def test_layers_are_found_and_called_in_order() -> None:
+    model = small_model("llama")
+    calls = layer_calls(model, IDS)
+    assert [call.layer for call in calls] == list(decoder_layers(model))
+    assert calls[0].x.shape == (2, 10, WIDTH)
+    assert set(calls[0].beside) == {
+        "position_embeddings.0", "position_embeddings.1", "position_ids",
+    }  # fmt: skip
+    parameters = dict(calls[0].layer.named_parameters())
+    torch.testing.assert_close(calls[0].run(parameters, calls[0].x, calls[0].beside), calls[0].y)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model: Any = small_model("opt")
+    model.eval()
+    before = model.config._attn_implementation
+    expected = model(input_ids=IDS).logits
+    calls = layer_calls(model, IDS)
+    OutsideLayers(model, calls).embed(IDS)
+    assert model.config._attn_implementation == before
+    assert not model.training
+    torch.testing.assert_close(model(input_ids=IDS).logits, expected, rtol=0, atol=0)
+
+
+def test_embedding_stops_before_the_layers() -> None:
+    model = small_model("opt")
+    calls = layer_calls(model, IDS)
+    mask = torch.ones_like(IDS)
+    mask[1, 7:] = 0
+    padded = layer_calls(model, IDS, mask)
+    found = OutsideLayers(model, padded).embed(IDS, mask)
+    torch.testing.assert_close(found.x, padded[0].x)
+    assert found.x.requires_grad
+    assert [b.keys() for b in found.beside] == [call.beside.keys() for call in padded]
+    with pytest.raises(LayerGraphError, match="another way than before"):
+        OutsideLayers(model, calls).embed(IDS, mask)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"dropout": 0.1}, "at random"),
+        ({"attention_dropout": 0.1}, "at random"),
+    ],
+)
+def test_dropout_is_refused(changed: dict[str, float], reason: str) -> None:
+    model = small_model("opt", **changed).eval()
+    with pytest.raises(LayerGraphError, match=reason):
+        export_layer(layer_calls(model, IDS)[0])
+
+
+def test_hooks_on_inner_modules_are_refused() -> None:
+    model: Any = small_model("llama")
+    model.model.layers[1].mlp.register_forward_hook(lambda *given: None)
+    with pytest.raises(LayerGraphError, match="hooks on its module mlp"):
+        layer_calls(model, IDS)
+
+
+def test_a_layer_that_looks_at_values_is_refused() -> None:
+    model = small_model("llama")
+    layer: Any = decoder_layers(model)[0]
+    plain = layer.mlp.forward
+    layer.mlp.forward = lambda x: plain(x) if x.sum() > 0 else -plain(x)
+    with pytest.raises(LayerGraphError, match="cannot be traced"):
+        export_layer(layer_calls(model, IDS)[0])
+
+
+def test_layers_that_are_not_one_after_another_are_refused() -> None:
+    model: Any = small_model("llama")
+    model.model.layers.append(model.model.layers[0])
+    model.config.num_hidden_layers = 3
+    with pytest.raises(LayerGraphError, match="one after another, each once"):
+        layer_calls(model, IDS)
+
+
+def test_a_model_that_is_not_of_transformers_is_refused() -> None:
+    with pytest.raises(LayerGraphError, match="Sequential has no list of layers"):
+        layer_calls(nn.Sequential(nn.Linear(2, 2)), IDS)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(2, 2)])
+
+    with pytest.raises(LayerGraphError, match="Own is not a model of transformers"):
+        layer_calls(Own(), IDS)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    graph: bytes
+    names: tuple[str, ...]
+
+
+def test_the_cache_returns_what_was_made_until_it_is_damaged(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def make() -> _Kept:
+        made.append("made")
+        return _Kept(b"\x00\xff", ("a", "b"))
+
+    cache = GraphCache(tmp_path / "graphs")
+    assert cache.get("ab12", _Kept, make) == cache.get("ab12", _Kept, make) == make()
+    assert len(made) == 2  # once by the cache
+    (path,) = (tmp_path / "graphs").iterdir()
+    for damaged in (b"", b"\xc1", path.read_bytes()[:-3], b"\x81\xa5graph\x01"):
+        path.write_bytes(damaged)
+        before = len(made)
+        assert cache.get("ab12", _Kept, make).graph == b"\x00\xff"
+        assert len(made) == before + 1
+
+
+def test_a_cache_that_cannot_be_written_makes_graphs_each_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = GraphCache(tmp_path / "file" / "graphs")
+    assert cache.get("ab", _Kept, lambda: _Kept(b"1", ())).graph == b"1"

@@ -1,0 +1,59 @@
+"""Running graphs with ONNX Runtime, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cleave.machine.graph_session import GraphError, GraphSession
+from tests.onnx_models import adding
+
+
+def test_a_graph_runs_for_batches_of_any_size() -> None:
+    session = GraphSession(adding(), threads=1)
+    assert set(session.inputs) == {"x", "w"}
+    assert session.inputs["w"] == (3,)
+    assert session.outputs == ("y",)
+    for rows in (1, 4):
+        given = {"x": np.ones((rows, 3), np.float32), "w": np.arange(3, dtype=np.float32)}
+        found = session.run({**given, "other": np.zeros(1)})
+        np.testing.assert_array_equal(found["y"], given["x"] + given["w"])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, "also needs x, w"),
+        ({"x": np.ones((2, 3), np.float64), "w": np.ones(3, np.float32)}, "cannot be run"),
+        ({"x": np.ones((2, 4), np.float32), "w": np.ones(3, np.float32)}, "cannot be run"),
+    ],
+)
+def test_wrong_inputs_are_refused(given: dict[str, np.ndarray], reason: str) -> None:
+    with pytest.raises(GraphError, match=reason):
+        GraphSession(adding(), threads=1).run(given)
+
+
+@pytest.mark.parametrize("model", [b"", b"no model", adding()[:-9]])
+def test_what_is_no_graph_is_refused(model: bytes) -> None:
+    with pytest.raises(GraphError, match="refuses the graph"):
+        GraphSession(model)
+
+
+def test_a_graph_reads_no_file_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(np.arange(3, dtype=np.float32).tobytes())
+    monkeypatch.chdir(tmp_path)
+    for location in ("secret.bin", str(secret), "../" + tmp_path.name + "/secret.bin"):
+        with pytest.raises(GraphError, match="refuses the graph"):
+            GraphSession(adding(constants=location))
+
+
+def test_a_machine_without_onnx_runtime_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(GraphError, match="ONNX Runtime is not there"):
+        GraphSession(adding())
