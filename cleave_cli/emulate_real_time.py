@@ -113,13 +113,14 @@ async def watched(
 def _rates(
     before: RealTimeCounters, now: RealTimeCounters, seconds: float, devices: int
 ) -> dict[str, Any]:
+    done = now.done - before.done
     return {
         "devices": devices,
         "connected": now.connected,
-        "blocks_per_s": (now.blocks - before.blocks) / seconds,
-        "flops_per_s": (now.flops - before.flops) / seconds,
-        "downlink_bytes_per_s": (now.received_bytes - before.received_bytes) / seconds,
-        "uplink_bytes_per_s": (now.sent_bytes - before.sent_bytes) / seconds,
+        "blocks_per_s": done.blocks / seconds,
+        "flops_per_s": done.flops / seconds,
+        "downlink_bytes_per_s": done.downlink_bytes / seconds,
+        "uplink_bytes_per_s": done.uplink_bytes / seconds,
         "answers": now.lateness.answers,
         "late": now.lateness.late,
         "worst_s": now.lateness.worst_s,
@@ -137,12 +138,12 @@ def _line(v: dict[str, Any]) -> str:
 def _summary(
     end: RealTimeCounters, notes: dict[str, int], devices: int, seconds: float, *, as_json: bool
 ) -> None:
-    late = end.lateness
+    late, done = end.lateness, end.done
     share = late.late / late.answers if late.answers else 0.0
     text = (
-        f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {end.blocks:,} blocks, "
-        f"{end.flops / 1e9:,.1f} GFLOP, {human_bytes(end.received_bytes)} down, "
-        f"{human_bytes(end.sent_bytes)} up"
+        f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {done.blocks:,} blocks, "
+        f"{done.flops / 1e9:,.1f} GFLOP, {human_bytes(done.downlink_bytes)} down, "
+        f"{human_bytes(done.uplink_bytes)} up"
     )
     text += f"; {share:.1%} of the answers were late" if late.answers else "; there was no work"
     if share > 0.01:
@@ -161,10 +162,10 @@ def _summary(
         devices=devices,
         seconds=seconds,
         joined=end.joined,
-        blocks=end.blocks,
-        flops=end.flops,
-        downlink_bytes=end.received_bytes,
-        uplink_bytes=end.sent_bytes,
+        blocks=done.blocks,
+        flops=int(done.flops),
+        downlink_bytes=done.downlink_bytes,
+        uplink_bytes=done.uplink_bytes,
         answers=late.answers,
         late=late.late,
         worst_s=late.worst_s,

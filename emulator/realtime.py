@@ -20,6 +20,7 @@ from cleave.device.host.policy import Cause, Permission
 from cleave.device.session import DeviceSession
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import MatmulBackend
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Welcome
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import JoinUrl
@@ -42,18 +43,14 @@ class RealTimeCounters:
     Attributes:
         connected: sessions that have been welcomed and not ended.
         joined, left: how often devices joined and left.
-        blocks, flops: of the tasks that were answered.
-        received_bytes, sent_bytes: of all sessions.
+        done: what all sessions did together.
         lateness: how late their answers were.
     """
 
     connected: int = 0
     joined: int = 0
     left: int = 0
-    blocks: int = 0
-    flops: int = 0
-    received_bytes: int = 0
-    sent_bytes: int = 0
+    done: DeviceCounters = field(default_factory=DeviceCounters)
     lateness: Lateness = field(default_factory=Lateness)
 
 
@@ -145,15 +142,11 @@ class RealTimeFleet:
     def counters(self) -> RealTimeCounters:
         """Return the counters as they are now."""
         now, ended = list(self._sessions.values()), self._ended
-        states = [session.status for session in now]
         return RealTimeCounters(
             connected=len(now),
             joined=ended.joined,
             left=ended.left,
-            blocks=ended.blocks + sum(s.blocks for s in states),
-            flops=ended.flops + sum(s.flops for s in states),
-            received_bytes=ended.received_bytes + sum(s.received_bytes for s in states),
-            sent_bytes=ended.sent_bytes + sum(s.sent_bytes for s in states),
+            done=sum((session.status.done for session in now), ended.done),
             lateness=self._lateness,
         )
 
@@ -259,12 +252,8 @@ class RealTimeFleet:
 
     def _finish(self, number: int, session: DeviceSession, device: FleetDevice) -> None:
         del self._sessions[number]
-        status, ended = session.status, self._ended
-        ended.left += 1
-        ended.blocks += status.blocks
-        ended.flops += status.flops
-        ended.received_bytes += status.received_bytes
-        ended.sent_bytes += status.sent_bytes
+        self._ended.left += 1
+        self._ended.done += session.status.done
         self._tell(Presence(self._clock.now_s(), number, device.name, False))
 
     def _tell(self, activity: Activity) -> None:

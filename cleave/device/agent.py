@@ -42,7 +42,7 @@ class State(Enum):
     LEFT = "left"
 
 
-_NOTHING_DONE: Final = DeviceStatus(0, 0, 0, 0, 0)
+_NOTHING_DONE: Final = DeviceStatus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class Agent:
 
     def _ready(self, device: int) -> None:
         self._welcome = self._was_welcome = True
-        self._say(Notice(State.READY, status=DeviceStatus(device, 0, 0, 0, 0)))
+        self._say(Notice(State.READY, status=DeviceStatus(device)))
 
     def _wait_for(self, what: Cause | str | None, notice: Notice) -> None:
         """Report what the agent waits for; if it stays, only when that changes."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cleave.arrays import DType
@@ -19,6 +19,7 @@ from cleave.machine.multiplication import Compute
 from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.coming_back import least_wait_s
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
@@ -50,13 +51,15 @@ class RefusedError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """How a device session is doing, for people to see."""
+    """How a device session is doing, for people to see.
 
-    device: int
-    blocks: int
-    flops: int
-    received_bytes: int
-    sent_bytes: int
+    Attributes:
+        device: its number at the PS; 0 until it is welcome.
+        done: what it did so far.
+    """
+
+    device: int = 0
+    done: DeviceCounters = field(default_factory=DeviceCounters)
 
 
 TELEMETRY_S: Final = 30.0
@@ -99,8 +102,8 @@ class DeviceSession:
         self.core = DeviceCore(hello.memory_bytes)
         self.bye: messages.Bye | None = None
         self.measured: messages.Measured | None = None
-        self.received_bytes = 0
-        self.sent_bytes = 0
+        self.downlink_bytes = 0
+        self.uplink_bytes = 0
         self._connection = connection
         self._computer = computer
         self._hello = hello
@@ -122,13 +125,10 @@ class DeviceSession:
     def status(self) -> DeviceStatus:
         """Return a snapshot of the session."""
         welcome = self.core.welcome
-        return DeviceStatus(
-            welcome.device if welcome else 0,
-            self.core.blocks,
-            self.core.flops,
-            self.received_bytes,
-            self.sent_bytes,
+        done = DeviceCounters(
+            self.core.blocks, self.core.flops, self.downlink_bytes, self.uplink_bytes
         )
+        return DeviceStatus(welcome.device if welcome else 0, done)
 
     @property
     def comes_back_s(self) -> float | None:
@@ -189,7 +189,7 @@ class DeviceSession:
                     f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
                 ) from None
             self._heard_s = time.monotonic()
-            self.received_bytes += len(data)
+            self.downlink_bytes += len(data)
             message = decode(data)
             self._check(message)
             match message:
@@ -239,7 +239,7 @@ class DeviceSession:
         try:
             while True:
                 while self._outbox:
-                    self.sent_bytes += await self._connection.send(encode(self._outbox.popleft()))
+                    self.uplink_bytes += await self._connection.send(encode(self._outbox.popleft()))
                 if self._ending:
                     return
                 self._wake.clear()

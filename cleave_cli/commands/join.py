@@ -160,16 +160,17 @@ def join(
                 )
             case State.LEFT:
                 give_back()
+                done = status.done
                 event(
                     "left",
-                    f"left ({reason}): {status.blocks} blocks, {status.flops / 1e9:.1f} GFLOP, "
-                    f"{status.received_bytes / 1e6:.1f} MB down, "
-                    f"{status.sent_bytes / 1e6:.1f} MB up",
+                    f"left ({reason}): {done.blocks} blocks, {done.flops / 1e9:.1f} GFLOP, "
+                    f"{done.downlink_bytes / 1e6:.1f} MB down, "
+                    f"{done.uplink_bytes / 1e6:.1f} MB up",
                     reason=reason,
-                    blocks=status.blocks,
-                    flops=status.flops,
-                    downlink_bytes=status.received_bytes,
-                    uplink_bytes=status.sent_bytes,
+                    blocks=done.blocks,
+                    flops=int(done.flops),
+                    downlink_bytes=done.downlink_bytes,
+                    uplink_bytes=done.uplink_bytes,
                 )
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:

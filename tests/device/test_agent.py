@@ -22,6 +22,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Error, ErrorCode
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
@@ -53,7 +54,7 @@ class FakeSession:
 
     @property
     def status(self) -> DeviceStatus:
-        return DeviceStatus(7, 1, 2, 3, 4)
+        return DeviceStatus(7, DeviceCounters(1, 2, 3, 4))
 
     async def run(self) -> str:
         if isinstance(self._ends, Exception):
@@ -146,7 +147,7 @@ def test_it_waits_joins_drains_and_joins_again() -> None:
         (State.LEFT, "drained"),
     ]
     assert set(scene.sleeps) == {g.LOOK_S, g.DRAIN_S}
-    assert scene.said[-1].status.blocks == 1
+    assert scene.said[-1].status.done.blocks == 1
 
 
 def test_a_server_that_is_not_there_is_tried_ever_less_often() -> None:

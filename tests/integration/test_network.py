@@ -306,7 +306,7 @@ def test_memory_links_carry_the_same_messages_and_bytes() -> None:
 
     result, down, up, device = asyncio.run(scenario())
     np.testing.assert_array_equal(result, a @ b)
-    assert (device.received_bytes, device.sent_bytes) == (down, up)
+    assert (device.downlink_bytes, device.uplink_bytes) == (down, up)
 
 
 def test_a_device_tells_what_it_measured_as_soon_as_it_is_welcome() -> None:
