@@ -117,7 +117,8 @@ class TilePlanner:
             if len(useful) < len(devices):
                 # Often there is a plan for these, and a straggler only changed its rates.
                 found = self._without_residencies(gemm, element, useful)
-                bound_s = self._bound_s(gemm, element, RateArrays.of(devices))
+                ordered = sorted(devices, key=lambda d: d.device)  # sums depend on their order
+                bound_s = self._bound_s(gemm, element, RateArrays.of(ordered))
                 self._cache[key] = fresh = replace(found, bound_s=bound_s)
                 self._provisional.discard(key)
                 if (gemm, element, tuple(useful)) in self._provisional:
@@ -266,7 +267,8 @@ class TilePlanner:
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> Sequence[DeviceRates]:
         """Return the devices without those far slower than most, if those do next to nothing."""
-        rates = RateArrays.of(devices)
+        ordered = sorted(devices, key=lambda d: d.device)
+        rates = RateArrays.of(ordered)
         bound_s = self._bound_s(gemm, element, rates)
         # As much as a device could return of it in twice the least time.
         volume = best_tile(gemm, element, rates, 2 * bound_s).volume
@@ -275,7 +277,7 @@ class TilePlanner:
             return devices
         if not len(_with_memory(element, rates.take(np.flatnonzero(~slow)))):
             return devices
-        return [device for device, left_out in zip(devices, slow, strict=True) if not left_out]
+        return [device for device, left_out in zip(ordered, slow, strict=True) if not left_out]
 
     def _subsets(
         self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
