@@ -25,6 +25,9 @@ settings.load_profile("fast" if os.environ.get(FAST) else "cleave")
 NOT_UNIT = ("android", "faults", "integration", "web")
 """Folders of tests that need a JVM, a browser, processes, or a network."""
 
+LONGEST = "test_join.py"
+"""Left for last, this file would keep one worker busy while the other has nothing to do."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--unit`."""
@@ -37,7 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what `--unit` leaves out."""
+    """Put the longest file first, and leave out what `--unit` leaves out."""
+    items.sort(key=lambda item: item.path.name != LONGEST)
     if not config.getoption("--unit"):
         return
     here = Path(__file__).parent

@@ -1,9 +1,7 @@
-"""Which layers become graphs, which are refused and why, and what is kept on disk."""
+"""Which layers become graphs, and which are refused and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +10,11 @@ from torch import nn
 
 from cleave.graphs.calls import decoder_layers, layer_calls
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import export_layer
 from cleave.graphs.outside import OutsideLayers
 from tests.graphs.models import WIDTH, small_model
 
+pytestmark = pytest.mark.slow
 IDS = torch.arange(20).reshape(2, 10)
 
 
@@ -106,33 +104,3 @@ def test_a_model_that_is_not_of_transformers_is_refused() -> None:
 
     with pytest.raises(LayerGraphError, match="Own is not a model of transformers"):
         layer_calls(Own(), IDS)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    graph: bytes
-    names: tuple[str, ...]
-
-
-def test_the_cache_returns_what_was_made_until_it_is_damaged(tmp_path: Path) -> None:
-    made: list[str] = []
-
-    def make() -> _Kept:
-        made.append("made")
-        return _Kept(b"\x00\xff", ("a", "b"))
-
-    cache = GraphCache(tmp_path / "graphs")
-    assert cache.get("ab12", _Kept, make) == cache.get("ab12", _Kept, make) == make()
-    assert len(made) == 2  # once by the cache
-    (path,) = (tmp_path / "graphs").iterdir()
-    for damaged in (b"", b"\xc1", path.read_bytes()[:-3], b"\x81\xa5graph\x01"):
-        path.write_bytes(damaged)
-        before = len(made)
-        assert cache.get("ab12", _Kept, make).graph == b"\x00\xff"
-        assert len(made) == before + 1
-
-
-def test_a_cache_that_cannot_be_written_makes_graphs_each_time(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    cache = GraphCache(tmp_path / "file" / "graphs")
-    assert cache.get("ab", _Kept, lambda: _Kept(b"1", ())).graph == b"1"

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DEVICES = 200
-STEPS = 15
+STEPS = 10
 PATIENCE_MS = PATIENCE_S * 1000
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3}
 _FIGURE = re.compile(r"^([\d\u202f]+)(\.\d+)?\s*([kMGTm]?)([A-Za-z/]*)$")
