@@ -12,18 +12,24 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cleave.graphs import attention, calls, layer_graphs, loss_graph, outside, tracing
 from cleave.graphs.calls import LayerCall, layer_calls
+from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
+from cleave.machine import graph_names as names
+from cleave.machine.graph_session import Array, GraphSession
 
 _EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
 _OURS: Final = (attention, calls, layer_graphs, loss_graph, outside, tracing)
 _EXAMPLE_SAMPLES: Final = 2
+_MOST_OFF: Final = 1e-4  # of the largest element; a right graph is off by 1e-6
+_MOST_OFF_16_BIT: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ def model_graphs(
         LayerGraphError: when a layer cannot become a graph; says why.
     """
     samples = _EXAMPLE_SAMPLES if tokens != _EXAMPLE_SAMPLES else _EXAMPLE_SAMPLES + 1
-    ids = torch.zeros(samples, tokens, dtype=torch.long)
+    # Different tokens: one alone may be embedded as zeros, of which every layer makes zeros.
+    ids = torch.arange(samples * tokens).reshape(samples, tokens) % _vocabulary(model)
     mask = torch.ones_like(ids) if padded else None
     if mask is not None:
         mask[1:, tokens // 2 :] = 0  # a mask without padding is left out by transformers
@@ -81,6 +88,8 @@ def model_graphs(
 
             by_kind[kind] = cache.get(kind, LayerGraphs, made)
         layers.append(by_kind[kind])
+    for call, graphs in zip(found, layers, strict=True):
+        _refuse_other_outputs(call, graphs)
 
     def made_loss() -> LossGraph:
         progress("a graph of the loss")
@@ -89,6 +98,33 @@ def model_graphs(
     held = parameters_of(model)
     loss = cache.get(_key(model, held, found[-1].y[:, :1], {}), LossGraph, made_loss)
     return ModelGraphs(found, layers, loss)
+
+
+def _vocabulary(model: Any) -> int:
+    size: int = model.get_input_embeddings().num_embeddings
+    return size
+
+
+def _refuse_other_outputs(call: LayerCall, graphs: LayerGraphs) -> None:
+    """Ensure that a layer's graph returns what the layer did: it may be another layer's graph.
+
+    Raises:
+        LayerGraphError: when it does not.
+    """
+    feed = {names.X: _fp32(call.x)}
+    feed |= {names.parameter(n): _fp32(t) for n, t in parameters_of(call.layer).items()}
+    feed |= {names.beside(n): _fp32(t) for n, t in call.beside.items()}
+    found, wanted = GraphSession(graphs.forward).run(feed)[names.Y], _fp32(call.y)
+    off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
+    most = _MOST_OFF if call.y.dtype is torch.float32 else _MOST_OFF_16_BIT
+    if not off <= most:
+        raise LayerGraphError(f"its graph's output is {off:.1e} off, more than {most:g}")
+
+
+def _fp32(tensor: Tensor) -> Array:
+    made = tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
+    found: Array = made.numpy()
+    return found
 
 
 def _key(

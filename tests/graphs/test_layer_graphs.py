@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from torch import nn
 
 from cleave.graphs.calls import decoder_layers, layer_calls
 from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import export_layer
+from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import OutsideLayers
 from tests.graphs.models import WIDTH, small_model
 
@@ -83,6 +86,22 @@ def test_a_layer_that_looks_at_values_is_refused() -> None:
     layer.mlp.forward = lambda x: plain(x) if x.sum() > 0 else -plain(x)
     with pytest.raises(LayerGraphError, match="cannot be traced"):
         export_layer(layer_calls(model, IDS)[0])
+
+
+def test_a_layer_that_differs_by_its_number_alone_gets_no_other_layers_graph(
+    tmp_path: Path,
+) -> None:
+    model: Any = small_model("llama")
+    kind: Any = type(model.model.layers[0])
+
+    class Numbered(kind):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs) * (1 + self.layer_idx)
+
+    for number, layer in enumerate(model.model.layers):
+        layer.__class__, layer.layer_idx = Numbered, number
+    with pytest.raises(LayerGraphError, match="its graph's output is"):
+        model_graphs(model, 10, GraphCache(tmp_path))
 
 
 def test_layers_that_are_not_one_after_another_are_refused() -> None:
