@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from cleave.arrays import Array
 from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
-from cleave.machine import graph_names as names
+from cleave import graph_names as names
 from cleave.machine.graph_session import GraphSession
 from tests.graphs.models import small_model, with_lora
 

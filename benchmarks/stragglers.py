@@ -33,10 +33,10 @@ from typing import Final
 import cleave
 from benchmarks.common import make_trainer
 from cleave.device.compute_thread import ComputeThread, Outcome
+from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.machine.backends import NumpyBackend
-from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID
 from cleave.server.fleet_server import Server
 from cleave.training.job import JobSpec
@@ -78,12 +78,12 @@ class LateComputer(ComputeThread):
         self._working = lateness.from_start
         self.recovered = not lateness.seconds
 
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """See `Computer.start`."""
         loop = asyncio.get_running_loop()
         self._working |= order.run < FIRST_ID
 
-        def late(order: Compute, outcome: Outcome) -> None:
+        def late(order: Order, outcome: Outcome) -> None:
             if self.recovered or not self._working:
                 done(order, outcome)
                 return

@@ -55,6 +55,7 @@ import cleave
 from benchmarks.common import joined, make_trainer, wait_for_devices
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
+from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
@@ -410,7 +411,8 @@ class LyingShell(VirtualRuntime):
         self.gone: list[FleetDevice] = []
         super().__init__(members, NumpyBackend(), Arithmetic.BLOCKS, seed=seed, verify="all")
 
-    def _product(self, device: _VirtualDevice, order: Compute) -> Buffer:
+    def _product(self, device: _VirtualDevice, order: Order) -> Buffer:
+        assert isinstance(order, Compute)
         block = execute(NumpyBackend(), order)
         if not device.profile.name.startswith("liar") or order.run >= FIRST_ID:
             return block

@@ -30,6 +30,7 @@ import cleave
 from benchmarks.common import spread, wait_for_devices
 from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import Outcome
+from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.memory import hold_strips_well
@@ -49,8 +50,9 @@ class NullComputer:
     def __init__(self) -> None:
         self._ready: dict[tuple[int, int], memoryview] = {}
 
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """See `Computer.start`."""
+        assert isinstance(order, Compute)
         shape = (order.rows, order.columns)
         if shape not in self._ready:
             self._ready[shape] = Buffer(np.zeros(shape, np.float32), DType.FP32).pack()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cleave.device.core import Order
 from cleave.machine.multiplication import Compute
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
@@ -25,10 +26,14 @@ class EmulatedProcessor:
         self._thermal = ThermalState(thermal, thermal.ambient, now_s) if thermal else None
         self.free_s = now_s
 
-    def run(self, order: Compute, now_s: float) -> tuple[float, float]:
-        """Queue a multiplication now, and return when it begins and ends, in seconds."""
+    def run(self, order: Order, now_s: float) -> tuple[float, float]:
+        """Queue an order now, and return when it begins and ends, in seconds."""
         begin_s = self.free_s if self.free_s > now_s else now_s
-        work_s = self.full_speed_s(order, woken=now_s > self.free_s) / self._share
+        woken = now_s > self.free_s
+        if isinstance(order, Compute):
+            work_s = self.full_speed_s(order, woken) / self._share
+        else:  # a graph multiplies large matrices most of the time
+            work_s = order.flops / self._device.flops_per_s / self._share
         if self._thermal is not None:
             work_s = self._thermal.busy(begin_s, work_s)
         self.free_s = begin_s + work_s

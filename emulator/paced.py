@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cleave.device.compute_thread import Outcome, multiply
+from cleave.device.compute_thread import Outcome, compute
+from cleave.device.core import Order
 from cleave.errors import ProtocolError
 from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
@@ -233,12 +235,13 @@ class PacedComputer:
         self._observe = observe
         self._device = device
         self._closed = False
+        self._last_graph: Future[None] | None = None
 
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """See `Computer.start`."""
         now_s = self._clock.now_s()
         begin_s, end_s = self._processor.run(order, now_s)
-        if self._observe is not None:
+        if self._observe is not None and isinstance(order, Compute):
             self._observe(
                 Multiplication(
                     self._device, order.run, order.rows, order.columns, order.flops, begin_s, end_s
@@ -262,11 +265,19 @@ class PacedComputer:
             computed((memoryview(bytes(order.result_bytes)), 0.0))
             return
 
+        # What a graph needs may be computed by the one before. Threads take work in order, so that
+        # the one that is waited for has begun.
+        before = None if isinstance(order, Compute) else self._last_graph
+
         def work() -> None:
-            outcome = multiply(backend, order)
+            if before is not None:
+                before.result()
+            outcome = compute(backend, order)
             loop.call_soon_threadsafe(computed, outcome)
 
-        self._pool.submit(work)
+        begun = self._pool.submit(work)
+        if not isinstance(order, Compute):
+            self._last_graph = begun
 
     def close(self) -> None:
         """See `Computer.close`."""

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from cleave.arrays import Buffer, DType
-from cleave.device.core import DeviceCore
+from cleave.device.compute_thread import compute
+from cleave.device.core import DeviceCore, Order
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Output
@@ -34,11 +35,13 @@ from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
-from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.handshake import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.stage_runs import StagesOn
+from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
@@ -125,6 +128,7 @@ class VirtualRuntime(Runtime):
                 crossed=False,
                 rng=random.Random(f"{seed} checks"),
                 observe=observe,
+                stages_on=StagesOn.ANY,
             ),
             lambda: np.random.default_rng(secrets.getrandbits(128)),
         )
@@ -148,6 +152,7 @@ class VirtualRuntime(Runtime):
         self._sequence = count()
         self._ids = count(1)
         self._released: deque[int] = deque()
+        self._outcomes: deque[StageOutcome] = deque()
         for number, profile in enumerate(profiles):
             self._populate(number, profile)
         here = list(self.devices.values())
@@ -211,7 +216,7 @@ class VirtualRuntime(Runtime):
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
         down, up = links_of(profile, rng, self._lines, self.now_s)
         processor = EmulatedProcessor(profile, self.now_s)
-        core = DeviceCore(profile.memory_bytes)
+        core = DeviceCore(profile.memory_bytes, graphs=True)
         device = _VirtualDevice(number, profile, core, processor, down, up)
         self.devices[number] = device
         self.manager.opened(number, self.now_s)
@@ -237,7 +242,7 @@ class VirtualRuntime(Runtime):
         device = self.devices.get(device_id)
         if device is not None:
             for action in device.core.drain():
-                assert not isinstance(action, Compute)
+                assert not isinstance(action, Order)
                 self._send_up(device, action)
 
     def _part(self, device: _VirtualDevice) -> None:
@@ -281,6 +286,41 @@ class VirtualRuntime(Runtime):
     def withdraw(self, future: GemmFuture) -> None:
         """See `Runtime.withdraw`."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
+
+    def begin_step(self, work: StepWork) -> None:
+        """See `Runtime.begin_step`."""
+        self._forget_released()
+        self._outcomes.clear()
+        self.execute(self.manager.begin_step(work, self.now_s))
+
+    def give(self, batch: int, dy: StageArray) -> None:
+        """See `Runtime.give`."""
+        self.execute(self.manager.give(batch, dy, self.now_s))
+
+    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
+        """See `Runtime.next_outcome`. Runs the event heap until something came of the step."""
+        wall_s, virtual_s = time.perf_counter(), self.now_s
+        until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
+        with collector_paused():
+            while not self._outcomes and self._heap and self.next_event_s <= until_s:
+                self._step()
+        if not self._outcomes and not self._heap:
+            raise FleetError(
+                "every emulated device is gone and none is due to join; the step cannot finish"
+            )
+        if not self._outcomes:
+            self.now_s = max(self.now_s, until_s)
+        self._counters.waited_s += time.perf_counter() - wall_s
+        self._counters.fleet_s += self.now_s - virtual_s
+        return self._outcomes.popleft() if self._outcomes else None
+
+    def tell_step(self, outcome: StageOutcome) -> None:
+        """See `Runtime.tell_step`."""
+        self._outcomes.append(outcome)
+
+    def end_steps(self) -> None:
+        """See `Runtime.end_steps`."""
+        self.execute(self.manager.end_steps(self.now_s))
 
     def advance_for_local_work(self, flops: float) -> None:
         """See `Runtime.advance_for_local_work`. Without it, due devices would never come."""
@@ -436,10 +476,10 @@ class VirtualRuntime(Runtime):
         if isinstance(message, messages.Bye):
             return
         for action in device.core.received(message):
-            if isinstance(action, Compute):
+            if isinstance(action, Order):
                 begin_s, end_s = device.processor.run(action, self.now_s)
                 self._at(end_s, self._computed, device, action, end_s - begin_s)
-                if self.observers:
+                if self.observers and isinstance(action, Compute):
                     rows, columns, flops = action.rows, action.columns, action.flops
                     self._tell(
                         Multiplication(device.id, action.run, rows, columns, flops, begin_s, end_s)
@@ -447,16 +487,25 @@ class VirtualRuntime(Runtime):
             else:
                 self._send_up(device, action)
 
-    def _computed(self, device: _VirtualDevice, order: Compute, duration_s: float) -> None:
+    def _computed(self, device: _VirtualDevice, order: Order, duration_s: float) -> None:
         if not device.alive:
             return
-        for action in device.core.computed(order.run, self._product(device, order), duration_s):
-            assert not isinstance(action, Compute)
+        payload = self._product(device, order)
+        if isinstance(payload, str):
+            answers = device.core.failed(order.run, payload)
+        else:
+            answers = device.core.computed(order.run, payload, duration_s)
+        for action in answers:
+            assert not isinstance(action, Order)
             self._send_up(device, action)
 
-    def _product(self, device: _VirtualDevice, order: Compute) -> Any:
+    def _product(self, device: _VirtualDevice, order: Order) -> Any:
+        """Return the result of an order, or as text why there is none."""
         if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
+        if not isinstance(order, Compute):
+            outcome = compute(self.backend, order)
+            return outcome if isinstance(outcome, str) else outcome[0]
         product = DeferredProduct(order, self.backend)
         return product if self.arithmetic is Arithmetic.WHOLE_TILES else product.compute()
 
@@ -498,6 +547,7 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         downlink_bytes_per_s=profile.stated_downlink_bytes_per_s,
         uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,
+        features=(Feature.GRAPHS.value,),
     )
 
 

@@ -31,7 +31,7 @@ from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes, Planner
 from cleave.planner.planner import TilePlanner
-from cleave.protocol import limits, messages
+from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
 from cleave.scheduler.gemm_job import GemmJob, GemmTask, MatrixRef
@@ -347,6 +347,8 @@ HELLOS: Final = (
     replace(HELLO, flops_per_s=1e308, downlink_bytes_per_s=1e308, uplink_bytes_per_s=1e308),
     replace(HELLO, flops_per_s=1e-308, downlink_bytes_per_s=1e-308, uplink_bytes_per_s=1e-308),
     replace(HELLO, latency_s=1e308, memory_bytes=2**63 - 1),
+    replace(HELLO, features=features.ALL),
+    replace(UNSTATED, features=features.ALL),
     replace(HELLO, memory_bytes=limits.MIN_DEVICE_MEMORY_BYTES, dtypes=("fp32",)),
     replace(HELLO, memory_bytes=limits.MIN_DEVICE_MEMORY_BYTES - 1),
     replace(HELLO, version=99),
@@ -635,6 +637,8 @@ class Arena:
             case _:
                 pass
         compute_s = random.choice((0.0, 0.25, 1e308))
+        if random.random() < 0.05:  # what only runs of graphs are answered with
+            return messages.Computed(run, compute_s)
         return messages.Result(run, rows, columns, dtype, compute_s, payload)
 
     def step(self) -> str:

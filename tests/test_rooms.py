@@ -15,6 +15,7 @@ NUMBERS = {"cleave.errors", "cleave.gemm", "profiles"}
 MAY_IMPORT = {  # the picture in docs/architecture.md
     "cleave.errors": set[str](),
     "cleave.gemm": set[str](),
+    "cleave.graph_names": set[str](),
     "profiles": {"cleave.errors"},
     "cleave.arrays": {"cleave.errors", "cleave.gemm"},
     "cleave.protocol": {"cleave.errors"},
@@ -24,21 +25,23 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
     "cleave.energy": {"cleave.planner", "cleave.workload"} | NUMBERS,
     "cleave.machine": {"cleave.arrays"} | NUMBERS,
     "cleave.transport": {"cleave.protocol", "cleave.errors"},
-    "cleave.scheduler": {"cleave.arrays", "cleave.planner", "cleave.protocol", "cleave.verify"}
-    | NUMBERS,
+    "cleave.scheduler": {
+        "cleave.arrays", "cleave.graph_names", "cleave.planner", "cleave.protocol", "cleave.verify",
+    } | NUMBERS,
     "cleave.device": {"cleave.arrays", "cleave.machine", "cleave.protocol", "cleave.transport"}
     | NUMBERS,
     "cleave.fleet": {
         "cleave.arrays", "cleave.machine", "cleave.planner", "cleave.protocol",
         "cleave.scheduler", "cleave.verify",
     } | NUMBERS,
-    "cleave.graphs": {"cleave.machine", "cleave.errors"},
+    "cleave.graphs": {"cleave.errors", "cleave.graph_names", "cleave.machine"},
     "cleave.training": {
-        "cleave.arrays", "cleave.fleet", "cleave.machine", "cleave.planner", "cleave.workload",
+        "cleave.arrays", "cleave.fleet", "cleave.graph_names", "cleave.graphs", "cleave.machine",
+        "cleave.planner", "cleave.scheduler", "cleave.workload",
     } | NUMBERS,
     "cleave.server": {
-        "cleave.energy", "cleave.fleet", "cleave.machine", "cleave.planner", "cleave.protocol",
-        "cleave.scheduler", "cleave.transport", "cleave.verify",
+        "cleave.arrays", "cleave.energy", "cleave.fleet", "cleave.machine", "cleave.planner",
+        "cleave.protocol", "cleave.scheduler", "cleave.transport", "cleave.verify",
     } | NUMBERS,
     "simulator": {"cleave.energy", "cleave.planner", "cleave.workload"} | NUMBERS,
     "emulator": {

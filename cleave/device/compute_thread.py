@@ -1,4 +1,4 @@
-"""Multiplying beside a connection: a backend in a thread of its own."""
+"""Computing beside a connection: orders done in a thread of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeAlias
 
+from cleave.device.core import Order
 from cleave.machine.backends import MatmulBackend, execute
+from cleave.machine.graph_run import FetchRun, GraphRun, fetch, run_graph
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 
@@ -22,7 +24,7 @@ Outcome: TypeAlias = tuple[Any, float] | str
 class Computer(Protocol):
     """Does the computations of one device, one after another, without blocking its loop."""
 
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """Begin a computation; `done` is called in the loop's thread, at once or later."""
         ...
 
@@ -45,10 +47,11 @@ class ComputeThread:
         self._pool = ThreadPoolExecutor(1, "cleave-executor")
         self._computing = 0
 
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """See `Computer.start`."""
-        if order.flops <= self._inline_flops and not self._computing:
-            done(order, multiply(self._backend, order))
+        small = isinstance(order, Compute) and order.flops <= self._inline_flops
+        if small and not self._computing:
+            done(order, compute(self._backend, order))
             return
         loop = asyncio.get_running_loop()
         self._computing += 1
@@ -58,7 +61,7 @@ class ComputeThread:
             done(order, outcome)
 
         def work() -> None:
-            outcome = multiply(self._backend, order)
+            outcome = compute(self._backend, order)
             loop.call_soon_threadsafe(finished, outcome)
 
         self._pool.submit(work)
@@ -68,11 +71,17 @@ class ComputeThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def multiply(backend: MatmulBackend, order: Compute) -> Outcome:
-    """Do one computation and time it; return an error as text, for the PS reassigns the task."""
+def compute(backend: MatmulBackend, order: Order) -> Outcome:
+    """Do one order and time it; return an error as text, for the PS gives the work to another."""
     began_s = time.perf_counter()
     try:
-        payload = execute(backend, order).pack()
+        match order:
+            case Compute():
+                payload = execute(backend, order).pack()
+            case GraphRun():
+                return b"", run_graph(order)
+            case FetchRun():
+                payload = fetch(order)
     except Exception as error:  # noqa: BLE001 - reported to the PS
         return f"{type(error).__name__}: {error}"[: limits.MAX_TEXT]
     return payload, time.perf_counter() - began_s

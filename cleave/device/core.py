@@ -1,22 +1,37 @@
-"""The device's state machine: arrays in, multiplications to do, blocks out.
+"""The device's state machine: arrays in, computations to do, results out.
 
 It uses no socket and no clock, and looks at no element. Messages of the PS go in with `received`;
-what comes out are `Compute` requests for a backend and messages to send. A finished computation
-comes back through `computed` or `failed`.
+what comes out are orders (a multiplication, a graph to run, an array to return) and messages to
+send. A finished order comes back through `computed` or `failed`. Orders are to be done one after
+another: a later one may need what an earlier one computes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar
 
 from cleave.arrays import DType
 from cleave.errors import ProtocolError
+from cleave.machine.graph_run import (
+    NUMPY_DTYPES,
+    FetchRun,
+    GraphInput,
+    GraphRun,
+    Kept,
+    StoredGraph,
+    StoredIndices,
+)
 from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import payload_bytes
-from cleave.protocol.messages import Message, Op
+from cleave.protocol.features import may_send
+from cleave.protocol.messages import Feature, Message, Op
 
-Action: TypeAlias = Compute | Message
+Order: TypeAlias = Compute | GraphRun | FetchRun
+Action: TypeAlias = Order | Message
+Stored: TypeAlias = StoredArray | StoredIndices | Kept | StoredGraph
+_Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
 class DeviceCore:
@@ -25,18 +40,20 @@ class DeviceCore:
     Args:
         memory_bytes: what it offered in `hello`; a PS that exceeds it breaks the protocol, which
             ends the session.
+        graphs: whether it named the feature `graphs`.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, *, graphs: bool = False) -> None:
         self.memory_bytes = memory_bytes
+        self._features = frozenset({Feature.GRAPHS} if graphs else ())
         self.occupied_bytes = 0
         self.draining = False
         self.welcome: messages.Welcome | None = None
         self.blocks = 0
         self.flops = 0
         self._results_bytes = 0  # of runs not yet answered
-        self._store: dict[int, StoredArray] = {}
-        self._running: dict[int, Compute] = {}
+        self._store: dict[int, Stored] = {}
+        self._running: dict[int, Order] = {}
 
     @property
     def idle(self) -> bool:
@@ -54,7 +71,16 @@ class DeviceCore:
                 self._put(message)
                 return []
             case messages.Run():
-                return [self._run(message)]
+                return [self._begin(message, self._multiplication)]
+            case _ if not may_send(message, self._features):
+                raise ProtocolError(f"a device without this feature does not take {message.TYPE}")
+            case messages.Graph():
+                self._put_graph(message)
+                return []
+            case messages.RunGraph():
+                return [self._begin(message, self._graph_run)]
+            case messages.Fetch():
+                return [self._begin(message, self._fetch)]
             case messages.Drop():
                 for name in message.ids:
                     array = self._store.pop(name, None)
@@ -78,6 +104,8 @@ class DeviceCore:
             return []
         self.blocks += 1
         self.flops += order.flops
+        if isinstance(order, GraphRun):
+            return [messages.Computed(run, compute_s)]
         return [
             messages.Result(run, order.rows, order.columns, order.out.value, compute_s, payload)
         ]
@@ -88,7 +116,7 @@ class DeviceCore:
             return []
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
 
-    def _take(self, run: int) -> Compute | None:
+    def _take(self, run: int) -> Order | None:
         order = self._running.pop(run, None)
         if order is not None:
             self._results_bytes -= order.result_bytes
@@ -102,8 +130,9 @@ class DeviceCore:
         return [messages.Drain()]
 
     def _put(self, message: messages.Put) -> None:
-        dtype = _dtype(message.dtype)
-        nbytes = message.rows * message.columns * dtype.itemsize
+        indices = NUMPY_DTYPES.get(message.dtype) if self._features else None
+        itemsize = _dtype(message.dtype).itemsize if indices is None else indices.itemsize
+        nbytes = message.rows * message.columns * itemsize
         payload = message.payload
         length = payload_bytes(payload)
         if length != nbytes:
@@ -111,18 +140,34 @@ class DeviceCore:
                 f"array {message.id} came with {length} bytes; "
                 f"{message.rows}x{message.columns} {message.dtype} has {nbytes}"
             )
-        if message.id in self._store:
-            raise ProtocolError(f"array {message.id} was sent twice")
-        taken = self.occupied_bytes + self._results_bytes
-        if taken + nbytes > self.memory_bytes:
-            raise ProtocolError(
-                f"array {message.id} does not fit: {taken} of {self.memory_bytes} "
-                f"bytes are taken and it has {nbytes}"
-            )
-        self.occupied_bytes += nbytes
-        self._store[message.id] = StoredArray(message.rows, message.columns, dtype, payload, nbytes)
+        if indices is not None:
+            self._keep(message.id, StoredIndices(payload, indices, nbytes))
+            return
+        dtype = _dtype(message.dtype)
+        self._keep(message.id, StoredArray(message.rows, message.columns, dtype, payload, nbytes))
 
-    def _run(self, message: messages.Run) -> Action:
+    def _put_graph(self, message: messages.Graph) -> None:
+        nbytes = payload_bytes(message.payload)
+        if nbytes > limits.MAX_GRAPH_BYTES:
+            raise ProtocolError(
+                f"graph {message.id} has {nbytes} bytes, over {limits.MAX_GRAPH_BYTES}"
+            )
+        self._keep(message.id, StoredGraph(message.payload, nbytes))
+
+    def _keep(self, id: int, stored: Stored) -> None:
+        if id in self._store:
+            raise ProtocolError(f"array {id} was sent twice")
+        taken = self.occupied_bytes + self._results_bytes
+        if taken + stored.nbytes > self.memory_bytes:
+            raise ProtocolError(
+                f"array {id} does not fit: {taken} of {self.memory_bytes} "
+                f"bytes are taken and it has {stored.nbytes}"
+            )
+        self.occupied_bytes += stored.nbytes
+        self._store[id] = stored
+
+    def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
+        """Make an order of what is asked for, or say why it cannot be done."""
         if message.id in self._running:
             raise ProtocolError(f"run {message.id} was asked for twice")
         if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:
@@ -130,14 +175,60 @@ class DeviceCore:
                 f"more than {limits.MAX_RUNS_IN_FLIGHT} runs were asked for and not yet answered"
             )
         try:
-            order = self._order(message)
+            order = make(message)
+            self._check_room(order.result_bytes)
         except _CannotRunError as error:
             return messages.TaskError(message.id, str(error)[: limits.MAX_TEXT])
         self._running[message.id] = order
         self._results_bytes += order.result_bytes
         return order
 
-    def _order(self, message: messages.Run) -> Compute:
+    def _check_room(self, result_bytes: int) -> None:
+        if result_bytes > limits.MAX_MESSAGE_BYTES - limits.MAX_HEADER_BYTES:
+            raise _CannotRunError(f"a result of {result_bytes} bytes fits no message")
+        taken = self.occupied_bytes + self._results_bytes
+        if taken + result_bytes > self.memory_bytes:
+            raise _CannotRunError(
+                f"the result has {result_bytes} bytes and {taken} of {self.memory_bytes} are taken"
+            )
+
+    def _graph_run(self, message: messages.RunGraph) -> GraphRun:
+        kept = [name for name in message.outputs if name]
+        if len(kept) != len(message.output_bytes):
+            raise ProtocolError(
+                f"run {message.id} keeps {len(kept)} outputs and says the size of "
+                f"{len(message.output_bytes)}"
+            )
+        for number, name in enumerate(kept):
+            if name in self._store or name in kept[:number]:
+                raise ProtocolError(f"array {name} was sent twice")
+        graph = self._store.get(message.graph)
+        if not isinstance(graph, StoredGraph):
+            raise _CannotRunError(f"graph {message.graph} is not here")
+        inputs = [self._input(name) for name in message.inputs]
+        made = dict(zip(kept, map(Kept, message.output_bytes), strict=True))
+        for name, output in made.items():
+            self._keep(name, output)
+        outputs = [made.get(name) for name in message.outputs]
+        return GraphRun(message.id, graph, inputs, outputs, message.flops)
+
+    def _input(self, name: int) -> GraphInput:
+        if not name:
+            return None
+        found = self._store.get(name)
+        if found is None or isinstance(found, StoredGraph):
+            raise _CannotRunError(f"array {name} is not here")
+        return found
+
+    def _fetch(self, message: messages.Fetch) -> FetchRun:
+        out = _dtype(message.out)
+        array = self._store.get(message.array)
+        if not isinstance(array, StoredArray | Kept) or not message.columns:
+            raise _CannotRunError(f"array {message.array} is not here")
+        part = message.first_row, message.rows, message.columns
+        return FetchRun(message.id, array, *part, out)
+
+    def _multiplication(self, message: messages.Run) -> Compute:
         if message.op != Op.MATMUL.value:
             raise _CannotRunError(f"this device has no op {message.op!r}, only 'matmul'")
         if not message.inputs or len(message.inputs) % 2:
@@ -145,7 +236,7 @@ class DeviceCore:
         arrays = []
         for name in message.inputs:
             array = self._store.get(name)
-            if array is None:
+            if not isinstance(array, StoredArray):
                 raise _CannotRunError(f"array {name} is not here")
             arrays.append(array)
         pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
@@ -168,7 +259,7 @@ class DeviceCore:
         if out is not DType.FP32 and any(a.dtype is not out for a, _ in pairs):
             raise _CannotRunError(f"the result is asked for as {out.value}, which no input is")
         rows, columns = shapes.pop()
-        order = Compute(
+        return Compute(
             message.id,
             pairs,
             message.transpose_a,
@@ -178,15 +269,6 @@ class DeviceCore:
             out,
             2 * rows * columns * depth,
         )
-        if order.result_bytes > limits.MAX_MESSAGE_BYTES - limits.MAX_HEADER_BYTES:
-            raise _CannotRunError(f"a result of {order.result_bytes} bytes fits no message")
-        taken = self.occupied_bytes + self._results_bytes
-        if taken + order.result_bytes > self.memory_bytes:
-            raise _CannotRunError(
-                f"the result has {order.result_bytes} bytes and {taken} of {self.memory_bytes} "
-                f"are taken"
-            )
-        return order
 
 
 class _CannotRunError(Exception):

@@ -12,15 +12,14 @@ from typing import Final
 
 from cleave.arrays import DType
 from cleave.device.compute_thread import Computer, Outcome
-from cleave.device.core import Action, DeviceCore
+from cleave.device.core import Action, DeviceCore, Order
 from cleave.errors import CleaveError, ProtocolError, VersionError
 from cleave.machine.memory import IDLE_BYTES
-from cleave.machine.multiplication import Compute
 from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.protocol.messages import ErrorCode, Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
@@ -99,7 +98,7 @@ class DeviceSession:
         check: Callable[[Message], None] | None = None,
         silence_s: float = limits.SILENCE_S,
     ) -> None:
-        self.core = DeviceCore(hello.memory_bytes)
+        self.core = DeviceCore(hello.memory_bytes, graphs=Feature.GRAPHS.value in hello.features)
         self.bye: messages.Bye | None = None
         self.measured: messages.Measured | None = None
         self.downlink_bytes = 0
@@ -220,12 +219,12 @@ class DeviceSession:
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Compute):
+            if isinstance(action, Order):
                 self._computer.start(action, self._answer)
             else:
                 self._send(action)
 
-    def _answer(self, order: Compute, outcome: Outcome) -> None:
+    def _answer(self, order: Order, outcome: Outcome) -> None:
         if isinstance(outcome, str):
             self._act(self.core.failed(order.run, outcome))
         else:
@@ -294,6 +293,7 @@ def device_hello(
     join_code: str = "",
     profile: str = "",
     kind: DeviceKind | None = None,
+    graphs: bool = False,
 ) -> messages.Hello:
     """Return this machine's `hello` as a device. Rates of 0, and a kind of None, mean unknown."""
     return messages.Hello(
@@ -310,5 +310,5 @@ def device_hello(
         profile=profile,
         kind=kind.value if kind else "",
         versions=VERSIONS,
-        features=features.ALL,
+        features=features.of_device(graphs=graphs),
     )

@@ -34,8 +34,10 @@ from cleave.scheduler.instructions import (
     Overdue,
     Place,
     Send,
+    TellStep,
 )
 from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
 from cleave.scheduler.tasks import Task
 from cleave.verify import Judgement
 
@@ -139,6 +141,22 @@ class Runtime(ABC):
         """Advance a virtual clock by the time that the caller's own work of `flops` takes."""
 
     @abstractmethod
+    def begin_step(self, work: StepWork) -> None:
+        """Start a training step by stages, without waiting."""
+
+    @abstractmethod
+    def give(self, batch: int, dy: StageArray) -> None:
+        """Go on with a micro-batch of that step, whose loss the caller has computed."""
+
+    @abstractmethod
+    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
+        """Return what comes next of the step by stages; None if nothing does in time."""
+
+    @abstractmethod
+    def end_steps(self) -> None:
+        """End the step by stages, if any, and let devices forget what they hold for it."""
+
+    @abstractmethod
     def release(self, operand: int) -> None:
         """Forget an operand. May be called from any thread, in any state."""
 
@@ -164,6 +182,15 @@ class Runtime(ABC):
         """Say why no connected device can finish a GEMM; empty if one can, or none is there."""
         return self.manager.scheduler.stuck(future.job.id)
 
+    def stage_devices(self) -> dict[int, DeviceRates]:
+        """Return the devices that can run stages and may be given work now, with their rates."""
+        able = self.manager.stages.able
+        return {r.device: r for r in self.manager.scheduler.rates if r.device in able}
+
+    def why_no_stages(self) -> str:
+        """Say in a sentence why no device can train whole layers now; empty if one can."""
+        return self.manager.stages.why_none()
+
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
         """Return the fleet's epoch, and the rates of the devices that may be given work now."""
         return self.manager.epoch, self.manager.scheduler.rates
@@ -185,6 +212,10 @@ class Runtime(ABC):
     @abstractmethod
     def conclude(self, job: int, error: str) -> None:
         """Note that a GEMM has ended: with every block in place, or with an error."""
+
+    @abstractmethod
+    def tell_step(self, outcome: StageOutcome) -> None:
+        """Keep what came of a step by stages for `next_outcome`."""
 
     def tell(self, information: Information) -> None:  # noqa: B027 - nobody need be told
         """Pass information on to those who watch the fleet."""
@@ -234,6 +265,8 @@ class Runtime(ABC):
                     self.conclude(job, reason)
                 case Close(session):
                     self.end(session)
+                case TellStep(outcome):
+                    self.tell_step(outcome)
                 case Joined() | Overdue() | Aside() | Note() as information:
                     self.tell(information)
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from cleave import graph_names as names
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.tracing import TracedGraph, to_onnx
-from cleave.machine import graph_names as names
 
 
 @dataclass(frozen=True)

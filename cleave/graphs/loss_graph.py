@@ -16,10 +16,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from cleave import graph_names as names
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import OutsideLayers
 from cleave.graphs.tracing import TracedGraph, to_onnx, used_inputs
-from cleave.machine import graph_names as names
 
 IGNORED: Final = -100
 """A target that counts for nothing."""

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cleave import graph_names as names
 from cleave.graphs import attention, calls, layer_graphs, loss_graph, outside, tracing
 from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
-from cleave.machine import graph_names as names
 from cleave.machine.graph_session import Array, GraphSession
 
 _EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")

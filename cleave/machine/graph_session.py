@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -19,6 +20,11 @@ CPU: Final = "CPUExecutionProvider"
 _NO_MESSAGES: Final = 4  # of five levels; what fails is raised
 
 
+def available() -> bool:
+    """Say whether graphs can be run here, without importing ONNX Runtime."""
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
 class GraphError(CleaveError):
     """A graph cannot be run here."""
 
@@ -30,7 +36,8 @@ class GraphSession:
 
     Args:
         model: the ONNX model. It can hold no code, and nothing outside it is read.
-        threads: how many threads compute; None for as many as there are cores.
+        threads: how many threads compute; None for what `OMP_NUM_THREADS` says, as numpy and torch
+            take it, or as many as there are cores.
         providers: what computes, best first, by ONNX Runtime's names.
 
     Attributes:
@@ -50,7 +57,7 @@ class GraphSession:
             raise GraphError(f"ONNX Runtime is not there: {error}") from None
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _NO_MESSAGES
-        options.intra_op_num_threads = threads or 0
+        options.intra_op_num_threads = _threads() if threads is None else threads
         options.inter_op_num_threads = 1
         # A graph could name files of this machine as its constants; there is no such folder.
         options.add_session_config_entry(
@@ -84,6 +91,12 @@ class GraphSession:
         except Exception as error:  # noqa: BLE001 - see above
             raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
         return dict(zip(self.outputs, found, strict=True))
+
+
+def _threads() -> int:
+    """Return how many threads the environment asks for; 0 for as many as there are cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(asked) if asked.isdigit() else 0
 
 
 def _first_line(error: Exception) -> str:

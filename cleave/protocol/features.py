@@ -12,7 +12,16 @@ from typing import Final
 from cleave.protocol.messages import Feature, Hello, Message
 
 ALL: Final = tuple(feature.value for feature in Feature)
-"""The features that this code has, as `hello` and `welcome` list them."""
+"""The features that this code has, as `welcome` lists those that were agreed on."""
+
+
+def of_device(*, graphs: bool) -> tuple[str, ...]:
+    """Return the features that a device names in `hello`.
+
+    Args:
+        graphs: whether it can run graphs.
+    """
+    return tuple(f.value for f in Feature if graphs or f is not Feature.GRAPHS)
 
 
 def agreed(hello: Hello) -> frozenset[Feature]:

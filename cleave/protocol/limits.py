@@ -21,7 +21,10 @@ MAX_DEVICE_HEADER_BYTES: Final = 64 * 2**10
 """Largest header of a message from a device, and so its largest message besides results."""
 
 MAX_RUN_INPUTS: Final = 4096
-"""Most arrays that one `run` may name."""
+"""Most arrays that one `run` or `run_graph` may name as inputs, and as outputs."""
+
+MAX_GRAPH_BYTES: Final = 4 * 2**20
+"""Largest graph."""
 
 MAX_IDS: Final = 65536
 """Most ids in one `drop` or `cancel`."""

@@ -39,6 +39,7 @@ class Feature(Enum):
     """Optional features of a peer, besides what all peers of this version have."""
 
     MEASURE = "measure"
+    GRAPHS = "graphs"
 
 
 class _OpenEnum(StrEnum):
@@ -146,8 +147,61 @@ class Run:
 
 
 @dataclass(slots=True)
+class Graph:
+    """PS to device: keep this ONNX graph under this id, which is one of the ids of arrays."""
+
+    TYPE: ClassVar[str] = "graph"
+    FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
+    id: int
+    payload: Any = None
+
+
+@dataclass(slots=True)
+class RunGraph:
+    """PS to device: run a graph, keep its outputs, and answer with `computed`.
+
+    `inputs` and `outputs` have one id for each input and output of the graph, in its order. An
+    input of 0 means zeros, an output of 0 one that is not kept. `output_bytes` has the size of each
+    output that is kept, in order.
+    """
+
+    TYPE: ClassVar[str] = "run_graph"
+    FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
+    id: int
+    graph: int
+    inputs: Inputs
+    outputs: Inputs
+    output_bytes: Inputs
+    flops: int = 0
+
+
+@dataclass(slots=True)
+class Fetch:
+    """PS to device: answer with `result`: some rows of an array, in the dtype `out`."""
+
+    TYPE: ClassVar[str] = "fetch"
+    FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
+    id: int
+    array: int
+    first_row: int
+    rows: int
+    columns: int
+    out: str
+
+
+@dataclass(slots=True)
+class Computed:
+    """Device to PS: the outputs of a `run_graph` are kept."""
+
+    TYPE: ClassVar[str] = "computed"
+    FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
+    id: int
+    compute_s: float
+
+
+@dataclass(slots=True)
 class Result:
-    """Device to PS: the answer to `run`. One payload, row-major."""
+    """Device to PS: the answer to `run` and `fetch`. One payload, row-major."""
 
     TYPE: ClassVar[str] = "result"
     FEATURE: ClassVar[Feature | None] = None
@@ -161,7 +215,7 @@ class Result:
 
 @dataclass(slots=True)
 class TaskError:
-    """Device to PS: this `run` could not be done; the session continues."""
+    """Device to PS: a `run`, `run_graph` or `fetch` could not be done; the session continues."""
 
     TYPE: ClassVar[str] = "task_error"
     FEATURE: ClassVar[Feature | None] = None
@@ -171,7 +225,7 @@ class TaskError:
 
 @dataclass(slots=True)
 class Drop:
-    """PS to device: forget these arrays."""
+    """PS to device: forget these arrays and graphs."""
 
     TYPE: ClassVar[str] = "drop"
     FEATURE: ClassVar[Feature | None] = None
@@ -286,6 +340,10 @@ Message: TypeAlias = (
     | Welcome
     | Put
     | Run
+    | Graph
+    | RunGraph
+    | Fetch
+    | Computed
     | Result
     | TaskError
     | Drop

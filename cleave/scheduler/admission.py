@@ -33,6 +33,7 @@ class Admission:
         at_once: how many devices may use `measured_by` at the same time.
         measures: the identity of a device that only has its link measured, where it is known. Such
             a session has no `identity`, because it does no work.
+        own: whether the device is the operator's own, and may train whole layers.
     """
 
     identity: int | None = None
@@ -44,6 +45,7 @@ class Admission:
     measured_by: str = ""
     at_once: int = 1
     measures: int | None = None
+    own: bool = False
 
     @property
     def known_as(self) -> int | None:
@@ -128,6 +130,7 @@ class SharedSecretAuth:
     """One credential for all devices, without identities, and one for operators.
 
     A program's own fleet uses it. Its credentials are random and long, so guesses need no limit.
+    Nothing tells its devices apart: all that the program gave the credential to are its own.
 
     Args:
         credential: what a device's `hello` must carry; empty for none.
@@ -145,7 +148,7 @@ class SharedSecretAuth:
         # A device may send a credential of another server, kept for this address, and ours as code.
         keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
         if one_is(keys, self._credential):
-            return Admission()
+            return Admission(own=True)
         reason = "the credential is not valid; use the join URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 

@@ -54,6 +54,16 @@ class GemmTask:
     out: str  # dtype of the result, as the protocol names it
     op: Op = Op.MATMUL
 
+    @property
+    def rows(self) -> int:
+        """Return how many rows the result has."""
+        return self.block.m.size
+
+    @property
+    def columns(self) -> int:
+        """Return how many columns the result has."""
+        return self.block.n.size
+
 
 @dataclass(slots=True)
 class TileProgress:

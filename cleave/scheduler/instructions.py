@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.events import Event
+from cleave.scheduler.stage_work import StageOutcome
 from cleave.scheduler.tasks import ArrayRef, Task
 
 # --- from the scheduler to the session manager ---
@@ -63,6 +64,18 @@ class Stuck:
 
     job: int
     reason: str
+
+
+# --- from a step by stages to the session manager ---
+
+
+@dataclass(slots=True)
+class SendStage:
+    """Send this message of a step by stages; with a task, an answer to it is expected."""
+
+    device: int
+    message: Message
+    task: Task | None = None
 
 
 # --- from the session manager's helpers to the session manager ---
@@ -137,6 +150,13 @@ class Failed:
 
 
 @dataclass(slots=True)
+class TellStep:
+    """Tell the thread that waits for a step by stages what has come of it."""
+
+    outcome: StageOutcome
+
+
+@dataclass(slots=True)
 class Joined:
     """For information: this device may be given work from now on."""
 
@@ -169,8 +189,11 @@ class Note:
 
 ForSessions: TypeAlias = SendArray | SendRun | SendDrop | SendCancel | Drained | Stuck
 ForRuntime: TypeAlias = (
-    Send | Close | Check | Place | Done | Failed | Joined | Overdue | Aside | Note
+    Send | Close | Check | Place | Done | Failed | TellStep | Joined | Overdue | Aside | Note
 )
 Instruction: TypeAlias = ForSessions | ForRuntime
-Decision: TypeAlias = Refuse | Dismiss | Event | ForRuntime
+ForSteps: TypeAlias = SendStage | TellStep | Note
+"""What a step by stages wants."""
+
+Decision: TypeAlias = Refuse | Dismiss | Event | SendStage | ForRuntime
 """What a helper of the session manager decides; events are for the scheduler."""

@@ -18,16 +18,22 @@ from cleave.scheduler.gemm_job import GemmTask
 from cleave.scheduler.instructions import Check, Decision, Refuse
 from cleave.scheduler.reputation import Wrong
 from cleave.scheduler.session import Session
+from cleave.scheduler.stage_work import StageOrder
 from cleave.scheduler.tasks import Task
 from cleave.verify import Judgement
 
 NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
 
 
-def wrong_form(result: messages.Result, task: Task) -> str:
-    """Say how a result differs in form from the block of its task; empty if it does not."""
-    detail: GemmTask = task.detail
-    rows, columns, dtype = detail.block.m.size, detail.block.n.size, detail.out
+def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
+    """Say how a result differs in form from what its task yields; empty if it does not."""
+    detail: GemmTask | StageOrder = task.detail
+    rows, columns, dtype = detail.rows, detail.columns, detail.out
+    of_graph = isinstance(detail, StageOrder) and detail.name is None
+    if isinstance(result, messages.Computed):
+        return "" if of_graph else f"there is no result, which was to be {rows}x{columns} {dtype}"
+    if of_graph:
+        return "it answered with a result what has none"
     nbytes = payload_bytes(result.payload)
     form = (result.rows, result.columns, result.dtype, nbytes)
     if form == (rows, columns, dtype, task.output_bytes):

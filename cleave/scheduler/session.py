@@ -10,7 +10,7 @@ from itertools import count
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.protocol.messages import Feature, Message, Result, TaskError
+from cleave.protocol.messages import Computed, Feature, Message, Result, TaskError
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.pace import Pace
 from cleave.scheduler.probe import FIRST_ID, Probe
@@ -79,6 +79,7 @@ class Session:
     features: frozenset[Feature] = frozenset()  # that it has, and we have
     measure: bool = False  # it came to have its link measured, not to work
     measured_by: str = ""  # what it came by then, see `Admission`
+    own: bool = False  # it is the operator's own
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Task] = field(default_factory=dict)
     cancelled_runs: CancelledRuns = field(default_factory=CancelledRuns)
@@ -114,7 +115,7 @@ class Session:
 
     def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
         """Return why a message exceeds what a device may send unasked; empty if it does not."""
-        if isinstance(message, Result | TaskError) and (
+        if isinstance(message, Result | TaskError | Computed) and (
             self.probe is not None
             or (self.trial is not None and self.trial.probe.awaits(message.id))
             or is_answer(message.id, self.expected, self.cancelled_runs)

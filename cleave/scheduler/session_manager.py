@@ -37,6 +37,7 @@ from cleave.scheduler.instructions import (
     SendCancel,
     SendDrop,
     SendRun,
+    SendStage,
     Stuck,
 )
 from cleave.scheduler.joining import Joining, superseded
@@ -45,6 +46,8 @@ from cleave.scheduler.reputation import Wrong
 from cleave.scheduler.result_judging import ResultJudge, wrong_form
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session
+from cleave.scheduler.stage_runs import StageRuns, StagesOn
+from cleave.scheduler.stage_work import StageArray, StageOrder, StepWork
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.trials import Trials
 from cleave.verify import Judgement
@@ -65,6 +68,7 @@ class SessionManager:
         auth: decides which devices may join; `credential` is not used then.
         max_devices: how many devices it takes at once; any number unless given.
         observe: whether devices are planned with the pace that they show (`cleave.scheduler.pace`).
+        stages_on: which devices may train whole layers: a value of `--stages-on`.
     """
 
     def __init__(
@@ -77,9 +81,12 @@ class SessionManager:
         auth: Authenticator | None = None,
         max_devices: int | None = None,
         observe: bool = True,
+        stages_on: StagesOn | str = StagesOn.OWN,
     ) -> None:
         self.scheduler = Scheduler()
         self.sessions: dict[int, Session] = {}
+        any_device = StagesOn.of(stages_on) is StagesOn.ANY
+        self.stages = StageRuns(self.sessions, self.scheduler.names, any_device=any_device)
         self.auth = auth if auth is not None else SharedSecretAuth(credential)
         self.verification = Verification.of(verify)
         self.verify = self.verification.active(crossed)
@@ -109,14 +116,17 @@ class SessionManager:
         self.scheduler.validate()
         for session in self.sessions.values():
             running = self.scheduler.runs_of(session.id)
-            if unknown := session.expected.keys() - running:
+            tasks = {
+                run for run, u in session.expected.items() if not isinstance(u.detail, StageOrder)
+            }
+            if unknown := tasks - running:
                 raise AssertionError(
                     f"{session.name} is expected to answer {sorted(unknown)}, which do not run"
                 )
 
     def leftovers(self) -> list[str]:
         """List what is still kept, in sentences; empty when no job and no operand is in use."""
-        found = self.scheduler.leftovers()
+        found = self.scheduler.leftovers() + self.stages.leftovers()
         if self._buffers:
             found.append(f"{len(self._buffers)} operands are left")
         expected = sum(len(session.expected) for session in self.sessions.values())
@@ -130,9 +140,12 @@ class SessionManager:
             return DeviceState.ASIDE
         if session.state is DeviceState.READY and self.scheduler.overdue(session.id):
             return DeviceState.OVERDUE
-        if session.state is DeviceState.READY and self.scheduler.busy(session.id):
+        if session.state is DeviceState.READY and self._busy(session):
             return DeviceState.BUSY
         return session.state
+
+    def _busy(self, session: Session) -> bool:
+        return self.scheduler.busy(session.id) or self.stages.busy(session.id)
 
     # --- sessions ---
 
@@ -206,6 +219,15 @@ class SessionManager:
         mine = [s.id for s in self.sessions.values() if s.identity == identity]
         return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
 
+    def mark_own(self, identity: int, own: bool, now_s: float) -> list[ForRuntime]:
+        """Note that a device is the operator's own from now on, or is that no more."""
+        done: list[ForRuntime] = []
+        for session in list(self.sessions.values()):
+            if session.identity == identity and session.own != own:
+                session.own = own
+                done += self._carry_out(self.stages.marked(session.id), now_s)
+        return done
+
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
     ) -> list[ForRuntime]:
@@ -232,7 +254,7 @@ class SessionManager:
                 reason = f"the device {what} for {since_s:.0f} s"
                 instructions += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
             elif session.state is DeviceState.READY:
-                busy, alone = self.scheduler.busy(session.id), self.ready_devices <= 1
+                busy, alone = self._busy(session), self.ready_devices <= 1
                 due = self._trials.tick(session, now_s, busy=busy, alone=alone)
                 instructions += self._carry_out(due, now_s)
         if self.observe:
@@ -273,9 +295,14 @@ class SessionManager:
             case messages.TaskError() if trial is not None and trial.probe.awaits(message.id):
                 session.counters.failures += 1
                 return self._trials.failed(session, trial, message.reason, now_s)
+            case messages.Computed() if session.probe is None:
+                return self._result(session, message, now_s)
             case messages.TaskError():
-                if session.expected.pop(message.id, None) is None:
+                task = session.expected.pop(message.id, None)
+                if task is None:
                     return [events.LateAnswer(session.id)]
+                if isinstance(task.detail, StageOrder):
+                    return self._stage_failed(session, message.reason)
                 return self._trials.run_failed(session, message.id, message.reason, now_s)
             case messages.Heartbeat():
                 overdue = self.scheduler.overdue(session.id)
@@ -301,7 +328,7 @@ class SessionManager:
                 raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
 
     def _result(
-        self, session: Session, message: messages.Result, now_s: float
+        self, session: Session, message: messages.Result | messages.Computed, now_s: float
     ) -> Sequence[Decision]:
         task = session.expected.pop(message.id, None)
         if task is None:
@@ -310,18 +337,32 @@ class SessionManager:
             return [events.LateAnswer(session.id)]
         if reason := wrong_form(message, task):
             self._judge.was_wrong(session, Wrong.FORM, reason)
-            failed = self._trials.run_failed(session, message.id, reason, now_s)
+            if isinstance(task.detail, StageOrder):
+                failed = self._stage_failed(session, reason)
+            else:
+                failed = self._trials.run_failed(session, message.id, reason, now_s)
             return [*failed, *self._judge.quarantine_if_due(session, reason)]
+        session.counters.flops += task.flops
+        session.counters.compute_s += min(message.compute_s, now_s - session.opened_s)
+        if isinstance(task.detail, StageOrder):
+            session.counters.blocks += isinstance(message, messages.Result)
+            return self.stages.answered(task.detail, message)
+        assert isinstance(message, messages.Result)
         if session.setbacks.did():
             self.history.remember(session)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
         session.counters.blocks += 1
-        session.counters.flops += task.flops
-        session.counters.compute_s += min(message.compute_s, now_s - session.opened_s)
         if self.verify and self.verification.wants(session.reputation, self._rng):
             return [Check(session.id, message.id, task, message.payload)]
         return [events.ResultArrived(session.id, message.id, message.payload)]
+
+    def _stage_failed(self, session: Session, reason: str) -> Sequence[Decision]:
+        session.counters.failures += 1
+        return [
+            Note(f"{session.name} could not do its part of a stage: {reason}"),
+            *self.stages.failed(session.id, reason),
+        ]
 
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
         """Take the outcome of a `Check` instruction.
@@ -365,6 +406,18 @@ class SessionManager:
         """Note that nothing more is submitted for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)
 
+    def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
+        """Start a training step by stages; see `StageStep`."""
+        return self._carry_out(self.stages.begin(work), now_s)
+
+    def give(self, batch: int, dy: StageArray, now_s: float) -> list[ForRuntime]:
+        """Go on with a micro-batch of that step, whose loss the PS has computed."""
+        return self._carry_out(self.stages.give(batch, dy), now_s)
+
+    def end_steps(self, now_s: float) -> list[ForRuntime]:
+        """End the step by stages, if any, and let devices forget what they hold for it."""
+        return self._carry_out(self.stages.withdraw(), now_s)
+
     # --- what is carried out ---
 
     def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> list[ForRuntime]:
@@ -376,6 +429,12 @@ class SessionManager:
                     done += self.refuse(session, code, reason, now_s)
                 case Dismiss(session, bye):
                     done += self._dismiss(session, bye, now_s)
+                case SendStage(device, message, task):
+                    if (asked := self.sessions.get(device)) is not None:
+                        if isinstance(message, messages.RunGraph | messages.Fetch) and task:
+                            asked.expected[message.id] = task
+                            asked.cancelled_runs.sent(message.id)
+                        done.append(Send(device, message))
                 case _ if isinstance(decision, events.Event):
                     done += self._do(decision, now_s)
                 case _:
@@ -395,7 +454,19 @@ class SessionManager:
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
             done += self._in_messages(instruction, now_s)
-        return done
+        return done + self._carry_out(self._of_stages(event), now_s)
+
+    def _of_stages(self, event: events.Event) -> Sequence[Decision]:
+        """Tell the step by stages what an event means for it."""
+        match event:
+            case events.DeviceLost(device) | events.DeviceDraining(device):
+                return self.stages.lost(device)
+            case events.DeviceAside(device):
+                return self.stages.failed(device, "it was set aside")
+            case events.DeviceReady() | events.DeviceBack():
+                return self.stages.changed()
+            case _:
+                return []
 
     def _in_messages(self, instruction: Instruction, now_s: float) -> list[ForRuntime]:
         match instruction:

@@ -37,6 +37,7 @@ from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.fleet_events import EventListener
 from cleave.scheduler.handshake import FULL_RETRY_S, other_version
 from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.stage_runs import StagesOn
 from cleave.server.runtime import LiveRuntime
 from cleave.transport import listener
 from cleave.transport.addresses import bracketed, origins, parse_origin
@@ -93,6 +94,8 @@ class ServerConfig:
         security: TLS, and which web pages may connect from browsers. By default there is no TLS on
             loopback. Elsewhere the server makes a certificate, whose fingerprint is in `url`.
         allowed: how many connections there may be, and how long a handshake may take.
+        stages_on: which devices may train whole layers, as `cleave serve --stages-on` takes it:
+            `own` or `any`. Whoever shows `credential` is own, unless `auth` is given and decides.
     """
 
     host: str = "127.0.0.1"
@@ -108,6 +111,7 @@ class ServerConfig:
     auth: Authenticator | None = None
     security: Security = field(default_factory=Security)
     allowed: ConnectionLimits = field(default_factory=ConnectionLimits)
+    stages_on: StagesOn | str = StagesOn.OWN
 
 
 class Server:
@@ -129,7 +133,12 @@ class Server:
         descriptors = listener.open_files_limit()
         allowed = config.allowed if descriptors is None else config.allowed.within(descriptors)
         exposure = expose(config.host, config.security, datetime.now(UTC))
-        manager = SessionManager(verify=config.verify, auth=auth, max_devices=allowed.devices)
+        manager = SessionManager(
+            verify=config.verify,
+            auth=auth,
+            max_devices=allowed.devices,
+            stages_on=config.stages_on,
+        )
         self.live = LiveRuntime(manager, config.events)
         self.fleet = Fleet(self.live, config.planner)
         self.fingerprint = exposure.fingerprint
@@ -316,6 +325,11 @@ class Server:
         """End the sessions of a device, and tell it why. Call this in the server's loop."""
         self.live.end_identity(identity, code, reason)
 
+    def mark_own(self, identity: int, own: bool) -> None:
+        """Note that a device is the operator's own now, or is that no more. Call this in the
+        server's loop."""
+        self.live.mark_own(identity, own)
+
     def credit(self) -> None:
         """Report to the authenticator what devices did so far. Call this in the server's loop."""
         self.live.credit()
@@ -327,6 +341,7 @@ class Server:
             {
                 "device": session.id,
                 "identity": session.identity,
+                "own": session.own,
                 "name": session.name,
                 "state": manager.state(session).value,
                 "reason": session.reason,
@@ -424,8 +439,8 @@ def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
         changes: fields of `ServerConfig` to set to other values.
 
     Raises:
-        UsageError: when the address cannot be listened on, TLS lacks something, or `verify` has
-            none of the values that `ServerConfig` names.
+        UsageError: when the address cannot be listened on, TLS lacks something, or `verify` or
+            `stages_on` has none of the values that `ServerConfig` names.
 
     Example:
         >>> with serve(port=0) as server:

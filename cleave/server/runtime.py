@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import secrets
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from cleave.arrays import Buffer
 from cleave.errors import FleetError, ProtocolError
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import Information, Runtime
@@ -32,6 +34,12 @@ from cleave.scheduler.fleet_events import EventKind, EventListener
 from cleave.scheduler.instructions import Aside, Check, ForRuntime, Joined, Note, Overdue, Send
 from cleave.scheduler.session import Session
 from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.stage_work import (
+    StageArray,
+    StageOutcome,
+    StepFailed,
+    StepWork,
+)
 from cleave.server.block_times import BlockTimes, TimeSpan
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import AwaitedSizes
@@ -90,6 +98,7 @@ class LiveRuntime(Runtime):
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
         self._checking = 0  # checks queued or running in the checker's thread
         self._finished: dict[int, threading.Event] = {}
+        self._outcomes: queue.SimpleQueue[StageOutcome] = queue.SimpleQueue()
         self._closed = False
         self._ending = False
 
@@ -375,10 +384,16 @@ class LiveRuntime(Runtime):
         # A thread that waits for a GEMM must not wait for ever.
         for job in list(self._futures):
             self.conclude(job, "the fleet was closed")
+        self.tell_step(StepFailed("the fleet was closed"))
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call this in the loop."""
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
+
+    def mark_own(self, identity: int, own: bool) -> None:
+        """Note that a device is the operator's own now, or is that no more. Call this in the
+        loop."""
+        self.execute(self.manager.mark_own(identity, own, self.now()))
 
     def credit(self) -> None:
         """Report to the authenticator what devices have done so far. Call this in the loop."""
@@ -440,6 +455,46 @@ class LiveRuntime(Runtime):
     def advance_for_local_work(self, flops: float) -> None:
         """See `Runtime.advance_for_local_work`: time has passed by itself."""
 
+    def begin_step(self, work: StepWork) -> None:
+        """See `Runtime.begin_step`."""
+        if self._closed or self.loop is None:
+            raise FleetError("the fleet is closed; make a new one to go on")
+        while not self._outcomes.empty():
+            self._outcomes.get()
+        self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
+
+    def give(self, batch: int, dy: StageArray) -> None:
+        """See `Runtime.give`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, dy)
+
+    def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
+        try:
+            self.execute(what(*arguments, self.now()))
+        except Exception as error:  # noqa: BLE001 - raised where the step is waited for
+            self.tell_step(StepFailed(f"unexpected {type(error).__name__}: {error}"))
+
+    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
+        """See `Runtime.next_outcome`."""
+        began_s = time.perf_counter()
+        try:
+            return self._outcomes.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        finally:
+            took_s = time.perf_counter() - began_s
+            self._counters.fleet_s += took_s
+            self._counters.waited_s += took_s
+
+    def tell_step(self, outcome: StageOutcome) -> None:
+        """See `Runtime.tell_step`."""
+        self._outcomes.put(outcome)
+
+    def end_steps(self) -> None:
+        """See `Runtime.end_steps`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._step_call, self.manager.end_steps)
+
     def release(self, operand: int) -> None:
         """See `Runtime.release`."""
         if self.loop is not None and not self._closed:
@@ -478,4 +533,5 @@ def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error
 
 def _wants_thread(message: messages.Put) -> bool:
     payload = message.payload
-    return payload.nbytes > PACK_IN_THREAD_BYTES and not payload.array.flags.c_contiguous
+    strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
+    return strided and payload.nbytes > PACK_IN_THREAD_BYTES

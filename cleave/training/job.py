@@ -31,6 +31,18 @@ class MemoryMode(Enum):
     LEAN = "lean"
 
 
+class Method(Enum):
+    """How devices take part.
+
+    TILES sends out multiplications. STAGES has devices train whole layers for a step. LOCAL trains
+    on the PS alone.
+    """
+
+    TILES = "tiles"
+    STAGES = "stages"
+    LOCAL = "local"
+
+
 class OffloadMode(Enum):
     """Which multiplications go to the fleet.
 
@@ -72,7 +84,8 @@ class JobSpec:
         checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them, with one
             more at the end; 0 for none at all.
         memory: see `MemoryMode`.
-        offload: see `OffloadMode`.
+        method: see `Method`.
+        offload: see `OffloadMode`; of tiles only.
         journal: keep finished products on disk between checkpoints (`cleave.training.journal`).
         fallback: see `FallbackMode`.
         fallback_after_s: seconds without any device after which `local` begins.
@@ -94,6 +107,7 @@ class JobSpec:
     eval_batches: int = 8
     checkpoint_every: int | str = DEFAULT
     memory: str = "auto"
+    method: str = "tiles"
     offload: str = "all"
     journal: bool = False
     fallback: str = "wait"
@@ -116,11 +130,14 @@ class JobSpec:
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "
                 "makes none; give it a number of steps or a time"
             )
+        if self.journal and self.method == Method.STAGES.value:
+            raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         for name, kind in (
             ("dtype", Precision),
             ("memory", MemoryMode),
+            ("method", Method),
             ("offload", OffloadMode),
             ("fallback", FallbackMode),
         ):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cleave.arrays import DType
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import (
@@ -22,10 +23,14 @@ from cleave.fleet.local_fallback import (
     Leaving,
 )
 from cleave.fleet.runtime import FleetCounters
-from cleave.fleet.selection import Kept, SelectiveFleet, Selector
+from cleave.fleet.selection import Kept, SelectiveFleet, Selector, measure_ps
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.backends import TorchBackend
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.planner import TilePlanner
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PsCompute
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
     LoadedCheckpoint,
@@ -41,6 +46,7 @@ from cleave.training.job import (
     FallbackMode,
     JobSpec,
     MemoryMode,
+    Method,
     OffloadMode,
     Precision,
     default_learning_rate,
@@ -66,6 +72,8 @@ from cleave.training.records import (
     to_dict,
 )
 from cleave.training.run_folder import RunFolder
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import Rows, StagedModel
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.workload.models.build import (
     ModelSource,
@@ -239,13 +247,17 @@ class Trainer:
     ) -> None:
         self.step = 0
         self.patience = context.patience(lambda: self.step)
-        lean = _lean(job, spec)
+        by_stages = context.fleet is not None and job.method == Method.STAGES.value
+        lean = _lean(job, spec) and not by_stages  # stages leave no activations here
         if lean:
             enable_checkpointing(model)
         self.journal = _open_journal(job, run, context, base, self.patience)
         self.fallback: FallbackFleet | None = None
         self.selection: SelectiveFleet | None = None
-        if context.fleet is not None:
+        self.staged: StagedModel | None = None
+        if context.fleet is not None and by_stages:
+            self.staged = self._staged(job, model, context.fleet, context)
+        elif context.fleet is not None and job.method == Method.TILES.value:
             leaving = Leaving(context.stop, self._applied, TorchBackend(), context.clock)
             self.fallback = FallbackFleet(
                 context.fleet, self._presence, _fallback(job), leaving, self._stuck
@@ -275,8 +287,41 @@ class Trainer:
         peak = job.learning_rate or default_learning_rate(spec)
         self.schedule = Schedule(peak, max(1, warmup), job.steps)
 
+    def _staged(
+        self, job: JobSpec, model: nn.Module, fleet: Fleet, context: TrainContext
+    ) -> StagedModel:
+        """Make the graphs of a model's layers, and what trains it by stages.
+
+        Raises:
+            LayerGraphError: when a layer cannot become a graph.
+        """
+
+        def note(text: str) -> None:
+            context.report(NoteRecord(text))
+
+        graphs = model_graphs(
+            model.train(),
+            job.seq,
+            GraphCache.of_user(),
+            progress=lambda what: note(f"making {what}"),
+        )
+        dtype = DType(job.dtype)
+        speed = measure_ps(TorchBackend(), DType.FP32, context.clock)
+        local = job.fallback == FallbackMode.LOCAL.value
+        return StagedModel(
+            ModelWork(model, graphs, dtype),
+            fleet.runtime,
+            plan_stages,
+            PsCompute(speed.flops_per_s, 0.0),
+            local_after_s=job.fallback_after_s if local else None,
+            stop=context.stop,
+            note=note,
+        )
+
     def close(self) -> None:
-        """Close the journal, and withdraw the GEMMs that are still under way."""
+        """Close the journal, and withdraw what is still under way on the fleet."""
+        if self.staged is not None:
+            self.staged.close()
         if self.journal is not None:
             self.journal.close()
         if self.context.fleet is not None:
@@ -403,6 +448,11 @@ class Trainer:
 
     def _backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         """Compute gradients of the mean loss over all micro-batches; return that loss."""
+        if self.staged is not None:
+            ids, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            loss_there = self.staged.gradients(Rows(ids, labels))
+            if loss_there is not None:
+                return loss_there
         total = 0.0
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for ids, labels in batches:
@@ -506,7 +556,9 @@ class Trainer:
         return self.context.fleet.clock if self.context.fleet else "wall"
 
     def _counters(self) -> FleetCounters:
-        return self.fallback.counters() if self.fallback else FleetCounters()
+        if self.fallback is not None:
+            return self.fallback.counters()
+        return self.context.fleet.counters() if self.context.fleet else FleetCounters()
 
     def _journal_counters(self) -> JournalCounters:
         return replace(self.journal.counters) if self.journal else JournalCounters()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -15,9 +15,17 @@ from cleave_cli.render.say import printable, say
 
 app = typer.Typer(
     name="devices",
-    help="List the devices of a server; revoke and release them.",
+    help="List the devices of a server; revoke and release them, mark your own.",
     rich_markup_mode=None,
 )
+
+_COLUMNS: Final = (
+    "id", "name", "own", "state", "last seen", "sessions", "lost", "wrong", "blocks", "failed",
+    "TFLOP", "down", "up", "compute", "energy",
+)  # fmt: skip
+_TEXTS: Final = ("name", "own", "state", "last seen")
+_NARROW: Final = ("id", *_TEXTS, "wrong", "blocks")
+_WIDE: Final = 120  # columns of a terminal that has room for all
 
 Name = Annotated[str, typer.Argument(help="The device's name or id, as `cleave devices` lists it.")]
 
@@ -27,6 +35,8 @@ def devices(
     context: typer.Context, server: Server = "", data: Data = None, as_json: Json = False
 ) -> None:
     """List the devices that a server knows: states with reasons, reputation, contribution.
+
+    A terminal of less than 120 columns shows the most important part.
 
     Examples:
 
@@ -43,18 +53,16 @@ def devices(
     if not answer["devices"]:
         typer.echo("no devices yet; give one a join code with: cleave pair", err=True)
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("id", "name", "state", "last seen"):
-        table.add_column(heading, justify="right" if heading == "id" else "left")
-    for heading in ("sessions", "lost", "wrong", "blocks", "failed"):
-        table.add_column(heading, justify="right")
-    for heading in ("TFLOP", "down", "up", "compute", "energy"):
-        table.add_column(heading, justify="right")
-    for device in answer["devices"]:
-        table.add_row(*map(printable, _cells(device)))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 200
+    shown = _COLUMNS if console.width >= _WIDE else _NARROW
+    table = Table(box=None, pad_edge=False)
+    for heading in shown:
+        table.add_column(heading, justify="left" if heading in _TEXTS else "right")
+    for device in answer["devices"]:
+        cells = _cells(device)
+        table.add_row(*(printable(cells.get(heading, "")) for heading in shown))
     console.print(table, markup=False)
 
 
@@ -66,30 +74,31 @@ def _failed(device: dict[str, Any]) -> str:
     return f"{device['failures']:,}" + ("" if told else f" (last: {device['failure']})")
 
 
-def _cells(device: dict[str, Any]) -> list[str]:
+def _cells(device: dict[str, Any]) -> dict[str, str]:
+    """Return what is known of a device, by the headings of the table."""
     reason = f" ({device['reason']})" if device["reason"] else ""
+    cells = {
+        "name": device["name"],
+        "own": "yes" if device["own"] else "",
+        "state": f"{device['state']}{reason}",
+        "blocks": f"{device['blocks']:,}",
+        "failed": _failed(device),
+        "compute": f"{device['compute_s']:,.0f} s",
+    }
     if device["id"] is None:  # it joined with a credential that many share
-        blocks, compute = f"{device['blocks']:,}", f"{device['compute_s']:,.0f} s"
-        state = f"{device['state']}{reason}"
-        failed = _failed(device)
-        return ["", device["name"], state, *[""] * 4, blocks, failed, *[""] * 3, compute, ""]
+        return cells
     energy_j = device["energy_j"]
-    return [
-        str(device["id"]),
-        device["name"],
-        f"{device['state']}{reason}",
-        when(device["seen_s"]),
-        str(device["sessions"]),
-        str(device["losses"]),
-        str(device["wrong_results"]),
-        f"{device['blocks']:,}",
-        _failed(device),
-        f"{device['flops'] / 1e12:,.3f}",
-        human_bytes(device["downlink_bytes"]),
-        human_bytes(device["uplink_bytes"]),
-        f"{device['compute_s']:,.0f} s",
-        f"{energy_j / 3600:,.2f} Wh" if energy_j else "",
-    ]
+    return cells | {
+        "id": str(device["id"]),
+        "last seen": when(device["seen_s"]),
+        "sessions": str(device["sessions"]),
+        "lost": str(device["losses"]),
+        "wrong": str(device["wrong_results"]),
+        "TFLOP": f"{device['flops'] / 1e12:,.3f}",
+        "down": human_bytes(device["downlink_bytes"]),
+        "up": human_bytes(device["uplink_bytes"]),
+        "energy": f"{energy_j / 3600:,.2f} Wh" if energy_j else "",
+    }
 
 
 @app.command("revoke")
@@ -128,6 +137,35 @@ def release(name: Name, server: Server = "", data: Data = None, as_json: Json = 
     """
     answer = ask("release", {"device": name}, server, data)
     _say(answer, f"{answer['device']['name']} may join again", as_json=as_json)
+
+
+@app.command("own")
+def own(
+    name: Name,
+    no: Annotated[bool, typer.Option("--no", help="It is not your own any more.")] = False,
+    server: Server = "",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Mark a device as your own: it may train whole layers, from now on and at once.
+
+    It sees parameters and activations of those layers, and what it computes of them is not
+    checked: mark only devices that you trust. `cleave pair --own` marks those that are to come.
+
+    Examples:
+
+      cleave devices own annas-laptop
+
+      cleave devices own annas-laptop --no
+    """
+    answer = ask("own", {"device": name, "own": not no}, server, data)
+    marked = (
+        "is not your own any more: it trains no whole layers unless the server lets any device "
+        "do so (--stages-on any)"
+        if no
+        else "is your own: it may train whole layers"
+    )
+    _say(answer, f"{answer['device']['name']} {marked}", as_json=as_json)
 
 
 def _say(answer: dict[str, Any], text: str, *, as_json: bool) -> None:

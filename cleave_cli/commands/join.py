@@ -113,6 +113,7 @@ def join(
     from cleave.device.host.policy import Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
     from cleave.errors import CleaveError
+    from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.kind import kind_of, on_android
     from cleave.machine.memory import hold_strips_well
@@ -196,6 +197,7 @@ def join(
             flops_per_s=chosen[0].flops_per_s,
             profile=profile,
             kind=kind,
+            graphs=graph_session.available(),
         )
         connection = await open_connection(target)
         computer = ComputeThread(chosen[0].backend)

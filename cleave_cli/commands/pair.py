@@ -31,6 +31,10 @@ leads to, or paste the link into the app."""
 def pair(
     uses: Annotated[int, typer.Option(help="For how many devices.")] = 1,
     minutes: Annotated[float, typer.Option(help="How long it is valid.")] = 10,
+    own: Annotated[
+        bool,
+        typer.Option("--own", help="For devices of your own, which may train whole layers."),
+    ] = False,
     qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
     png: Annotated[Path | None, typer.Option(help="Write the QR code to this PNG file.")] = None,
     android: Annotated[bool, typer.Option("--android", help="For the Android app.")] = False,
@@ -55,6 +59,8 @@ def pair(
 
       cleave pair --uses 1000 --minutes 60
 
+      cleave pair --own
+
       cleave pair --png code.png
 
       cleave pair --android
@@ -73,7 +79,7 @@ def pair(
     if void is not None:
         _say_void(ask("void", {"code": void}, server, data), as_json=as_json)
         return
-    answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes}, server, data)
+    answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes, "own": own}, server, data)
     answer["app_url"] = app_link(answer["page_url"])
     url = answer["app_url" if android else "page_url"]
     if png is not None:
@@ -81,7 +87,8 @@ def pair(
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    many = f"{uses} devices can join" if uses > 1 else "one device can join"
+    yours = " of your own" if own else ""
+    many = f"{uses} devices{yours} can join" if uses > 1 else f"one device{yours} can join"
     until = when(answer["expires_s"])
     if android:
         typer.echo(
@@ -110,13 +117,14 @@ def _list(answer: dict[str, Any], *, as_json: bool) -> None:
         typer.echo("no join codes yet; make one with: cleave pair", err=True)
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("id", "used", "state", "made", "expires", "devices"):
+    for heading in ("id", "used", "own", "state", "made", "expires", "devices"):
         table.add_column(heading, justify="right" if heading in ("id", "used") else "left")
     for code in answer["codes"]:
         reason = f" ({code['reason']})" if code["reason"] else ""
         table.add_row(
-            str(code["id"]), f"{code['used']} of {code['uses']}", printable(code["state"] + reason),
-            when(code["made_s"]), when(code["expires_s"]), printable(", ".join(code["devices"])),
+            str(code["id"]), f"{code['used']} of {code['uses']}", "yes" if code["own"] else "",
+            printable(code["state"] + reason), when(code["made_s"]), when(code["expires_s"]),
+            printable(", ".join(code["devices"])),
         )  # fmt: skip
     console = Console(highlight=False)
     if not console.is_terminal:

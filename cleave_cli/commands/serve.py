@@ -66,6 +66,10 @@ def serve(
             "off, or sample:P: that share of what devices send that were never wrong."
         ),
     ] = "auto",
+    stages_on: Annotated[
+        str,
+        typer.Option(help="Devices that may train whole layers: own (paired with --own), or any."),
+    ] = "own",
     tls: Annotated[
         str,
         typer.Option(
@@ -116,8 +120,10 @@ def serve(
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from cleave.scheduler.check_policy import Verification
+    from cleave.scheduler.stage_runs import StagesOn
 
     verification = Verification.of(verify)
+    stages = StagesOn.of(stages_on)
     if tls not in ("", "auto", "off"):
         raise UsageError(f"--tls is {tls!r}; use auto or off")
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
@@ -171,6 +177,7 @@ def serve(
             operator=sessions.serve,
             pages=server_app.routes.answer,
             verify=verification,
+            stages_on=stages,
             auth=server_app.access,
             security=Security(
                 tls=TlsMode(tls) if tls else None,

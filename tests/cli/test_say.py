@@ -24,6 +24,7 @@ DEVICE = {
     "id": 1, "name": DIRTY, "state": DIRTY, "reason": DIRTY, "seen_s": None, "sessions": 1,
     "losses": 0, "wrong_results": 0, "blocks": 1, "flops": 1.0, "downlink_bytes": 1,
     "uplink_bytes": 1, "compute_s": 1.0, "energy_j": 0.0, "failures": 2, "failure": DIRTY,
+    "own": True,
 }  # fmt: skip
 JOB = {
     "job": DIRTY, "model": DIRTY, "state": DIRTY, "reason": DIRTY, "started_s": None,
@@ -31,7 +32,7 @@ JOB = {
 }  # fmt: skip
 KNOWN_CODE = {
     "id": 1, "used": 1, "uses": 2, "state": "void", "reason": DIRTY, "made_s": 0.0,
-    "expires_s": 0.0, "devices": [DIRTY],
+    "expires_s": 0.0, "devices": [DIRTY], "own": True,
 }  # fmt: skip
 CODE = {"code": DIRTY, "page_url": DIRTY, "url": DIRTY, "uses": 1, "expires_s": 0.0}
 
@@ -51,6 +52,8 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"device": DEVICE, "codes": [{"id": 1, "uses": 2, "used": 1}], "unwritten": DIRTY},
     ),
     "release": (["devices", "release", "x"], {"device": DEVICE, "unwritten": ""}),
+    "own": (["devices", "own", "x"], {"device": DEVICE, "unwritten": ""}),
+    "not own": (["devices", "own", "x", "--no"], {"device": DEVICE, "unwritten": DIRTY}),
     "jobs": (["jobs"], {"jobs": [JOB]}),
     "pair": (["pair"], CODE),
     "codes": (["pair", "--list"], {"codes": [KNOWN_CODE]}),

@@ -18,6 +18,11 @@ def test_rates_and_powers_that_are_none(option: str, value: float) -> None:
         serve(**{option: value})  # type: ignore[arg-type]
 
 
+def test_stages_go_to_ones_own_devices_or_to_any() -> None:
+    with pytest.raises(UsageError, match="--stages-on is 'all'; use own or any"):
+        serve(stages_on="all")
+
+
 def test_a_checkpoint_is_promised_only_where_a_job_runs() -> None:
     assert stopping(None) == "stopping"
     assert "job-3 writes a checkpoint" in stopping(TrainingJob("job-3", 3, {}, 10))

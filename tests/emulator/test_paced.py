@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cleave.arrays import DType
 from cleave.device.compute_thread import Outcome
+from cleave.device.core import Order
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import messages
@@ -243,7 +244,7 @@ def answers(
         )
         everything = asyncio.Event()
 
-        def done(what: Compute, outcome: Outcome) -> None:
+        def done(what: Order, outcome: Outcome) -> None:
             found.append((what.run, clock.now_s(), outcome))
             if len(found) == runs:
                 everything.set()

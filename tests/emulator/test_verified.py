@@ -7,6 +7,7 @@ import pytest
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
+from cleave.device.core import Order
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
@@ -26,7 +27,8 @@ class Spoiled(VirtualRuntime):
     flipped: int = 0
     answered_wrong: int = 0
 
-    def _product(self, device: _VirtualDevice, order: Compute) -> Buffer:
+    def _product(self, device: _VirtualDevice, order: Order) -> Buffer:
+        assert isinstance(order, Compute)
         first = device.profile.name == "d0" and order.run < FIRST_ID
         strip = order.pairs[0][1]
         if first and not self.flipped:
@@ -47,7 +49,8 @@ class Patient(VirtualRuntime):
     lies: int = 0
     answers: int = 0
 
-    def _product(self, device: _VirtualDevice, order: Compute) -> Buffer:
+    def _product(self, device: _VirtualDevice, order: Order) -> Buffer:
+        assert isinstance(order, Compute)
         block = execute(NumpyBackend(), order)
         if device.profile.name == "d0" and order.run < FIRST_ID:
             self.answers += 1

@@ -245,7 +245,7 @@ def test_released_operands_are_forgotten_everywhere() -> None:
 
 def _streamed_s(profile: FleetDevice, future: GemmFuture, seen: list[Transfer]) -> float:
     """When the last result is in, from the sizes of the messages alone."""
-    welcome = wire_size(messages.Welcome(device=1))
+    welcome = wire_size(messages.Welcome(device=1, features=("graphs",)))
     down_s = up_s = compute_s = welcome / profile.downlink_bytes_per_s
     compute_s = up_s = 0.0
     results = iter([t.nbytes for t in seen if isinstance(t.message, messages.Result)])
@@ -284,12 +284,18 @@ def test_time_of_one_unit_is_download_compute_and_upload() -> None:
         downlink_bytes_per_s=1e4,
         uplink_bytes_per_s=5e3,
         latency_s=0.5,
+        features=("graphs",),
     )
     assert started_s == pytest.approx(wire_size(hello) / 5e3 + 0.5)
     seen = _watched(runtime)
     _check(_submit(fleet, 12, 10, 8))
     put_a, put_b, run, result = seen
-    down = wire_size(messages.Welcome(device=1)) + put_a.nbytes + put_b.nbytes + run.nbytes
+    down = (
+        wire_size(messages.Welcome(device=1, features=("graphs",)))
+        + put_a.nbytes
+        + put_b.nbytes
+        + run.nbytes
+    )
     expected_s = down / 1e4 + 0.5 + 2 * 12 * 10 * 8 / 1e6 + result.nbytes / 5e3 + 0.5
     assert runtime.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
     assert fleet.counters().fleet_s == pytest.approx(expected_s, rel=1e-12)

@@ -44,6 +44,7 @@ async def serve(url: str, backend: MatmulBackend, *, probe: bool) -> None:
         flops_per_s=_FLOPS_PER_S,
         downlink_bytes_per_s=rate,
         uplink_bytes_per_s=rate,
+        graphs=True,
     )
     give_back = hold_strips_well()
     failures = 0

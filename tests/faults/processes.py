@@ -54,6 +54,12 @@ class Processes:
             for process in self._processes.values():
                 process.wait()
 
+    @property
+    def running(self) -> dict[int, int]:
+        """Return the process id of each slot."""
+        with self._lock:
+            return {slot: process.pid for slot, process in self._processes.items()}
+
     def strike(self, slot: int, fault: Fault) -> None:
         """KILL the process of a slot and start another, or STOP it."""
         with self._lock:

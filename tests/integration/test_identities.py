@@ -19,11 +19,11 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.device.compute_thread import Computer, ComputeThread, Outcome
+from cleave.device.core import Order
 from cleave.device.session import DeviceSession, RefusedError, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
-from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.probe import FIRST_ID
@@ -100,6 +100,10 @@ class Place:
     def states(self) -> dict[str, str]:
         """Of every device that the server knows."""
         return {d["name"]: d["state"] for d in self.ask("devices")["devices"]}
+
+    def own(self) -> dict[str, bool]:
+        """Whether it is the operator's own, of every device that the server knows."""
+        return {d["name"]: d["own"] for d in self.ask("devices")["devices"]}
 
     @contextmanager
     def device(self, url: str, name: str, machine: str = "") -> Iterator[Device]:
@@ -178,6 +182,27 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
     assert code["code"] not in table
     assert run("pair", "--void", "99", "--data", str(place.data)).returncode == 2
     assert run("pair", "--list", "--void", "1", "--data", str(place.data)).returncode == 2
+
+
+def test_devices_of_ones_own_are_known_as_such(place: Place) -> None:
+    with place.server() as (_, _, url):
+        mine = place.ask("pair", "--own")
+        with place.device(mine["url"], "anna") as anna, place.device(url, "ben") as ben:
+            anna.ready()
+            ben.ready()
+            assert place.own() == {"anna": True, "ben": False}
+            shown = run("devices", "own", "ben", "--data", str(place.data))
+            assert "ben is your own: it may train whole layers" in shown.stderr
+            shown = run("devices", "own", "anna", "--no", "--data", str(place.data))
+            assert "anna is not your own any more" in shown.stderr
+            assert place.own() == {"anna": False, "ben": True}
+            assert place.states() == {"anna": "ready", "ben": "ready"}  # they stay connected
+        listed = {c["id"]: c["own"] for c in place.ask("pair", "--list")["codes"]}
+        assert listed[mine["id"]]
+        assert sum(listed.values()) == 1
+    assert place.own() == {"anna": False, "ben": True}  # the server is gone
+    place.ask("devices", "own", "anna")
+    assert place.own() == {"anna": True, "ben": True}
 
 
 def test_a_revocation_holds_though_the_disk_is_full(tmp_path: Path) -> None:
@@ -344,8 +369,8 @@ def test_the_operators_token_is_not_printed(place: Place) -> None:
 class Liar(ComputeThread):
     """Answers with wrong numbers, once it is at work."""
 
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
-        def lie(order: Compute, outcome: Outcome) -> None:
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
+        def lie(order: Order, outcome: Outcome) -> None:
             # Probes are answered honestly.
             if not isinstance(outcome, str) and order.run < FIRST_ID:
                 array = np.frombuffer(bytes(outcome[0]), np.uint8).copy()

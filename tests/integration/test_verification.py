@@ -14,6 +14,7 @@ import pytest
 import cleave
 from cleave.arrays import Buffer, DType, empty
 from cleave.device.compute_thread import ComputeThread, Outcome
+from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.block_checks import BlockChecks
@@ -36,10 +37,11 @@ class Liar(ComputeThread):
         super().__init__(NumpyBackend())
         self._lie = lie
 
-    def start(self, order: Compute, done: Callable[[Compute, Outcome], None]) -> None:
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """See `Computer.start`."""
 
-        def lied(order: Compute, outcome: Outcome) -> None:
+        def lied(order: Order, outcome: Outcome) -> None:
+            assert isinstance(order, Compute)
             assert not isinstance(outcome, str)
             if order.run < FIRST_ID:  # probes are answered honestly
                 block = np.frombuffer(bytearray(outcome[0]), np.float32)

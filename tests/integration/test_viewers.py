@@ -72,6 +72,7 @@ def url_of(server: Server, token: str) -> str:
         "devices",
         "revoke",
         "release",
+        "own",
         "history",
     ],
 )

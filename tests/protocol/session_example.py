@@ -9,7 +9,7 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.device.core import DeviceCore
+from cleave.device.core import DeviceCore, Order
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
@@ -95,7 +95,7 @@ class _Talk:
             assert isinstance(action, Compute)
             product = execute(NumpyBackend(), action).pack()
             for answer in self._device.computed(action.run, bytes(product), 0.0):
-                assert not isinstance(answer, Compute)
+                assert not isinstance(answer, Order)
                 self._tell(answer)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave.device.core import DeviceCore
+from cleave.device.core import DeviceCore, Order
 from cleave.errors import ProtocolError, VersionError
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
@@ -19,10 +19,13 @@ from cleave.protocol.messages import (
     Bye,
     ByeCode,
     Cancel,
+    Computed,
     Drain,
     Drop,
     Error,
     ErrorCode,
+    Fetch,
+    Graph,
     Heartbeat,
     Hello,
     JobRecord,
@@ -33,6 +36,7 @@ from cleave.protocol.messages import (
     Result,
     Role,
     Run,
+    RunGraph,
     TaskError,
     Telemetry,
     Welcome,
@@ -93,6 +97,18 @@ any_message: st.SearchStrategy[Message] = st.one_of(
         transpose_b=st.booleans(),
         out=dtypes,
     ),
+    st.builds(Graph, id=ids, payload=payloads),
+    st.builds(
+        RunGraph,
+        id=ids,
+        graph=ids,
+        inputs=many_ids,
+        outputs=many_ids,
+        output_bytes=many_ids,
+        flops=ids,
+    ),
+    st.builds(Fetch, id=ids, array=ids, first_row=ids, rows=ids, columns=ids, out=dtypes),
+    st.builds(Computed, id=ids, compute_s=reals),
     st.builds(
         Result, id=ids, rows=ids, columns=ids, dtype=dtypes, compute_s=reals, payload=payloads
     ),
@@ -298,6 +314,7 @@ def test_longest_text_and_most_ids() -> None:
         Bye("📱" * limits.MAX_TEXT),
         Drop((1,) * limits.MAX_IDS),
         Run(1, "matmul", (1,) * limits.MAX_RUN_INPUTS, False, False, "fp32"),
+        RunGraph(1, 2, *((1,) * limits.MAX_RUN_INPUTS,) * 3),
     ):
         assert decode(_bytes(message)) == message
 
@@ -306,6 +323,9 @@ BEYOND: dict[str, Message] = {
     "text": Bye("x" * (limits.MAX_TEXT + 1)),
     "ids": Drop((1,) * (limits.MAX_IDS + 1)),
     "inputs": Run(1, "matmul", (1,) * (limits.MAX_RUN_INPUTS + 2), False, False, "fp32"),
+    "inputs of a graph": RunGraph(1, 2, (1,) * (limits.MAX_RUN_INPUTS + 1), (), ()),
+    "outputs of a graph": RunGraph(1, 2, (), (1,) * (limits.MAX_RUN_INPUTS + 1), ()),
+    "sizes of outputs": RunGraph(1, 2, (), (), (1,) * (limits.MAX_RUN_INPUTS + 1)),
     "id too large": Welcome(device=2**limits.OBJECT_ID_BITS),
     "id beyond msgpack": Welcome(device=2**64),
     "id negative": Welcome(device=-1),
@@ -538,7 +558,8 @@ def test_no_messages_harm_a_device(memory_bytes: int, steps: list[Message | _Fin
             case Cancel():
                 results = {id: size for id, size in results.items() if id not in step.ids}
         for answer in answers:
-            if isinstance(answer, Compute):
+            if isinstance(answer, Order):
+                assert isinstance(answer, Compute)
                 assert answer.run not in results
                 results[answer.run] = answer.rows * answer.columns * itemsize[answer.out.value]
             else:

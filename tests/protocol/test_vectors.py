@@ -7,6 +7,7 @@ import pytest
 from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
 from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend, execute
+from cleave.machine.graph_run import FetchRun, GraphRun
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode, wire_size
@@ -25,6 +26,13 @@ def test_names_are_unique_and_every_type_has_a_vector() -> None:
         names = [vector["name"] for vector in load(name)]
         assert len(names) == len(set(names))
     assert {vector["type"] for vector in load("messages")} == set(TYPES)
+
+
+@pytest.mark.parametrize("name", ["messages", "decode"])
+def test_vectors_name_the_feature_that_a_client_needs_for_them(name: str) -> None:
+    for vector in load(name):
+        feature = TYPES[vector["type"]].FEATURE
+        assert vector.get("feature") == (feature and feature.value)
 
 
 @each("messages")
@@ -105,16 +113,17 @@ def test_payloads_are_the_values(vector: Vector) -> None:
 
 @each("faults")
 def test_faults(vector: Vector) -> None:
-    core = DeviceCore(vector["memory_bytes"])
+    core = DeviceCore(vector["memory_bytes"], graphs=vector.get("feature") == "graphs")
     core.received(messages.Welcome(device=1))
     *before, last = [_through_the_wire(message(received)) for received in vector["receive"]]
     for received in before:
-        assert all(isinstance(action, Compute) for action in core.received(received))
+        orders = core.received(received)
+        assert all(isinstance(order, Compute | GraphRun | FetchRun) for order in orders)
     match vector["answer"]:
         case "none":
             assert core.received(last) == []
         case "task_error":
-            assert isinstance(last, messages.Run)
+            assert isinstance(last, messages.Run | messages.RunGraph | messages.Fetch)
             (answer,) = core.received(last)
             assert isinstance(answer, messages.TaskError)
             assert answer.id == last.id

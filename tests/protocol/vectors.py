@@ -14,9 +14,20 @@ from cleave.protocol.messages import ByeCode, ErrorCode, Message, Role
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 TYPES: dict[str, type[Any]] = {cls.TYPE: cls for cls in typing.get_args(messages.Message)}
-HAS_PAYLOAD = ("put", "result")
+HAS_PAYLOAD = ("put", "graph", "result")
 
 Vector = dict[str, Any]
+
+_TUPLES = (
+    "ops",
+    "dtypes",
+    "inputs",
+    "outputs",
+    "output_bytes",
+    "ids",
+    "versions",
+    "features",
+)
 
 
 def load(name: str) -> list[Vector]:
@@ -59,7 +70,7 @@ def message(vector: Vector) -> Message:
     for name, kind in (("role", Role), ("code", code)):
         if name in values:
             values[name] = kind(values[name])
-    for name in ("ops", "dtypes", "inputs", "ids", "versions", "features"):
+    for name in _TUPLES:
         if name in values:
             values[name] = tuple(values[name])
     if "payload" in vector:

@@ -438,12 +438,12 @@ def test_a_result_of_another_form_is_remembered_and_the_second_quarantines(
 
 def test_one_key_opens_as_credential_or_as_code() -> None:
     auth = SharedSecretAuth("key", "token")
-    assert auth.admit(replace(HELLO, credential="key"), "") == Admission()
+    assert auth.admit(replace(HELLO, credential="key"), "") == Admission(own=True)
     assert auth.admit(replace(HELLO, credential="of another server", join_code="key"), "") == (
-        Admission()
+        Admission(own=True)
     )
     assert isinstance(auth.admit(replace(HELLO, credential="k", join_code="y"), ""), Refusal)
     assert isinstance(auth.admit(replace(HELLO, credential=""), ""), Refusal)
-    assert SharedSecretAuth("").admit(HELLO, "") == Admission()
+    assert SharedSecretAuth("").admit(HELLO, "") == Admission(own=True)
     assert auth.admit_operator("token", "") is AccessLevel.OPERATOR
     assert isinstance(auth.admit_operator("key", ""), Refusal)

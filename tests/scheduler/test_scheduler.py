@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.device.core import DeviceCore
+from cleave.device.core import DeviceCore, Order
 from cleave.errors import PlanError
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm, Span, Tile, TileCut
@@ -217,7 +217,7 @@ class Harness:
     def drain(self, device: int) -> None:
         peer = self.peers[device]
         for message in peer.core.drain():
-            assert not isinstance(message, Compute)
+            assert not isinstance(message, Order)
             self._up(peer, message)
 
     # --- work ---
@@ -301,7 +301,7 @@ class Harness:
     def _compute(self, peer: Peer, order: Compute) -> None:
         payload = bytes(execute(self._backend, order).pack())
         for message in peer.core.computed(order.run, payload, 0.001):
-            assert not isinstance(message, Compute)
+            assert not isinstance(message, Order)
             self._up(peer, message)
 
     def _deliver_up(self, peer: Peer) -> None:
@@ -356,7 +356,7 @@ class Harness:
         peer = self.peers[device]
         order = peer.orders.pop(random.randrange(len(peer.orders)))
         for message in peer.core.failed(order.run, "boom"):
-            assert not isinstance(message, Compute)
+            assert not isinstance(message, Order)
             self._up(peer, message)
 
     def answer_wrongly(self, device: int, random: Random) -> None:

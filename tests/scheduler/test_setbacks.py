@@ -14,7 +14,7 @@ import pytest
 import cleave
 from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import ComputeThread, Outcome
-from cleave.device.core import DeviceCore
+from cleave.device.core import DeviceCore, Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
@@ -175,7 +175,7 @@ class Home:
             block = execute(NumpyBackend(), order)
             answers = core.computed(order.run, bytes(block.pack()), 0.0)
         for message in answers:
-            assert not isinstance(message, Compute)
+            assert not isinstance(message, Order)
             self._obey(self.manager.received(session, message, self.now_s))
 
     def _obey(self, orders: list[ForRuntime]) -> None:
@@ -323,10 +323,10 @@ class Failing(ComputeThread):
         super().__init__(NumpyBackend())
         self.asked = 0
 
-    def start(self, order: Compute, done: Any) -> None:
+    def start(self, order: Order, done: Any) -> None:
         """See `Computer.start`."""
 
-        def failed(order: Compute, outcome: Outcome) -> None:
+        def failed(order: Order, outcome: Outcome) -> None:
             self.asked += 1
             done(order, "no memory left")
 

@@ -145,6 +145,15 @@ def test_a_code_for_many(access: Access) -> None:
     assert "used already" in refused(access, code.text).reason
 
 
+def test_who_comes_by_a_code_for_own_devices_is_the_operators_own(access: Access) -> None:
+    mine, other = come(access, access.pair(own=True).text), come(access, access.pair().text)
+    assert (mine.own, other.own) == (True, False)
+    assert come(access, mine.credential).own
+    later = access.pair(own=True).text
+    assert not come(access, other.credential, later).own  # it is known, and needs no code
+    assert not come(access, access.pair(own=True).text, measure=True).own
+
+
 @pytest.mark.parametrize(("uses", "life_s"), [(0, 1), (MAX_USES + 1, 1), (1, 0), (1, 1e9)])
 def test_codes_that_make_no_sense(access: Access, uses: int, life_s: float) -> None:
     with pytest.raises(UsageError, match="join code"):
@@ -204,6 +213,7 @@ def test_measuring_uses_no_code_up_and_is_nobody(access: Access) -> None:
 def test_a_fleet_with_one_credential_is_not_kept() -> None:
     access = Access(Store(None), TOKEN, fleet_credential="shared")
     assert come(access, "shared") == come(access, "another server's", "shared") == Admission()
+    assert not come(access, "shared").own
     assert not access.store.devices()
     assert come(access, access.pair().text).identity is not None
     access.close()
@@ -401,6 +411,24 @@ def test_the_latest_decision_is_what_is_written(trouble: Trouble) -> None:
     found = trouble.store.device(device.identity)
     assert found is not None
     assert (found.standing, found.faults) == (AccessStatus.ADMITTED, 3)
+
+
+def test_whose_a_device_is_holds_at_once_and_the_latest_word_is_written(trouble: Trouble) -> None:
+    access, store = trouble.access, trouble.store
+    device = come(access, access.pair(own=True).text)
+    assert device.identity
+    trouble.begin("locked")
+    for own in (False, True, False):
+        access.statuses.mark_own(device.identity, "phone", own)
+        assert come(access, device.credential).own is own
+    access.writer.flush()
+    assert "phone is not the operator's own" in access.writer.trouble
+    found = store.device(device.identity)
+    assert found is not None
+    assert found.own
+    trouble.end()
+    assert not come(access, device.credential).own
+    assert not come(trouble.again(), device.credential).own
 
 
 def test_faults_are_counted_once_whether_they_are_written_or_not(trouble: Trouble) -> None:

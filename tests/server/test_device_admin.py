@@ -27,6 +27,7 @@ class Sessions:
         self.dashboard_url = "http://x/#c=look"
         self.here: list[dict[str, object]] = []
         self.ended: list[tuple[int, ErrorCode, str]] = []
+        self.marked: list[tuple[int, bool]] = []
         self._access = access
 
     def describe_devices(self) -> list[dict[str, object]]:
@@ -41,6 +42,9 @@ class Sessions:
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         self.ended.append((identity, code, reason))
         self.here = [s for s in self.here if s["identity"] != identity]
+
+    def mark_own(self, identity: int, own: bool) -> None:
+        self.marked.append((identity, own))
 
     def credit(self) -> None:
         for session in self.here:
@@ -84,7 +88,8 @@ def pair(device_admin: DeviceAdmin, access: Access, name: str) -> int:
 
 def here(identity: int | None, name: str = "x") -> dict[str, object]:
     return {
-        "device": 1, "identity": identity, "name": name, "state": "busy", "reason": "",
+        "device": 1, "identity": identity, "own": False, "name": name, "state": "busy",
+        "reason": "",
         "blocks": 1, "compute_s": 0.5, "failures": 0, "failure": "",
     }  # fmt: skip
 
@@ -163,6 +168,34 @@ def test_revoking_makes_the_code_void_that_a_device_came_by(
     assert isinstance(access.admit(Hello(Role.DEVICE, credential=code["code"]), ""), Refusal)
 
 
+def owned(device_admin: DeviceAdmin) -> dict[str, bool]:
+    return {d["name"]: d["own"] for d in device_admin.answer("devices", {})["devices"]}
+
+
+def test_devices_are_the_operators_own_by_their_code_or_by_its_word(
+    device_admin: DeviceAdmin, access: Access
+) -> None:
+    code = device_admin.answer("pair", {"own": True})
+    access.admit(Hello(Role.DEVICE, name="mine", credential=code["code"]), "")
+    id = pair(device_admin, access, "a")
+    sessions(device_admin).here = [here(None, "stranger")]
+    assert code["own"] is True
+    assert [c["own"] for c in device_admin.answer("codes", {})["codes"]] == [True, False]
+    assert owned(device_admin) == {"mine": True, "a": False, "stranger": False}
+    answer = device_admin.answer("own", {"device": "a"})
+    assert (answer["device"]["name"], answer["device"]["own"]) == ("a", True)
+    assert answer["unwritten"] == ""
+    device_admin.answer("own", {"device": "mine", "own": False})
+    assert owned(device_admin) == {"mine": False, "a": True, "stranger": False}
+    assert sessions(device_admin).marked == [(id, True), (1, False)]
+    device_admin.answer("own", {"device": "a", "own": True})  # once more changes nothing
+    device_admin.answer("revoke", {"device": "a"})
+    with pytest.raises(UsageError, match="cleave pair --own"):
+        device_admin.answer("own", {"device": "a"})
+    device_admin.answer("own", {"device": "a", "own": False})
+    assert owned(device_admin)["a"] is False
+
+
 def test_without_a_server_what_cannot_be_written_is_refused(tmp_path: Path, clock: Clock) -> None:
     store = Store(tmp_path / "store.db", busy_s=0.001)
     access = Access(store, "token", clocks=clock.clocks)
@@ -192,6 +225,8 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no device": ("release", {}),
     "no count": ("pair", {"uses": "many"}),
     "no bool": ("pair", {"uses": True}),
+    "no word": ("pair", {"own": 1}),
+    "own of nobody": ("own", {"device": "nobody"}),
     "no time": ("pair", {"life_s": None}),
     "nan": ("pair", {"life_s": float("nan")}),
     "negative": ("pair", {"uses": -1}),
@@ -213,6 +248,9 @@ def test_without_a_server_devices_are_known_and_nobody_is_paired(
     pair(device_admin, access, "a")
     device_admin.sessions = None
     assert states(device_admin) == {"a": ("away", "")}
+    assert device_admin.answer("own", {"device": "a"})["device"]["own"] is True
+    with pytest.raises(UsageError, match="`own` is a bool"):
+        device_admin.answer("own", {"device": "a", "own": "yes"})
     assert device_admin.answer("revoke", {"device": "a"})["device"]["state"] == "revoked"
     with pytest.raises(CleaveError, match="cleave serve"):
         device_admin.answer("pair", {})

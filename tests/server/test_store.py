@@ -111,6 +111,26 @@ def test_a_void_code_is_of_no_use_and_devices_remember_theirs(path: Path) -> Non
     store.close()
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_who_comes_by_a_code_for_own_devices_is_one(path: Path, own: bool) -> None:
+    store = Store(path)
+    code = store.add_code(b"x", 2, NOW_S + 600, NOW_S, own=own)
+    assert code.own is own
+    first, second = (store.redeem(code.id, "d", bytes([i]), NOW_S) for i in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.own is second.own is own
+    store.mark_own(first.id, not own)
+    store.close()
+    again = Store(path)
+    assert [device.own for device in again.devices()] == [not own, own]
+    assert again.device_of(b"\0") == again.find_device("d") == again.devices()[0]
+    (listed,) = again.codes()
+    assert listed.own is own
+    assert again.code(b"x") == listed
+    again.close()
+
+
 def test_reading_does_not_wait_for_writing(path: Path) -> None:
     """Another process holds the file for writing: what is known can be asked all the same."""
     store = Store(path, busy_s=0.01)
@@ -170,6 +190,27 @@ def test_devices_and_faults_of_the_first_version_are_kept(path: Path) -> None:
     assert store.faults_since(1, 0.0) == [(5.0, 1.0)]
     (found,) = store.devices()
     assert (found.name, found.faults, found.conduct) == ("a", 1, Conduct())
+    store.close()
+
+
+def test_devices_and_codes_of_the_third_version_are_not_the_operators_own(path: Path) -> None:
+    Store(path, MIGRATIONS[:3]).close()
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "INSERT INTO devices (name, standing, paired_s, seen_s, code, setbacks) "
+            "VALUES ('a', 'admitted', 1, 2, 1, 3)"
+        )
+        db.execute("INSERT INTO codes (hash, expires_s, uses, used) VALUES (x'78', 9, 2, 1)")
+    store = Store(path)
+    (device,) = store.devices()
+    (code,) = store.codes()
+    assert (device.name, device.own, device.code, device.conduct.setbacks) == ("a", False, 1, 3)
+    assert (code.uses, code.used, code.own) == (2, 1, False)
+    joined = store.redeem(code.id, "b", b"c", 5.0)
+    assert joined is not None
+    assert joined.own is False
+    store.mark_own(device.id, True)
+    assert [d.own for d in store.devices()] == [True, False]
     store.close()
 
 

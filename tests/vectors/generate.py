@@ -23,10 +23,14 @@ from cleave.protocol.messages import (
     Bye,
     ByeCode,
     Cancel,
+    Computed,
     Drain,
     Drop,
     Error,
     ErrorCode,
+    Feature,
+    Fetch,
+    Graph,
     Heartbeat,
     Hello,
     JobRecord,
@@ -38,6 +42,7 @@ from cleave.protocol.messages import (
     Result,
     Role,
     Run,
+    RunGraph,
     TaskError,
     Telemetry,
     Welcome,
@@ -80,6 +85,11 @@ def described(message: Message) -> Json:
     return {"type": message.TYPE, "fields": values}
 
 
+def of_feature(feature: Feature | None) -> Json:
+    """What a vector says of the feature that a client needs for it, if any."""
+    return {} if feature is None else {"feature": feature.value}
+
+
 # --- messages.json ----------------------------------------------------------------------------
 
 
@@ -106,6 +116,11 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("hello-code", "a join code in reserve", replace(device, join_code="7KQ4-MWX2-PDH9")),
         ("hello-kind", "a page that runs on a tablet", replace(device, profile="", kind="tablet")),
         (
+            "hello-graphs",
+            "a device that runs graphs",
+            replace(device, features=("measure", "graphs")),
+        ),
+        (
             "hello-versions",
             "what it speaks and has; names that the reader does not know are no harm",
             replace(device, versions=(1, 2), features=("measure", "tea")),
@@ -122,6 +137,8 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("put-fp32", "1 2 / 3 4", Put(1, 2, 2, "fp32", block)),
         ("put-bf16", "1 -2", Put(2, 1, 2, "bf16", bytes.fromhex("803f00c0"))),
         ("put-fp16", "1 -2", Put(3, 2, 1, "fp16", bytes.fromhex("003c00c0"))),
+        ("put-int64", "1 -2, for graphs", Put(3, 1, 2, "int64", struct.pack("<2q", 1, -2))),
+        ("put-bool", "true false, for graphs", Put(3, 2, 1, "bool", b"\x01\x00")),
         ("put-no-rows", "an empty payload", Put(4, 0, 5, "fp32", b"")),
         ("put-no-columns", "empty in the other way", Put(5, 5, 0, "bf16", b"")),
         ("put-largest-id", "ids end at 2**63 - 1", Put(LARGEST_ID, 1, 1, "fp32", block[:4])),
@@ -134,6 +151,35 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("run-largest-ids", "2**63 - 1", Run(LARGEST_ID, "matmul", (LARGEST_ID, 0), *_TF)),
         ("run-long", "a header of more than 512 bytes", long_run),
         ("run-unknown-op", "well formed; a device answers task_error", replace(long_run, op="fft")),
+        ("graph", "bytes that are no model: here nobody looks at them", Graph(9, b"model")),
+        ("graph-empty", "of no bytes", Graph(9, b"")),
+        ("graph-bin32", "65536 bytes, as id 2**63 - 1", Graph(LARGEST_ID, b"\x0a" * 65536)),
+        ("run-graph", "two of three outputs are kept", _RUN_GRAPH),
+        ("run-graph-zeros", "an input of zeros", replace(_RUN_GRAPH, inputs=(1, 0))),
+        (
+            "run-graph-nothing-kept",
+            "as many ids as the graph has outputs, and no size",
+            replace(_RUN_GRAPH, outputs=(0, 0, 0), output_bytes=()),
+        ),
+        (
+            "run-graph-no-inputs",
+            "a graph of constants; how long it takes is not said",
+            RunGraph(2, 9, (), (10,), (4,)),
+        ),
+        (
+            "run-graph-largest-ids",
+            "2**63 - 1",
+            RunGraph(*_LARGEST, (LARGEST_ID, 0), (LARGEST_ID,), (LARGEST_ID,), LARGEST_ID),
+        ),
+        (
+            "run-graph-long",
+            "a header of more than 512 bytes",
+            replace(_RUN_GRAPH, inputs=tuple(range(1, 401))),
+        ),
+        ("fetch", "rows 2 and 3 of 4 columns", Fetch(3, 10, 2, 2, 4, "bf16")),
+        ("fetch-largest-ids", "2**63 - 1", Fetch(*_LARGEST, *_LARGEST, LARGEST_ID, "fp32")),
+        ("computed", "the outputs are kept", Computed(1, 0.25)),
+        ("computed-largest-id", "2**63 - 1", Computed(LARGEST_ID, 0.0)),
         ("result", "1 2 / 3 4", Result(1, 2, 2, "fp32", 0.001953125, block)),
         ("result-empty", "no rows", Result(2, 0, 3, "bf16", 0.0, b"")),
         ("result-largest-id", "2**63 - 1", Result(LARGEST_ID, 1, 1, "fp16", 0.5, b"\x00\x3c")),
@@ -171,6 +217,8 @@ def _messages() -> list[tuple[str, str, Message]]:
 
 
 _TF: Final = (True, False, "fp32")
+_LARGEST: Final = (LARGEST_ID, LARGEST_ID)
+_RUN_GRAPH: Final = RunGraph(1, 9, (1, 2), (10, 0, 11), (16, 32), 4000)
 _JOB: Final = {"model": "opt-125m", "steps": 10, "learning_rate": 0.0009765625}
 _DEVICE: Final = {"device": 7, "name": "a", "state": "busy", "blocks": 3, "compute_s": 0.5}
 
@@ -179,7 +227,8 @@ def _message_vectors() -> list[Json]:
     vectors = []
     for name, about, message in _messages():
         header, *payload = (bytes(part) for part in encode(message))
-        vector = {"name": name, "about": about, **described(message), "header": header.hex()}
+        vector = {"name": name, "about": about, **of_feature(message.FEATURE)}
+        vector |= {**described(message), "header": header.hex()}
         if payload:
             (data,) = payload
             many = len(data) > 64
@@ -209,6 +258,7 @@ def _fields(message: Message, **changes: Any) -> Json:
 _PUT: Final = Put(1, 1, 1, "fp32")
 _HELLO: Final = Hello(Role.DEVICE)
 _RUN: Final = Run(1, "matmul", (1, 2), False, False, "fp32")
+_FETCH: Final = Fetch(3, 10, 0, 2, 4, "fp32")
 _RESULT: Final = Result(1, 1, 1, "fp32", 0.5)
 _FOUR: Final = bytes.fromhex("0000803f")
 _OF_VERSION_2: Final[Json] = {
@@ -259,6 +309,18 @@ def _decode_vectors() -> list[Json]:
             Hello(Role.DEVICE, 2, versions=(2, 1)),
         ),
         ("telemetry-defaults", "likewise", pack("telemetry", {}), Telemetry()),
+        (
+            "run-graph-defaults",
+            "likewise",
+            pack("run_graph", _fields(_RUN_GRAPH, flops=None)),
+            replace(_RUN_GRAPH, flops=0),
+        ),
+        (
+            "computed-integer-for-float",
+            "1 is as good as 1.0",
+            pack("computed", {"id": 1, "compute_s": 1}),
+            Computed(1, 1.0),
+        ),
         (
             "request-defaults",
             "likewise",
@@ -362,7 +424,8 @@ def _decode_vectors() -> list[Json]:
     ]  # fmt: skip
     vectors = []
     for name, about, data, message in cases:
-        vector = {"name": name, "about": about, **described(message), "bytes": data.hex()}
+        vector = {"name": name, "about": about, **of_feature(message.FEATURE)}
+        vector |= {**described(message), "bytes": data.hex()}
         payload = getattr(message, "payload", None)
         if payload is not None:
             vector["payload"] = payload.hex()
@@ -440,6 +503,25 @@ def _invalid_vectors() -> list[Json]:
         ("hello-without-version", "likewise: it has no default", pack("hello", {"role": "device"})),
         ("put-without-id", "likewise", pack("put", _fields(_PUT, id=None), _FOUR)),
         ("run-without-inputs", "likewise", pack("run", _fields(_RUN, inputs=None))),
+        ("graph-without-id", "likewise", pack("graph", {}, b"model")),
+        ("graph-without-payload", "an array of two", pack("graph", {"id": 9})),
+        ("graph-is-text", "text for a payload", pack("graph", {"id": 9}, "model")),
+        *((f"run-graph-without-{name.replace('_', '-')}", "a required field is missing",
+           pack("run_graph", _fields(_RUN_GRAPH, **{name: None})))
+          for name in ("id", "graph", "inputs", "outputs", "output_bytes")),
+        ("run-graph-inputs-hold-nil", "nil for no input", pack("run_graph",
+         _fields(_RUN_GRAPH, inputs=[None]))),
+        ("run-graph-outputs-not-an-array", "one id for many", pack("run_graph",
+         _fields(_RUN_GRAPH, outputs=10))),
+        ("run-graph-output-bytes-negative", "-1", pack("run_graph",
+         _fields(_RUN_GRAPH, output_bytes=[-1, 32]))),
+        ("run-graph-flops-is-float", "1e9 for an integer", pack("run_graph",
+         _fields(_RUN_GRAPH, flops=1e9))),
+        ("fetch-without-out", "it has no default", pack("fetch", _fields(_FETCH, out=None))),
+        ("fetch-row-negative", "-1", pack("fetch", _fields(_FETCH, first_row=-1))),
+        ("computed-without-time", "it has no default", pack("computed", {"id": 1})),
+        ("computed-with-payload", "an array of three", pack("computed",
+         {"id": 1, "compute_s": 0.5}, b"")),
         ("hello-unknown-role", "not one of the roles", _hello(role="king")),
         ("hello-role-not-text", "an array", _hello(role=["device"])),
         ("error-code-not-text", "a number", pack("error", {"code": 3, "message": ""})),
@@ -493,6 +575,11 @@ def _invalid_vectors() -> list[Json]:
         ("too-many-inputs", "4098 inputs", [b"\x92" + _text("run") + b"\x86" + _text("inputs")
          + b"\xdc\x10\x02", repeated(b"\x01", limits.MAX_RUN_INPUTS + 2),
          _map(_fields(_RUN, inputs=None))[1:]]),
+        *((f"too-many-{name.replace('_', '-')}-of-a-graph", "4097 of them",
+           [b"\x92" + _text("run_graph") + b"\x86" + _text(name) + b"\xdc\x10\x01",
+            repeated(b"\x01", limits.MAX_RUN_INPUTS + 1),
+            _map(_fields(_RUN_GRAPH, **{name: None}))[1:]])
+          for name in ("inputs", "outputs", "output_bytes")),
         ("header-too-long", "an unknown field of 1 MiB", [b"\x92" + _text("heartbeat") + b"\x81"
          + _text("x") + b"\xdb\x00\x10\x00\x00", repeated(b"x", limits.MAX_HEADER_BYTES)]),
         ("nested-33-deep", "a list as arguments may hold it, but one deeper", pack("request",
@@ -740,9 +827,7 @@ def _session_vectors() -> list[Json]:
 
 
 def _fault_vectors() -> list[Json]:
-    def put(id: int, rows: int, columns: int, dtype: str = "fp32") -> Put:
-        return Put(id, rows, columns, dtype, bytes(rows * columns * (4 if dtype == "fp32" else 2)))
-
+    put = _zeros
     a, b = put(1, 2, 3), put(2, 3, 2)
     run = _RUN
     task_errors: list[tuple[str, str, list[Message]]] = [
@@ -782,6 +867,11 @@ def _fault_vectors() -> list[Json]:
         ("put-too-short", "20 bytes for 24", [replace(a, payload=bytes(20))]),
         ("put-too-long", "28 bytes for 24", [replace(a, payload=bytes(28))]),
         ("put-unknown-dtype", "no such dtype", [replace(a, dtype="fp8")]),
+        (
+            "put-dtype-of-a-feature",
+            "only a device with the feature graphs takes int64",
+            [put(1, 1, 3, "int64")],
+        ),
         ("put-over-memory", "1001 bytes, 1000 offered", [put(1, 250, 1), put(2, 1, 1)]),
         (
             "put-over-memory-with-result",
@@ -811,18 +901,99 @@ def _fault_vectors() -> list[Json]:
         ),
         ("put-empty-when-full", "no bytes always fit", [put(1, 250, 1), put(2, 0, 9)]),
     ]
-    groups = (("task_error", task_errors), ("error", errors), ("none", accepted))
+    groups = {"task_error": task_errors, "error": errors, "none": accepted}
+    return [*_faults(groups, None), *_faults(_graph_faults(), Feature.GRAPHS)]
+
+
+_Faults = dict[str, list[tuple[str, str, list[Message]]]]
+"""By answer: name, what it shows, and the messages."""
+
+
+def _faults(groups: _Faults, feature: Feature | None) -> list[Json]:
     return [
         {
             "name": name,
             "about": about,
+            **of_feature(feature),
             "memory_bytes": 1000,
             "receive": [_with_payload(message) for message in received],
             "answer": answer,
         }
-        for answer, cases in groups
+        for answer, cases in groups.items()
         for name, about, received in cases
     ]
+
+
+def _zeros(id: int, rows: int, columns: int, dtype: str = "fp32") -> Put:
+    itemsize = {"fp32": 4, "int64": 8, "bool": 1}.get(dtype, 2)
+    return Put(id, rows, columns, dtype, bytes(rows * columns * itemsize))
+
+
+def _graph_faults() -> _Faults:
+    """Of a device with the feature graphs. No model is looked at: 9 is one, of 100 bytes."""
+    put, graph, a = _zeros, Graph(9, bytes(100)), _zeros(1, 2, 3)
+    run = RunGraph(1, 9, (1,), (10,), (24,))
+    fetch = Fetch(2, 10, 0, 2, 3, "fp32")
+    task_errors: list[tuple[str, str, list[Message]]] = [
+        ("graph-not-here", "graph 9 never came", [a, run]),
+        ("graph-dropped", "graph 9 is gone", [graph, a, Drop((9,)), run]),
+        ("graph-is-an-array", "9 is an array", [a, put(9, 1, 1), run]),
+        ("graph-input-not-here", "array 1 never came", [graph, run]),
+        ("graph-input-dropped", "array 1 is gone", [graph, a, Drop((1,)), run]),
+        ("graph-input-is-a-graph", "9 is no array", [graph, replace(run, inputs=(9,))]),
+        ("fetch-not-here", "array 10 never came", [fetch]),
+        ("fetch-dropped", "array 10 is gone", [graph, a, run, Drop((10,)), fetch]),
+        ("fetch-a-graph", "9 is no array", [graph, replace(fetch, array=9)]),
+        ("fetch-integers", "only floating-point arrays can be fetched", [
+            put(1, 2, 3, "int64"), replace(fetch, array=1)]),
+        ("fetch-over-memory", "496 bytes of an array, 496 of a result, 100 of a graph", [
+            graph, put(1, 124, 1), replace(fetch, array=1, rows=124, columns=1)]),
+        ("run-of-a-kept-output", "run takes only what was put", [
+            graph, a, run, replace(_RUN, id=2, inputs=(1, 10))]),
+        ("run-of-integers", "there is no product of integers", [
+            put(1, 1, 1, "int64"), replace(_RUN, inputs=(1, 1))]),
+    ]  # fmt: skip
+    errors: list[tuple[str, str, list[Message]]] = [
+        ("graph-twice", "id 9 is there", [graph, graph]),
+        ("graph-named-as-an-array", "graphs and arrays share their ids", [a, Graph(1, b"model")]),
+        ("array-named-as-a-graph", "likewise", [graph, put(9, 1, 1)]),
+        ("graph-over-memory", "950 bytes of an array, 100 of a graph", [put(1, 475, 1, "bf16"),
+         graph]),
+        ("put-int64-too-short", "20 bytes for 24", [Put(1, 1, 3, "int64", bytes(20))]),
+        ("put-bool-too-long", "4 bytes for 3", [Put(1, 1, 3, "bool", bytes(4))]),
+        ("output-named-as-an-array", "id 1 is there", [graph, a, replace(run, outputs=(1,))]),
+        ("output-named-as-an-output", "id 10 is there", [graph, a, run, replace(run, id=2)]),
+        ("array-named-as-an-output", "likewise", [graph, a, run, put(10, 1, 1)]),
+        ("output-without-size", "one output is kept, of no size", [graph, a, replace(run,
+         output_bytes=())]),
+        ("size-without-output", "no output is kept, and one size is said", [graph, a, replace(run,
+         outputs=(0,))]),
+        ("outputs-over-memory", "124 bytes are taken, outputs of 877", [graph, a, replace(run,
+         output_bytes=(877,))]),
+        ("put-over-memory-with-output", "outputs count from the run_graph on", [graph, a,
+         replace(run, output_bytes=(876,)), put(2, 1, 1)]),
+        ("put-over-memory-after-cancel", "outputs of a cancelled run count until they are dropped",
+         [graph, a, replace(run, output_bytes=(876,)), Cancel((1,)), put(2, 1, 1)]),
+        ("run-graph-twice", "run 1 is not answered yet", [graph, a, run, replace(run,
+         outputs=(11,))]),
+        ("fetch-twice", "run 1 is not answered yet", [graph, a, run, replace(fetch, id=1)]),
+        ("fetch-unknown-dtype", "no such dtype", [a, replace(fetch, array=1, out="fp8")]),
+        ("fetch-as-integers", "int64 is no dtype of results", [a, replace(fetch, array=1,
+         out="int64")]),
+        ("wrong-direction-computed", "a device is not told so", [Computed(1, 0.5)]),
+    ]  # fmt: skip
+    accepted: list[tuple[str, str, list[Message]]] = [
+        ("graph-after-drop", "the same content may come again", [graph, Drop((9,)), graph]),
+        ("put-int64", "24 bytes", [put(1, 1, 3, "int64")]),
+        ("put-bool", "3 bytes", [put(1, 1, 3, "bool")]),
+        ("put-exactly-full-with-output", "100, 24, 872 and 4 bytes of 1000", [graph, a, replace(run,
+         output_bytes=(872,)), put(2, 1, 1)]),
+        ("drop-before-answer", "a graph, its input and its output, while it runs", [graph, a, run,
+         Drop((9, 1, 10))]),
+        ("put-after-drop-before-answer", "their memory counts as free at once", [graph, a, run,
+         Drop((9, 1, 10)), put(2, 250, 1)]),
+    ]  # fmt: skip
+    return {"task_error": task_errors, "error": errors, "none": accepted}
 
 
 def _with_payload(message: Message) -> Json:

@@ -5,13 +5,29 @@ import { fileURLToPath } from "node:url";
 
 type Hex = string | { hex: string; times: number } | Hex[];
 
-/** The vectors of one file, with integers beyond 2^53 as bigints. */
+/** The features that this client has. */
+const FEATURES = ["measure"];
+
+/** The vectors of one file that are for this client, with integers beyond 2^53 as bigints. */
 export function vectors<T>(file: string): T[] {
+  return all<T>(file).filter((vector) => !ofOthers(vector));
+}
+
+/** The vectors of one file that are for clients with features that this one does not have. */
+export function vectorsOfOthers<T>(file: string): T[] {
+  return all<T>(file).filter(ofOthers);
+}
+
+function ofOthers({ feature }: { feature?: string }): boolean {
+  return feature !== undefined && !FEATURES.includes(feature);
+}
+
+function all<T>(file: string): (T & { feature?: string })[] {
   const path = fileURLToPath(new URL(`../../tests/vectors/${file}`, import.meta.url));
   const document = JSON.parse(readFileSync(path, "utf8"), (_, value) =>
     value !== null && typeof value === "object" && "$int" in value ? BigInt(value.$int) : value,
   );
-  return document.vectors as T[];
+  return document.vectors;
 }
 
 /** Bytes as the vectors write them. */

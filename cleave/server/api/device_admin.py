@@ -18,7 +18,7 @@ Answer = dict[str, Any]
 _MAX_REASON: Final = 200  # characters
 _FLUSH_S: Final = 2.0  # the server's loop waits no longer for a store that cannot be written
 _ACTIONS: Final = (
-    "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "history",
+    "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "own", "history",
 )  # fmt: skip
 
 
@@ -41,6 +41,10 @@ class Sessions(Protocol):
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why."""
+        ...
+
+    def mark_own(self, identity: int, own: bool) -> None:
+        """Note that a device is the operator's own now, or is that no more."""
         ...
 
     def credit(self) -> None:
@@ -98,6 +102,8 @@ class DeviceAdmin:
                 return self._revoke(self._find(arguments), reason)
             case "release":
                 return self._release(self._find(arguments))
+            case "own":
+                return self._mark_own(self._find(arguments), arguments.get("own", True))
             case "history":
                 return {"jobs": [_job(job) for job in self._jobs()]}
             case _:
@@ -106,15 +112,17 @@ class DeviceAdmin:
     def _pair(self, arguments: Mapping[str, Any]) -> Answer:
         sessions = self._running()
         uses, life_s = arguments.get("uses", 1), arguments.get("life_s", CODE_LIFE_S)
-        if type(uses) is not int or type(life_s) not in (int, float):
-            raise UsageError("`uses` is a count and `life_s` a number of seconds")
-        code = self._access.pair(uses, life_s)
+        own = arguments.get("own", False)
+        if type(uses) is not int or type(life_s) not in (int, float) or type(own) is not bool:
+            raise UsageError("`uses` is a count, `life_s` a number of seconds, `own` a bool")
+        code = self._access.pair(uses, life_s, own=own)
         return {
             "id": code.record.id,
             "code": code.text,
             "url": sessions.join_url(code.text),
             "page_url": sessions.join_page_url(code.text),
             "uses": code.record.uses,
+            "own": code.record.own,
             "expires_s": code.record.expires_s,
         }
 
@@ -190,6 +198,7 @@ class DeviceAdmin:
         return {
             "id": device.id,
             "name": device.name,
+            "own": device.own,
             "state": state,
             "reason": reason,
             "session": session["device"] if session is not None else None,
@@ -233,6 +242,20 @@ class DeviceAdmin:
         unwritten = self._written()
         return {**self._now(device), "unwritten": unwritten}
 
+    def _mark_own(self, device: DeviceRecord, own: object) -> Answer:
+        if type(own) is not bool:
+            raise UsageError("`own` is a bool")
+        if own and device.standing is AccessStatus.REVOKED:
+            raise UsageError(
+                f"{device.name} is revoked, which lasts; to let it join again as your own, give it "
+                f"a join code (`cleave pair --own`)"
+            )
+        self._access.statuses.mark_own(device.id, device.name, own)
+        if self.sessions is not None:
+            self.sessions.mark_own(device.id, own)
+        unwritten = self._written()
+        return {**self._now(device), "unwritten": unwritten}
+
     def _now(self, device: DeviceRecord) -> Answer:
         found = self._store.device(device.id)
         assert found is not None
@@ -255,6 +278,7 @@ def _describe_code(code: CodeRecord, devices: Sequence[DeviceRecord], now_s: flo
         "reason": code.void,
         "uses": code.uses,
         "used": code.used,
+        "own": code.own,
         "made_s": code.made_s or None,
         "expires_s": code.expires_s,
         "devices": [device.name for device in devices if device.code == code.id],

@@ -118,7 +118,7 @@ class OperatorSessions:
                     raise UsageError(
                         f"unknown request {request.action!r}; "
                         f"this server knows submit, attach, stop, status, overview, pair, codes, "
-                        f"void, dashboard, devices, revoke, release and history"
+                        f"void, dashboard, devices, revoke, release, own and history"
                     )
         except CleaveError as error:
             failed = {"text": str(error), "exit_code": error.exit_code}

@@ -214,7 +214,9 @@ class Access:
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(device.id, now_s))
         counted = self.statuses.faults_since(device.id, now_s - FAULTS_COUNT_S)
-        return Admission(device.id, device.name, credential, *counted, device.conduct)
+        return Admission(
+            device.id, device.name, credential, *counted, device.conduct, own=device.own
+        )
 
     def failed(self, address: str) -> None:
         """See `Authenticator.failed`."""
@@ -286,12 +288,13 @@ class Access:
         )
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
-    def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S) -> JoinCode:
+    def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S, *, own: bool = False) -> JoinCode:
         """Make a join code.
 
         Args:
             uses: for how many devices.
             life_s: seconds until the code expires.
+            own: whether devices that join with it are the operator's own.
 
         Raises:
             UsageError: when a number is out of range.
@@ -304,7 +307,9 @@ class Access:
                 f"minutes"
             )
         text, now_s = new_code(self._choose), self._clocks.wall()
-        record = self.store.add_code(hash_secret(read_code(text)), uses, now_s + life_s, now_s)
+        record = self.store.add_code(
+            hash_secret(read_code(text)), uses, now_s + life_s, now_s, own=own
+        )
         return JoinCode(text, record)
 
     def close(self) -> None:

@@ -1,5 +1,7 @@
 """What devices may do and which join codes are void: effective at once, written when possible.
 
+Also which devices are the operator's own.
+
 A store that cannot be written (a full disk, a locked file) must not keep a revoked device admitted,
 nor admit a quarantined one again. So a decision is first kept in memory, where it is looked up, and
 is owed to the store until it is written.
@@ -45,6 +47,7 @@ class AccessStatuses:
         # What is not written yet.
         self._decisions: dict[int, _Decision] = {}
         self._void: dict[int, str] = {}
+        self._own: dict[int, tuple[bool, float]] = {}
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
@@ -66,6 +69,25 @@ class AccessStatuses:
 
         why = f" ({reason})" if reason else ""
         self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
+
+    def mark_own(self, device: int, name: str, own: bool) -> None:
+        """Decide whether a device is the operator's own from now on.
+
+        Args:
+            device, name: the device's identity, and its name for people.
+            own: whether it is.
+        """
+        with self._lock:
+            mark = self._own[device] = own, self._now()
+
+        def write() -> None:
+            self._store.mark_own(device, own)
+            with self._lock:
+                if self._own.get(device) is mark:
+                    del self._own[device]
+
+        text = f"{name} is {'' if own else 'not '}the operator's own"
+        self._writer.owe(("own", device), write, text)
 
     def void(self, code: int, reason: str) -> None:
         """Make a join code void: from now on no device joins with it."""
@@ -114,6 +136,8 @@ class AccessStatuses:
         """Return a device's record with its present status, written or not."""
         with self._lock:
             decision = self._decisions.get(device.id)
+            own, _ = self._own.get(device.id, (device.own, 0.0))
+        device = replace(device, own=own)
         if decision is None:
             return device
         return replace(device, standing=decision.standing, reason=decision.reason)

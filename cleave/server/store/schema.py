@@ -79,5 +79,9 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         "ALTER TABLE devices ADD COLUMN slowness REAL NOT NULL DEFAULT 1",
         "ALTER TABLE devices ADD COLUMN late_s REAL NOT NULL DEFAULT 0",
     ),
+    (  # `own`: whether a device, or who comes by a code, is the operator's own.
+        "ALTER TABLE codes ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE devices ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 """Step N leads from version N - 1 to version N. Steps are never changed; new ones follow."""

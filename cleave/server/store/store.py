@@ -62,6 +62,7 @@ class DeviceRecord:
         code: the id of the join code that it joined with; None if unknown.
         done: what it did so far.
         conduct: how it worked in its last session.
+        own: whether it is the operator's own, and may train whole layers.
     """
 
     id: int
@@ -78,6 +79,7 @@ class DeviceRecord:
     code: int | None
     done: DeviceCounters
     conduct: Conduct = field(default_factory=Conduct)
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class CodeRecord:
         used: how many have used it.
         made_s: when it was made, Unix time in seconds; 0 if unknown.
         void: why it was made void; empty if it was not.
+        own: whether devices that join with it are the operator's own.
     """
 
     id: int
@@ -98,6 +101,7 @@ class CodeRecord:
     used: int
     made_s: float = 0.0
     void: str = ""
+    own: bool = False
 
     def is_open(self, now_s: float) -> bool:
         """Return whether a device may use the code at this Unix time."""
@@ -287,6 +291,11 @@ class Store:
                 ),
             )
 
+    def mark_own(self, device: int, own: bool) -> None:
+        """Record whether a device is the operator's own."""
+        with self._writing() as db:
+            db.execute("UPDATE devices SET own = ? WHERE id = ?", (own, device))
+
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
         """Add what devices did, by their ids, in one transaction."""
         sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
@@ -327,24 +336,26 @@ class Store:
 
     # --- join codes ---
 
-    def add_code(self, hash: bytes, uses: int, expires_s: float, now_s: float) -> CodeRecord:
+    def add_code(
+        self, hash: bytes, uses: int, expires_s: float, now_s: float, *, own: bool = False
+    ) -> CodeRecord:
         """Keep a new join code, and delete those that expired long ago."""
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(
-                "INSERT INTO codes (hash, expires_s, uses, made_s) VALUES (?, ?, ?, ?)",
-                (hash, expires_s, uses, now_s),
+                "INSERT INTO codes (hash, expires_s, uses, made_s, own) VALUES (?, ?, ?, ?, ?)",
+                (hash, expires_s, uses, now_s, own),
             )
-            return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s)
+            return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s, own=own)
 
     def code(self, hash: bytes) -> CodeRecord | None:
         """Return the join code with this hash; None if there is none."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
-        return CodeRecord(*found[0]) if found else None
+        return _code(found[0]) if found else None
 
     def codes(self) -> list[CodeRecord]:
         """Return every join code that is still stored, oldest first."""
-        return [CodeRecord(*row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
+        return [_code(row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
 
     def void(self, code: int, reason: str) -> None:
         """Make a join code void: no device may use it any more."""
@@ -354,7 +365,10 @@ class Store:
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Use a join code: add a device with this credential. Return None if it is not open."""
+        """Use a join code: add a device with this credential. Return None if it is not open.
+
+        The device is the operator's own if the code is for those.
+        """
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "
@@ -364,8 +378,8 @@ class Store:
             if taken.rowcount == 0:
                 return None
             added = db.execute(
-                "INSERT INTO devices (name, standing, paired_s, seen_s, code) "
-                "VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO devices (name, standing, paired_s, seen_s, code, own) "
+                "SELECT ?, ?, ?, ?, id, own FROM codes WHERE id = ?",
                 (_free_name(db, name), AccessStatus.ADMITTED.value, now_s, now_s, code),
             )
             device = int(added.lastrowid or 0)
@@ -390,9 +404,9 @@ class Store:
 _DEVICE: Final = (
     "SELECT id, name, standing, reason, paired_s, seen_s, absence, absence_reason, sessions, "
     "losses, (SELECT COUNT(*) FROM faults WHERE device = devices.id), code, "
-    f"{', '.join(COUNTER_FIELDS)}, setbacks, failure, slowness, late_s FROM devices"
+    f"{', '.join(COUNTER_FIELDS)}, setbacks, failure, slowness, late_s, own FROM devices"
 )
-_BEFORE_DONE: Final = len(DeviceRecord.__slots__) - 2
+_BEFORE_DONE: Final = DeviceRecord.__slots__.index("done")
 _BEFORE_CONDUCT: Final = _BEFORE_DONE + len(COUNTER_FIELDS)
 _CODE: Final = ", ".join(CodeRecord.__slots__)
 _JOB: Final = ", ".join(StoredJob.__slots__)
@@ -403,7 +417,13 @@ def _device(row: Sequence[Any]) -> DeviceRecord:
     values["standing"] = AccessStatus(values["standing"])
     values["absence"] = Departure(values["absence"])
     done = DeviceCounters(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
-    return DeviceRecord(**values, done=done, conduct=Conduct(*row[_BEFORE_CONDUCT:]))
+    *conduct, own = row[_BEFORE_CONDUCT:]
+    return DeviceRecord(**values, done=done, conduct=Conduct(*conduct), own=bool(own))
+
+
+def _code(row: Sequence[Any]) -> CodeRecord:
+    values = dict(zip(CodeRecord.__slots__, row, strict=True))
+    return CodeRecord(**{**values, "own": bool(values["own"])})
 
 
 def _free_name(db: sqlite3.Connection, wanted: str) -> str:

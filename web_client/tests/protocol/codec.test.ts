@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import { cleanText, decode, encode, shown } from "../../src/protocol/codec";
 import { ProtocolError } from "../../src/protocol/errors";
 import { make, type Message, Role } from "../../src/protocol/messages";
-import { bytesOf, type Hex, same, vectors } from "../vectors";
+import { bytesOf, type Hex, same, vectors, vectorsOfOthers } from "../vectors";
 
 interface Written {
   name: string;
@@ -36,6 +36,13 @@ describe("messages.json", () => {
 describe("decode.json", () => {
   test.each(vectors<Written>("decode.json"))("$name", (vector) => {
     expectMessage(wholeBytes(vector), vector);
+  });
+});
+
+describe("messages of features that this client does not have", () => {
+  const others = ["messages.json", "decode.json"].flatMap(vectorsOfOthers<Written>);
+  test.each(others)("$name is refused", (vector) => {
+    expect(() => decode(wholeBytes(vector))).toThrow("unknown message type");
   });
 });
 

@@ -15,26 +15,42 @@ import java.math.BigInteger;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
 /** The project's test vectors, read from the files that all clients share. */
 public final class Vectors {
+    /** The features that this client has. */
+    private static final List<String> FEATURES = Collections.singletonList("measure");
+
     private Vectors() {}
 
     /**
-     * The vectors of a file in {@code tests/vectors}; the property {@code cleave.vectors} says
-     * where.
+     * The vectors of a file in {@code tests/vectors} that are for this client; the property {@code
+     * cleave.vectors} says where.
      */
     public static List<JsonObject> read(String name) throws IOException {
+        return read(name, true);
+    }
+
+    /** The vectors of a file that are for clients with features that this one does not have. */
+    static List<JsonObject> readThoseOfOthers(String name) throws IOException {
+        return read(name, false);
+    }
+
+    private static List<JsonObject> read(String name, boolean own) throws IOException {
         File file = new File(System.getProperty("cleave.vectors"), name);
         try (Reader reader =
                 new InputStreamReader(new FileInputStream(file), StandardCharsets.UTF_8)) {
             JsonObject whole = JsonParser.parseReader(reader).getAsJsonObject();
             List<JsonObject> found = new ArrayList<>();
             for (JsonElement vector : whole.getAsJsonArray("vectors")) {
-                found.add(vector.getAsJsonObject());
+                JsonElement feature = vector.getAsJsonObject().get("feature");
+                if (own == (feature == null || FEATURES.contains(feature.getAsString()))) {
+                    found.add(vector.getAsJsonObject());
+                }
             }
             return found;
         }

@@ -1,0 +1,263 @@
+"""Arrangements of devices in stages that the closed form finds good: starts and changes of them.
+
+A start deals devices to stages and cuts the layers so that the stages take equally long by
+themselves. A change moves layers from one stage to another, or a device, swaps two devices, merges
+two stages, or changes where the loss is computed and of how many micro-batches inputs are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Final
+
+import numpy as np
+
+from cleave.planner.plan import DeviceRates
+from cleave.planner.shape import Floats
+from cleave.planner.stage_estimate import Arrangements, Columns, Estimator, Integers, StageTables
+from cleave.planner.stages import PlannedStage, PsCompute
+
+_BEGUN: Final = 24  # starts that are improved a few times
+_BEGUN_ROUNDS: Final = 3
+_CLIMBS: Final = 12  # starts that are improved to the end
+_ROUNDS: Final = 60
+_GAIN: Final = 1e-6  # less is none
+_HALVINGS: Final = 20  # of an interval of times
+
+
+class StageClimb:
+    """A search among arrangements of some groups of devices.
+
+    Args:
+        tables: of the model.
+        groups: devices that have one place together.
+        ps: the PS.
+        fixed: whether group n stays in stage n.
+
+    Attributes:
+        found: arrangements that differ, those with the shortest estimated step first.
+        seconds: what is estimated of them.
+    """
+
+    def __init__(
+        self,
+        tables: StageTables,
+        groups: Sequence[Sequence[DeviceRates]],
+        ps: PsCompute,
+        *,
+        fixed: bool = False,
+    ) -> None:
+        self._tables = tables
+        self._groups = groups
+        self._fixed = fixed
+        self._columns = Columns.of(groups)
+        self._estimator = Estimator(tables, self._columns, ps)
+        self._stages = min(tables.layers, len(groups))
+        one_each = [self._seconds_of_layers([number]) for number in range(len(groups))]
+        self._whole_s = [sum(layers_s) for layers_s, _ in one_each]
+        self._order = sorted(range(len(groups)), key=lambda n: (self._whole_s[n], n))
+        # By group and first layer: where a stage must stop.
+        fits = tables.memory_of_layers[None] <= self._columns.memory[:, None, None]
+        fits &= tables.memory_of_layers > 0
+        self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
+        self.found = self._starts()
+        self.seconds = self._estimator.seconds(self.found)
+        self._keep(_BEGUN, alike=False)
+
+    def climb(self) -> None:
+        """Improve what was found as long as a change helps."""
+        for rounds, most in ((_BEGUN_ROUNDS, _CLIMBS), (_ROUNDS, _CLIMBS)):
+            active = np.arange(len(self.found))
+            for _ in range(rounds):
+                if len(active):
+                    active = self._improve(active)
+            self._keep(most, alike=False)
+
+    def stages(self, number: int) -> tuple[tuple[PlannedStage, ...], int]:
+        """Return the stages of what was found, and of how many micro-batches inputs are kept."""
+        return self.planned(self.found, number)
+
+    def planned(self, them: Arrangements, number: int) -> tuple[tuple[PlannedStage, ...], int]:
+        """Return the stages of an arrangement, and of how many micro-batches inputs are kept."""
+        cuts, place = them.cuts[number].tolist(), them.place[number].tolist()
+        loss, layers = bool(them.loss[number]), self._tables.layers
+        found = []
+        for stage, (first, stop) in enumerate(pairwise(cuts)):
+            if stop > first:
+                here = [d for n, d in enumerate(self._groups) if place[n] == stage]
+                ids = tuple(sorted(device.device for group in here for device in group))
+                found.append(PlannedStage(first, stop, ids, loss and stop == layers))
+        return tuple(found), self._tables.kept_batches[int(them.kept[number])]
+
+    def changes(self, them: Arrangements) -> Arrangements:
+        """Return all changes of each arrangement, equally many, one arrangement after the other."""
+        stages, groups, kept = self._stages, len(self._groups), len(self._tables.kept_batches)
+        shifts, (one, other) = _shifts(stages), np.triu_indices(groups, 1)
+        earlier, later = np.triu_indices(stages, 1)
+        moves = 0 if self._fixed else groups * (stages + 1)
+        sizes = len(shifts), len(earlier), moves, 0 if self._fixed else len(one), 1, kept
+        begins = [0, *accumulate(sizes)]
+        each = begins[-1]
+        cuts = np.repeat(them.cuts[:, None], each, axis=1)
+        place = np.repeat(them.place[:, None], each, axis=1)
+        loss = np.repeat(them.loss[:, None], each, axis=1)
+        kept_there = np.repeat(them.kept[:, None], each, axis=1)
+
+        cuts[:, : len(shifts)] += shifts
+        lengths = np.diff(them.cuts, axis=1)
+        for at, (one_stage, other_stage) in enumerate(zip(earlier, later, strict=True), begins[1]):
+            cuts[:, at, one_stage + 1 : other_stage + 1] += (lengths[:, other_stage] - lengths[:, one_stage])[:, None]
+            place[:, at][them.place == one_stage] = other_stage
+            place[:, at][them.place == other_stage] = one_stage
+        if not self._fixed:
+            rows = begins[2] + np.arange(moves)
+            numbers = np.repeat(np.arange(groups), stages + 1)
+            place[:, rows, numbers] = np.tile(np.arange(stages + 1), groups)
+            rows = begins[3] + np.arange(len(one))
+            place[:, rows, one], place[:, rows, other] = them.place[:, other], them.place[:, one]
+        loss[:, begins[4]] ^= True
+        kept_there[:, begins[5] :] = np.arange(kept)
+        return Arrangements(
+            cuts.reshape(-1, stages + 1),
+            place.reshape(-1, groups),
+            loss.ravel(),
+            kept_there.ravel(),
+        )
+
+    def estimate(self, them: Arrangements) -> Floats:
+        """Return the estimated seconds of a step; infinity where an arrangement is impossible."""
+        return self._estimator.seconds(them)
+
+    def _improve(self, active: Integers) -> Integers:
+        """Make the best change of each of these; return those for which it helped."""
+        changed = self.changes(self.found.take(active))
+        seconds = self.estimate(changed).reshape(len(active), -1)
+        best = seconds.argmin(axis=1)
+        value = seconds[np.arange(len(active)), best]
+        better = value < self.seconds[active] * (1 - _GAIN)
+        rows = (np.arange(len(active)) * seconds.shape[1] + best)[better]
+        self.found.put(active[better], changed.take(rows))
+        self.seconds[active[better]] = value[better]
+        improved: Integers = active[better]
+        return improved
+
+    def _keep(self, most: int, *, alike: bool = True) -> None:
+        """Keep the best that differ, and are possible.
+
+        Args:
+            most: how many.
+            alike: whether all may have the same number of stages; otherwise the best of each number
+                comes first.
+        """
+        used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
+        seen: dict[int, int] = {}
+        known: set[bytes] = set()
+        ranked: list[tuple[int, int, int]] = []
+        for number in np.argsort(self.seconds, kind="stable").tolist():
+            key = b"".join(part[number].tobytes() for part in self.found.parts)
+            if self.seconds[number] == np.inf or key in known:
+                continue
+            known.add(key)
+            rank = seen[int(used[number])] = seen.get(int(used[number]), -1) + 1
+            ranked.append((0 if alike else rank, len(ranked), number))
+        chosen = np.array([number for *_, number in sorted(ranked)[:most]], np.intp)
+        self.found, self.seconds = self.found.take(chosen), self.seconds[chosen]
+
+    # --- starts ---
+
+    def _starts(self) -> Arrangements:
+        stages, kept = self._stages, range(len(self._tables.kept_batches))
+        cuts, place, losses = [], [], []
+        for dealt in dict.fromkeys(self._deals()):
+            for loss in (False, True):
+                found = self._cuts(dealt, loss=loss)
+                if found is not None:
+                    placed = np.full(len(self._groups), stages)
+                    for stage, members in enumerate(dealt):
+                        placed[list(members)] = stage
+                    cuts.append(found + [self._tables.layers] * (stages + 1 - len(found)))
+                    place.append(placed)
+                    losses.append(loss)
+        repeats = len(kept)
+        return Arrangements(
+            np.repeat(np.array(cuts, np.intp).reshape(-1, stages + 1), repeats, axis=0),
+            np.repeat(np.array(place, np.intp).reshape(-1, len(self._groups)), repeats, axis=0),
+            np.repeat(np.array(losses, bool), repeats),
+            np.tile(np.arange(repeats), len(losses)),
+        )
+
+    def _deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
+        """Yield the groups of each stage."""
+        if self._fixed:
+            yield tuple((number,) for number in range(self._stages))
+            return
+        roomy = np.lexsort((np.arange(len(self._groups)), -self._columns.memory)).tolist()
+        for stages in range(1, self._stages + 1):
+            for order in (self._order, roomy):
+                yield tuple((number,) for number in order[:stages])
+                dealt: list[list[int]] = [[] for _ in range(stages)]
+                speed = [0.0] * stages
+                for number in order:
+                    stage = min(range(stages), key=lambda s: (len(dealt[s]) > 0, speed[s]))
+                    dealt[stage].append(number)
+                    speed[stage] += 1 / self._whole_s[number]
+                yield tuple(tuple(members) for members in dealt)
+
+    def _cuts(self, dealt: Sequence[Sequence[int]], *, loss: bool) -> list[int] | None:
+        """Return cuts with which no stage takes long; None if memory does not allow any."""
+        layers = self._tables.layers
+        until, reach, loss_s = [], [], 0.0
+        for members in dealt:
+            seconds, loss_s = self._seconds_of_layers(members)
+            until.append([0.0, *accumulate(seconds)])
+            reach.append(self._reach[list(members)].min(axis=0).tolist())
+        if not loss:
+            loss_s = 0.0
+
+        def cut(limit_s: float) -> list[int] | None:
+            cuts = [0]
+            for stage, seconds in enumerate(until):
+                first = cuts[-1]
+                stop = bisect_right(seconds, seconds[first] + limit_s) - 1
+                stop = min(stop, reach[stage][first], layers - (len(until) - 1 - stage))
+                if stop <= first:
+                    return None
+                cuts.append(stop)
+            fits = cuts[-1] == layers and until[-1][-1] - until[-1][cuts[-2]] + loss_s <= limit_s
+            return cuts if fits else None
+
+        high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + loss_s
+        low, found = 0.0, cut(high)
+        for _ in range(_HALVINGS if found is not None else 0):
+            middle = (low + high) / 2
+            tried = cut(middle)
+            if tried is None:
+                low = middle
+            else:
+                high, found = middle, tried
+        return found
+
+    def _seconds_of_layers(self, members: Sequence[int]) -> tuple[list[float], float]:
+        """Return how long each layer, and the loss, takes a stage of these groups by itself."""
+        columns, chosen = self._columns, list(members)
+        weights, gradients, flops = self._tables.by_layer
+        speed = float((columns.flops * columns.count)[chosen].sum())
+        seconds = (
+            weights / columns.downlink[chosen].min()
+            + gradients / columns.uplink[chosen].min()
+            + sum(self._tables.model.tokens) * flops / speed
+        ).tolist()
+        return seconds[:-1], seconds[-1]
+
+
+def _shifts(stages: int) -> Integers:
+    """Return changes of cuts that move a layer from one stage to another, shape (., stages + 1)."""
+    found = []
+    for first in range(1, stages):
+        for last in range(first, stages):
+            shift = np.zeros(stages + 1, np.intp)
+            shift[first : last + 1] = 1
+            found += [shift, -shift]
+    return np.array(found, np.intp).reshape(-1, stages + 1)

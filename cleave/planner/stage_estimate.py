@@ -1,0 +1,360 @@
+"""The closed form of a step by stages, for many arrangements at once.
+
+It ranks arrangements; `stage_events` simulates the best of them. The first and the last micro-batch
+are followed through the stages, forward and back:
+
+    first forward of a stage   after that of the stage before and the stage's weights, one unit
+    last forward               after that of the stage before, and after the stage's other units
+    backward                   likewise, from the loss back; and after all work of the stage
+    end                        the stage's gradients later
+
+The PS's card carries all weights first and all gradients last. Arrays have a row for each
+arrangement and a column for each stage, or for each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.shape import Floats
+from cleave.planner.stage_events import UNITS_AT_ONCE
+from cleave.planner.stage_prediction import input_bytes, working_bytes
+from cleave.planner.stages import LayerCost, PsCompute, StageModel
+
+Integers = npt.NDArray[np.intp]
+Truths = npt.NDArray[np.bool_]
+
+_LEAST_S: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangements:
+    """Ways to train a model by stages; a stage without layers and devices is none.
+
+    Attributes:
+        cuts: where stages begin and end, shape (arrangements, stages + 1).
+        place: the stage of each column of devices, or the number of stages where it has none,
+            shape (arrangements, columns).
+        loss: whether the last stage computes the loss.
+        kept: the index of `StageTables.kept_batches`.
+    """
+
+    cuts: Integers
+    place: Integers
+    loss: Truths
+    kept: Integers
+
+    def __len__(self) -> int:
+        return len(self.cuts)
+
+    @property
+    def parts(self) -> tuple[Integers, Integers, Truths, Integers]:
+        """Return all arrays."""
+        return self.cuts, self.place, self.loss, self.kept
+
+    def take(self, chosen: Integers) -> Arrangements:
+        """Return the arrangements at these indices."""
+        return Arrangements(
+            self.cuts[chosen], self.place[chosen], self.loss[chosen], self.kept[chosen]
+        )
+
+    def put(self, chosen: Integers, others: Arrangements) -> None:
+        """Replace the arrangements at these indices."""
+        for mine, new in zip(self.parts, others.parts, strict=True):
+            mine[chosen] = new
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Devices, or groups of alike ones that have one place; an array of one value for each."""
+
+    downlink: Floats
+    uplink: Floats
+    flops: Floats
+    latency_s: Floats
+    memory: Floats
+    count: Floats
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[DeviceRates]]) -> Columns:
+        """Return a column for each group: the slowest links, the mean speed, the least memory."""
+
+        def least(name: str) -> Floats:
+            return np.array([min(getattr(d, name) for d in group) for group in groups], float)
+
+        return cls(
+            least("downlink_bytes_per_s"),
+            least("uplink_bytes_per_s"),
+            np.array([sum(d.flops_per_s for d in group) / len(group) for group in groups]),
+            np.array([max(d.latency_s for d in group) for group in groups], float),
+            least("memory_bytes"),
+            np.array([len(group) for group in groups], float),
+        )
+
+
+class StageTables:
+    """What every run of layers costs, by (loss there, first, stop) as one index: a *cell*.
+
+    Attributes:
+        layers: their number.
+        kept_batches: the numbers of micro-batches, of which inputs are kept, that are tried.
+        weights, gradients: bytes that each device receives and sends.
+        forward, backward, again: FLOPs for a token of the forward unit, of the backward unit, and
+            of what that computes again where nothing was kept.
+        forwards, returns: 1 where there is a forward unit, and where the gradient of the first
+            layer's input is returned; else 0.
+        memory: bytes that a device needs, by index of `kept_batches`, then by cell.
+        memory_of_layers: the same by first and stop, where nothing is kept and without the loss.
+        by_layer: rows of bytes of weights and of gradients, and of FLOPs for a token; a column for
+            each layer and one for the loss.
+    """
+
+    def __init__(self, model: StageModel) -> None:
+        self.model = model
+        self.layers = len(model.layers)
+        batches, side = len(model.tokens), self.layers + 1
+        self.kept_batches = sorted({min(kept, batches) for kept in (0, 1, 2, 4, batches)})
+        costs = [*model.layers, model.loss]
+        ordered = np.arange(side)[:, None] < np.arange(side)
+        through = self._sums([cost.forward_flops for cost in costs])
+        back = self._sums([cost.flops - cost.forward_flops for cost in costs])
+        last = np.array([0.0, *(layer.forward_flops for layer in model.layers)])
+        self.weights = self._sums([cost.weight_bytes for cost in costs]).ravel()
+        self.gradients = self._sums([cost.gradient_bytes for cost in costs]).ravel()
+        alone = np.array([1.0, 0.0])[:, None, None]  # the loss is done with the backward pass
+        self.forward = (through * alone).ravel()
+        self.backward = (back + through * (1 - alone)).ravel()
+        self.again = ((through - last * ordered) * alone).ravel()
+        self.forwards = (ordered * alone).ravel()
+        returns = (np.arange(side) > 0)[:, None] | np.full(side, model.embeds)
+        self.returns = (ordered * np.stack([returns, returns])).astype(float).ravel()
+        self.memory = self._memory(costs)
+        self.memory_of_layers = self.memory[0].reshape(2, side, side)[0]
+        self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
+
+    def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
+        """Return the index of a run of layers."""
+        side = self.layers + 1
+        found: Integers = ((loss & (stop == self.layers)) * side + first) * side + stop
+        return found
+
+    def _sums(self, values: Sequence[float]) -> Floats:
+        """Return sums over runs of layers, shape (2, layers + 1, layers + 1)."""
+        until = np.concatenate([[0.0], np.cumsum(np.array(values[:-1], float))])
+        plain = np.triu(until - until[:, None])
+        with_loss = plain.copy()
+        with_loss[:-1, -1] += values[-1]
+        return np.stack([plain, with_loss])
+
+    def _largest(self, values: Sequence[float]) -> Floats:
+        """Return largest values of runs of layers, shaped likewise."""
+        plain = np.zeros((self.layers + 1, self.layers + 1))
+        for first in range(self.layers):
+            plain[first, first + 1 :] = np.maximum.accumulate(np.array(values[first:-1], float))
+        with_loss = plain.copy()
+        with_loss[:-1, -1] = np.maximum(with_loss[:-1, -1], values[-1])
+        return np.stack([plain, with_loss])
+
+    def _memory(self, costs: Sequence[LayerCost]) -> Floats:
+        held = self._sums([c.frozen_bytes + c.weight_bytes + c.sum_bytes for c in costs])
+        held += self._largest([c.sum_bytes for c in costs])
+        held += self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
+        number = np.maximum(0, np.arange(self.layers + 1) - np.arange(self.layers + 1)[:, None])
+        found = []
+        for kept in self.kept_batches:
+            plain, with_loss = (
+                np.array([0, *(input_bytes(self.model, n + 1, k) for n in range(self.layers))])
+                for k in (kept, 0)
+            )
+            found.append((held + np.stack([plain[number], with_loss[number]])).ravel())
+        return np.array(found)
+
+
+class Estimator:
+    """Estimates steps.
+
+    Args:
+        tables: of the model.
+        columns: the devices.
+        ps: the PS.
+    """
+
+    def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
+        self.tables = tables
+        self.columns = columns
+        model, card = tables.model, ps.rates or PsRates()
+        self._batches = len(model.tokens)
+        self._tokens = sum(model.tokens) / self._batches
+        self._activation_bytes = self._tokens * model.width * model.element_bytes
+        self._loss_s = model.loss.flops * self._tokens / ps.flops_per_s
+        self._optimizer_s = ps.optimizer_s
+        self._out_s = max(1 / card.egress_bytes_per_s, card.byte_s)
+        self._in_s = max(1 / card.ingress_bytes_per_s, card.byte_s)
+
+    def seconds(self, arrangements: Arrangements) -> Floats:
+        """Return the estimated seconds of a step; infinity where an arrangement is impossible."""
+        tables, place = self.tables, arrangements.place
+        first, stop = arrangements.cuts[:, :-1], arrangements.cuts[:, 1:]
+        count = _Spread(place, first.shape[1]).total(
+            np.broadcast_to(self.columns.count, place.shape)
+        )
+        cells = tables.cell(arrangements.loss[:, None], first, np.maximum(first, stop))
+        row = np.arange(len(place))[:, None]
+        cell = np.concatenate([cells, np.zeros_like(row)], axis=1)[row, place]
+        possible = (stop >= first).all(axis=1) & ((count > 0) == (stop > first)).all(axis=1)
+        memory = tables.memory[arrangements.kept[:, None], cell]
+        possible &= (memory <= self.columns.memory).all(axis=1)
+        found = np.full(len(place), np.inf)
+        chosen = np.flatnonzero(possible)
+        if len(chosen):
+            kept = np.array(tables.kept_batches)[arrangements.kept[chosen]]
+            stages = _Stages(cells[chosen], cell[chosen], count[chosen], kept[:, None])
+            found[chosen] = self._seconds(stages, _Spread(place[chosen], first.shape[1]))
+        return found
+
+    def _seconds(self, stages: _Stages, spread: _Spread) -> Floats:
+        tables, columns, batches = self.tables, self.columns, self._batches
+        cells, cell = stages.cells, stages.cell
+        again = np.maximum(0.0, 1 - stages.kept * stages.count / batches)  # share not kept
+        devices, repeats = spread.gather(stages.count), spread.gather(again)
+
+        # By device: seconds of its downlink, processor and uplink for a micro-batch.
+        forwards = tables.forwards[cell]
+        x_s = self._activation_bytes / columns.downlink
+        y_s = self._activation_bytes / columns.uplink
+        token_s = self._tokens / columns.flops
+        back = tables.backward[cell] + tables.again[cell] * repeats
+        ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
+        back_s = x_s * (1 + forwards * repeats), back * token_s, y_s * tables.returns[cell]
+        one_ahead_s = sum(ahead_s) + 2 * columns.latency_s * forwards
+        one_back_s = sum(back_s) + 2 * columns.latency_s
+        both_s = [a + b for a, b in zip(ahead_s, back_s, strict=True)]
+        each_ahead_s = _most(*ahead_s, one_ahead_s / UNITS_AT_ONCE)
+        each_back_s = _most(*back_s, one_back_s / UNITS_AT_ONCE)
+        each_s = _most(*both_s, (one_ahead_s + one_back_s) / UNITS_AT_ONCE)
+
+        # Devices of a stage take micro-batches when they are free, the slow ones also get some.
+        speed = 1 / np.maximum(each_s, _LEAST_S)
+        share = speed / spread.gather(spread.total(speed * columns.count))
+        least = np.minimum(UNITS_AT_ONCE, np.ceil(batches / np.maximum(1.0, devices)))
+        takes = np.maximum(np.ceil(batches * share - 1e-6), least)
+
+        weights = tables.weights[cells] * stages.count
+        gradients = tables.gradients[cells] * stages.count
+        passes = tables.forwards[cells] * (1 + again) + (stages.count > 0)
+        moved = batches * self._activation_bytes
+        down = weights.sum(axis=1) + moved * passes.sum(axis=1)
+        up = moved * (tables.forwards[cells] + tables.returns[cells]).sum(axis=1)
+        up += gradients.sum(axis=1)
+        loaded_s = spread.most(tables.weights[cell] / columns.downlink)
+        course = _Course(
+            ready_s=np.maximum(loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
+            ahead_s=spread.most(one_ahead_s).T,
+            others_ahead_s=spread.most((takes - 1) * each_ahead_s).T,
+            back_s=spread.most(one_back_s).T,
+            others_back_s=spread.most((takes - 1) * each_back_s).T,
+            busy_s=spread.most(takes * each_s).T,
+            gradients_s=spread.most(tables.gradients[cell] / columns.uplink).T,
+            card_s=(gradients * self._in_s).T,
+        )
+        loss_there = (cells >= (tables.layers + 1) ** 2).any(axis=1)
+        loss_s = np.where(loss_there, 0.0, self._loss_s)
+        end_s = course.end_s(loss_s, batches)
+        total: Floats = _most(end_s, down * self._out_s, up * self._in_s) + self._optimizer_s
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Cells of stages and of columns of devices, devices of stages, and kept micro-batches."""
+
+    cells: Integers
+    cell: Integers
+    count: Floats
+    kept: Integers
+
+
+class _Spread:
+    """Values of devices, put together by stage."""
+
+    def __init__(self, place: Integers, stages: int) -> None:
+        self._shape = len(place), stages + 1
+        self._at = (np.arange(len(place))[:, None] * (stages + 1) + place).ravel()
+        self._place_shape = place.shape
+
+    def total(self, values: Floats) -> Floats:
+        """Return sums by stage."""
+        size = self._shape[0] * self._shape[1]
+        found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
+        return found.reshape(self._shape)[:, :-1]
+
+    def most(self, values: Floats) -> Floats:
+        """Return largest values by stage."""
+        found = np.zeros(self._shape[0] * self._shape[1])
+        np.maximum.at(found, self._at, values.ravel())
+        return found.reshape(self._shape)[:, :-1]
+
+    def gather(self, values: Floats) -> Floats:
+        """Return for each device the value of its stage; 1 where it has none."""
+        padded = np.ones(self._shape)
+        padded[:, :-1] = values
+        found: Floats = padded.ravel()[self._at].reshape(self._place_shape)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """How long stages take, in arrays of a row for each stage and a column for each arrangement.
+
+    Attributes:
+        ready_s: until all weights are there.
+        ahead_s, back_s: one unit forward, and backward.
+        others_ahead_s, others_back_s: the others of the device that takes longest for them.
+        busy_s: all units of a device.
+        gradients_s, card_s: until gradients are up, by their own uplink and by the PS's card.
+    """
+
+    ready_s: Floats
+    ahead_s: Floats
+    others_ahead_s: Floats
+    back_s: Floats
+    others_back_s: Floats
+    busy_s: Floats
+    gradients_s: Floats
+    card_s: Floats
+
+    def end_s(self, loss_s: Floats, batches: int) -> Floats:
+        """Return when all gradients are up.
+
+        Args:
+            loss_s: of one micro-batch on the PS.
+            batches: number of micro-batches.
+        """
+        first = last = np.zeros_like(loss_s)
+        began = []
+        for stage in range(len(self.ready_s)):
+            began.append(np.maximum(first, self.ready_s[stage]))
+            first = began[-1] + self.ahead_s[stage]
+            last = np.maximum(last + self.ahead_s[stage], first + self.others_ahead_s[stage])
+        first = first + loss_s
+        last = np.maximum(last + loss_s, first + (batches - 1) * loss_s)
+        end = received = np.zeros_like(loss_s)
+        for stage in reversed(range(len(self.ready_s))):
+            first = first + self.back_s[stage]
+            others = first + self.others_back_s[stage]
+            last = _most(last + self.back_s[stage], others, began[stage] + self.busy_s[stage])
+            received = np.maximum(received, last) + self.card_s[stage]
+            end = _most(end, last + self.gradients_s[stage], received)
+        return end
+
+
+def _most(first: Floats, *others: Floats) -> Floats:
+    for other in others:
+        first = np.maximum(first, other)
+    return first

@@ -1,0 +1,360 @@
+"""A step by stages, simulated event by event.
+
+The simulated PS gives out units as `cleave.scheduler.stage_step` does: backward passes before
+forward passes, the last stage first, two units at once to each device, and it takes a stage's sums
+when every micro-batch has passed it. Trained weights go to all devices when the step begins, layer
+by layer; frozen ones are there from the step before.
+
+A device has a downlink, a processor and an uplink, each of which does one thing after another. What
+passes a link also passes the PS's network card, after everything that began to pass it before. The
+PS computes the loss of one micro-batch after another while devices go on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel
+
+UNITS_AT_ONCE: Final = 2
+"""Units that a device is asked for at once, as in `cleave.scheduler.stage_step`."""
+
+_Message = tuple[float, float]
+"""The bytes that go to a device, and the FLOPs that wait for them."""
+
+
+def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
+    """Return what a stage's layers cost, then the loss, if it is there."""
+    return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
+
+
+@dataclass(slots=True)
+class _Card:
+    """One direction of the PS's network card.
+
+    Attributes:
+        byte_s: how long a byte takes.
+        free_s: when everything known so far will be through.
+        passed_bytes: of that.
+    """
+
+    byte_s: float
+    free_s: float = 0.0
+    passed_bytes: float = 0.0
+
+    def passed_s(self, begin_s: float, nbytes: float) -> float:
+        """Return when these bytes are through, after those before them."""
+        self.passed_bytes += nbytes
+        self.free_s = max(begin_s, self.free_s) + nbytes * self.byte_s
+        return self.free_s
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedDevice:
+    """The state of one device.
+
+    Attributes:
+        rates: of its links and processor.
+        coming: messages on their way to it, and the unit that each completes, if any.
+        computed_s, sent_s: when its processor and its uplink will have done what is known.
+        under_way: number of units.
+        kept: of how many micro-batches it keeps inputs of layers.
+        weights_s, computes_s, activations_s, gradients_s: how long, in all, weights take on its
+            downlink, it computes, activations take on the slower of its links, and gradients on
+            its uplink.
+        gradient_layers: how many layers these gradients are of.
+    """
+
+    rates: DeviceRates
+    coming: deque[tuple[_Message, _Unit | None]] = field(default_factory=deque)
+    computed_s: float = 0.0
+    sent_s: float = 0.0
+    under_way: int = 0
+    kept: int = 0
+    weights_s: float = 0.0
+    computes_s: float = 0.0
+    activations_s: float = 0.0
+    gradients_s: float = 0.0
+    gradient_layers: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Stage:
+    """The state of one stage.
+
+    Attributes:
+        number, plan: which it is.
+        costs: of its layers, then of the loss, if it is there.
+        forward, backward: heaps of micro-batches that any of its devices may do next.
+        kept_by: by micro-batch, the device that keeps its inputs of layers.
+        own: by device, a heap of micro-batches that it keeps, and may do backward next.
+        passed: number of micro-batches whose backward pass is done.
+        summed: devices that have sums.
+        known: messages that were made before.
+    """
+
+    number: int
+    plan: PlannedStage
+    costs: list[LayerCost]
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    kept_by: dict[int, int] = field(default_factory=dict)
+    own: dict[int, list[int]] = field(default_factory=dict)
+    passed: int = 0
+    summed: set[int] = field(default_factory=set)
+    known: dict[tuple[int, bool, bool], list[_Message]] = field(default_factory=dict)
+
+    def next_backward(self, device: int) -> tuple[int, bool] | None:
+        """Take the micro-batch that a device is to do backward; say whether it keeps it."""
+        if own := self.own.get(device):
+            batch = heapq.heappop(own)
+            del self.kept_by[batch]
+            return batch, True
+        return (heapq.heappop(self.backward), False) if self.backward else None
+
+    def messages(
+        self, model: StageModel, tokens: int, *, forward: bool, kept: bool
+    ) -> list[_Message]:
+        """Return what goes to a device for a unit, in order.
+
+        Args:
+            model: the model.
+            tokens: of the micro-batch.
+            forward: whether it is a forward pass alone.
+            kept: whether the device has the inputs of the layers.
+        """
+        key = tokens, forward, kept
+        if key not in self.known:
+            activation = float(tokens * model.width * model.element_bytes)
+            through = math.fsum(cost.forward_flops for cost in self.costs) * tokens
+            back = math.fsum(cost.flops - cost.forward_flops for cost in self.costs) * tokens
+            last = self.costs[-1].forward_flops * tokens
+            if forward:
+                found = [(activation, through)]
+            elif self.plan.loss:
+                found = [(activation, through + back)]
+            elif kept:
+                found = [(activation, back)]
+            else:  # x, from which the inputs of the layers are computed again, and dy
+                found = [(activation, through - last), (activation, back)]
+            self.known[key] = found
+        return self.known[key]
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """What a device was asked for.
+
+    Attributes:
+        batch: the micro-batch; -1 for sums.
+        sends: the sizes of what goes back, the last one first.
+    """
+
+    stage: _Stage
+    batch: int
+    device: SimulatedDevice
+    forward: bool
+    sends: list[float]
+
+
+class StageSimulation:
+    """One step.
+
+    Attributes:
+        stages, devices: their states.
+        egress, ingress: the PS's card.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        stages: Sequence[PlannedStage],
+        kept_batches: int,
+        devices_by_id: Mapping[int, DeviceRates],
+        ps: PsCompute,
+    ) -> None:
+        card = ps.rates or PsRates()
+        self.egress = _Card(max(1 / card.egress_bytes_per_s, card.byte_s))
+        self.ingress = _Card(max(1 / card.ingress_bytes_per_s, card.byte_s))
+        self.stages = [_Stage(n, plan, costs_of(model, plan)) for n, plan in enumerate(stages)]
+        self.devices = {
+            d: SimulatedDevice(devices_by_id[d]) for plan in stages for d in plan.devices
+        }
+        self._stages_of: dict[int, list[_Stage]] = {}
+        for stage in reversed(self.stages):
+            for device in stage.plan.devices:
+                self._stages_of.setdefault(device, []).append(stage)
+        self._model = model
+        self._kept_batches = kept_batches
+        self._loss_s = model.loss.flops / ps.flops_per_s
+        self._loss_free_s = 0.0
+        self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
+        self._count = 0
+
+    def end_s(self) -> float:
+        """Simulate the step; return when the last sums are there."""
+        now_s = 0.0
+        for stage in self.stages:
+            self._load(stage)
+        first = self.stages[0]
+        for batch in range(len(self._model.tokens)):
+            heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
+        self._ask(0.0, first.plan.devices)
+        while self._events:
+            now_s, _, happens, what = heapq.heappop(self._events)
+            happens(now_s, what)
+        return now_s
+
+    def _at(self, time_s: float, happens: Callable[[float, Any], None], what: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (time_s, self._count, happens, what))
+
+    # --- the PS ---
+
+    def _ask(self, now_s: float, devices: Iterable[int]) -> None:
+        """Give each of these devices a unit in turn, until none takes another."""
+        turn = sorted(set(devices))
+        while turn:
+            turn = [device for device in turn if self._ask_one(now_s, device)]
+
+    def _ask_one(self, now_s: float, number: int) -> bool:
+        device = self.devices[number]
+        if device.under_way >= UNITS_AT_ONCE:
+            return False
+        stages = self._stages_of[number]
+        for stage in stages:
+            if (found := stage.next_backward(number)) is not None:
+                batch, kept = found
+                device.kept -= kept
+                stage.summed.add(number)
+                self._give(now_s, stage, number, batch, forward=False, kept=kept)
+                return True
+        for stage in stages:
+            if stage.forward:
+                batch = heapq.heappop(stage.forward)
+                if device.kept < self._kept_batches:
+                    device.kept += 1
+                    stage.kept_by[batch] = number
+                self._give(now_s, stage, number, batch, forward=True, kept=False)
+                return True
+        return False
+
+    def _give(
+        self, now_s: float, stage: _Stage, number: int, batch: int, *, forward: bool, kept: bool
+    ) -> None:
+        device, tokens = self.devices[number], self._model.tokens[batch]
+        activation = tokens * self._model.width * self._model.element_bytes
+        back = forward or stage.number > 0 or self._model.embeds
+        sent = stage.messages(self._model, tokens, forward=forward, kept=kept)
+        unit = _Unit(stage, batch, device, forward, [activation] if back else [])
+        device.under_way += 1
+        device.activations_s += activation / min(
+            device.rates.uplink_bytes_per_s, device.rates.downlink_bytes_per_s
+        )
+        self._send_down(now_s, device, sent, unit)
+
+    def _passed(self, now_s: float, unit: _Unit) -> None:
+        """Note at the PS that a unit is done, and go on."""
+        unit.device.under_way -= 1
+        devices = {unit.device.rates.device}
+        stage, batch = unit.stage, unit.batch
+        if batch >= 0 and unit.forward:
+            if stage.number + 1 < len(self.stages):
+                following = self.stages[stage.number + 1]
+                of_next = following.backward if following.plan.loss else following.forward
+                heapq.heappush(of_next, batch)
+                devices.update(following.plan.devices)
+            else:
+                loss_s = self._loss_s * self._model.tokens[batch]
+                self._loss_free_s = max(self._loss_free_s, now_s) + loss_s
+                self._at(self._loss_free_s, self._loss_known, batch)
+        elif batch >= 0:
+            stage.passed += 1
+            if stage.number > 0:
+                before = self.stages[stage.number - 1]
+                self._differentiated(before, batch)
+                devices.update(before.plan.devices)
+        self._ask(now_s, devices)
+        if batch >= 0 and stage.passed == len(self._model.tokens):
+            self._take_sums(now_s, stage)
+
+    def _loss_known(self, now_s: float, batch: int) -> None:
+        self._differentiated(self.stages[-1], batch)
+        self._ask(now_s, self.stages[-1].plan.devices)
+
+    @staticmethod
+    def _differentiated(stage: _Stage, batch: int) -> None:
+        """Note that the gradient of a stage's output is there."""
+        device = stage.kept_by.get(batch)
+        heap = stage.backward if device is None else stage.own.setdefault(device, [])
+        heapq.heappush(heap, batch)
+
+    def _take_sums(self, now_s: float, stage: _Stage) -> None:
+        sizes = [float(cost.gradient_bytes) for cost in stage.costs if cost.gradient_bytes]
+        for number in sorted(stage.summed) if sizes else ():
+            device = self.devices[number]
+            device.under_way += 1
+            device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
+            device.gradient_layers += len(sizes)
+            unit = _Unit(stage, -1, device, False, sizes[::-1])
+            self._at(max(now_s + device.rates.latency_s, device.computed_s), self._send_up, unit)
+
+    # --- devices ---
+
+    def _load(self, stage: _Stage) -> None:
+        """Send the weights of a stage to its devices."""
+        sizes = [cost.weight_bytes for cost in stage.costs if cost.weight_bytes]
+        for number in stage.plan.devices if sizes else ():
+            device = self.devices[number]
+            device.weights_s += sum(sizes) / device.rates.downlink_bytes_per_s
+            self._send_down(0.0, device, [(size, 0.0) for size in sizes], None)
+
+    def _send_down(
+        self,
+        now_s: float,
+        device: SimulatedDevice,
+        messages: Sequence[_Message],
+        unit: _Unit | None,
+    ) -> None:
+        """Send messages, which complete a unit, after those that are on their way."""
+        idle = not device.coming
+        device.coming.extend((message, None) for message in messages[:-1])
+        device.coming.append((messages[-1], unit))
+        if idle:
+            self._send_next(now_s, device)
+
+    def _send_next(self, now_s: float, device: SimulatedDevice) -> None:
+        nbytes = device.coming[0][0][0]
+        own_s = now_s + nbytes / device.rates.downlink_bytes_per_s
+        self._at(max(own_s, self.egress.passed_s(now_s, nbytes)), self._received, device)
+
+    def _received(self, now_s: float, device: SimulatedDevice) -> None:
+        (_, flops), unit = device.coming.popleft()
+        if flops or unit is not None:
+            takes_s = flops / device.rates.flops_per_s
+            device.computes_s += takes_s
+            device.computed_s = max(device.computed_s, now_s + device.rates.latency_s) + takes_s
+        if unit is not None:
+            self._at(device.computed_s, self._send_up, unit)
+        if device.coming:
+            self._send_next(now_s, device)
+
+    def _send_up(self, now_s: float, unit: _Unit) -> None:
+        device = unit.device
+        if unit.sends:
+            if device.sent_s > now_s:
+                self._at(device.sent_s, self._send_up, unit)
+                return
+            nbytes = unit.sends.pop()
+            own_s = now_s + nbytes / device.rates.uplink_bytes_per_s
+            now_s = device.sent_s = max(own_s, self.ingress.passed_s(now_s, nbytes))
+        if unit.sends:
+            self._at(now_s, self._send_up, unit)
+        else:
+            self._at(now_s + device.rates.latency_s, self._passed, unit)

@@ -1,0 +1,127 @@
+"""How long a step by stages takes, and the memory that devices need for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cleave.errors import PlanError
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stage_events import UNITS_AT_ONCE, StageSimulation, costs_of
+from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
+
+GRAPH_BYTES: Final = 100_000
+"""The graphs of a stage."""
+
+_FP32_BYTES: Final = 4
+
+
+def local_step_s(model: StageModel, ps: PsCompute) -> float:
+    """Return the seconds of a step that the PS does alone: it computes no forward pass twice."""
+    flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
+    return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
+
+
+def held_bytes(model: StageModel, stage: PlannedStage, kept_batches: int) -> int:
+    """Return the memory that a stage needs on a device.
+
+    Args:
+        model: the model and the batch.
+        stage: of which layers, and whether with the loss.
+        kept_batches: of so many micro-batches the inputs of layers stay there.
+    """
+    costs = costs_of(model, stage)
+    return (
+        sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
+        + max(cost.sum_bytes for cost in costs)  # before and after an addition
+        + working_bytes(model, max(cost.working_bytes for cost in costs))
+        + input_bytes(model, stage.stop - stage.first, 0 if stage.loss else kept_batches)
+    )
+
+
+def working_bytes(model: StageModel, of_token: float) -> int:
+    """Return what graphs need, and a run that needs so much for a token."""
+    return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
+
+
+def input_bytes(model: StageModel, layers: int, kept_batches: int) -> int:
+    """Return the memory for activations: inputs of layers, and what comes and goes.
+
+    There are the inputs of micro-batches that are kept and of the one that is computed, and x, y,
+    dy and dx of two units.
+
+    Args:
+        model: the model and the batch.
+        layers: how many the stage has.
+        kept_batches: of how many micro-batches inputs are kept.
+    """
+    tokens = sorted(model.tokens, reverse=True)
+    rows = layers * sum(tokens[: kept_batches + 1]) + 4 * sum(tokens[:UNITS_AT_ONCE])
+    return rows * model.width * _FP32_BYTES
+
+
+def predict(
+    model: StageModel,
+    stages: Sequence[PlannedStage],
+    kept_batches: int,
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+) -> StagePlan:
+    """Return what a step by these stages is predicted to take.
+
+    Args:
+        model: the model and the batch.
+        stages: in order; together all layers once.
+        kept_batches: of how many micro-batches a device may keep inputs of layers.
+        devices_by_id: at least the devices of the stages.
+        ps: the PS.
+
+    Raises:
+        PlanError: when a device has too little memory.
+    """
+    memory: dict[int, int] = {}
+    for stage in stages:
+        for device in stage.devices:
+            memory[device] = memory.get(device, 0) + held_bytes(model, stage, kept_batches)
+    for device, needed in memory.items():
+        if needed > (offered := devices_by_id[device].memory_bytes):
+            raise PlanError(
+                f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
+                f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
+            )
+    run = StageSimulation(model, stages, kept_batches, devices_by_id, ps)
+    step_s = run.end_s() + ps.optimizer_s
+    down, up = run.egress.passed_bytes, run.ingress.passed_bytes
+    reason = _reason(model, run, ps, step_s)
+    return StagePlan(tuple(stages), kept_batches, step_s, memory, round(down), round(up), reason)
+
+
+def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
+    """Say in a sentence what takes most of the step."""
+    devices = [run.devices[number] for number in sorted(run.devices)]
+    slowest = max(devices, key=lambda device: device.gradients_s)
+    computing = max(devices, key=lambda device: device.computes_s)
+    passing = max(devices, key=lambda device: device.activations_s)
+    loading = max(devices, key=lambda device: device.weights_s)
+    found = [
+        (
+            slowest.gradients_s,
+            f"the gradients of {slowest.gradient_layers} layers on the uplink of device "
+            f"{slowest.rates.device} take",
+        ),
+        (
+            loading.weights_s,
+            f"the weights on the downlink of device {loading.rates.device} take",
+        ),
+        (computing.computes_s, f"the multiplications of device {computing.rates.device} take"),
+        (passing.activations_s, f"activations take the links of device {passing.rates.device}"),
+        (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
+        (run.ingress.passed_bytes * run.ingress.byte_s, "what it receives takes the PS's card"),
+        (ps.optimizer_s, "the optimizer takes"),
+    ]
+    if not run.stages[-1].plan.loss:
+        loss_s = sum(model.tokens) * model.loss.flops / ps.flops_per_s
+        found.append((loss_s, "the loss on the PS takes"))
+    seconds, what = max(found)
+    return f"{what} {seconds:.3g} of {step_s:.3g} s"

@@ -1,0 +1,211 @@
+"""The search for the stages with the shortest step.
+
+Arrangements of devices are ranked by the closed form of `stage_estimate`; the best of them are
+simulated event by event (`stage_events`), and so are changes of the best of these. In a large fleet
+devices of like speed form groups that have one place, beside a search that places the few fastest
+devices one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from cleave.errors import PlanError
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stage_climb import StageClimb
+from cleave.planner.stage_estimate import Arrangements, StageTables
+from cleave.planner.stage_prediction import held_bytes, predict
+from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
+
+_FEW: Final = 16  # devices that are placed one by one
+_FASTEST: Final = 12  # devices of a larger fleet that are placed so as well
+_GROUPINGS: Final = 6  # ways to group the devices of a larger fleet that are improved
+_SIMULATED: Final = 12  # of the estimated best, before changes of the best of them
+_LEAST_SIMULATED: Final = 3
+_UNITS: Final = 5_000  # that are simulated in all, of a small fleet
+_UNITS_OF_MANY: Final = 50_000
+_AT_ONCE: Final = 8  # changes of an arrangement
+_PATIENCE: Final = 1.01
+_UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
+_WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
+_GAIN: Final = 1e-6  # less is none
+
+
+def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """Return the stages with the shortest predicted step that were found.
+
+    Args:
+        model: the model and the batch.
+        devices: the fleet, in any order; the plan may leave some idle.
+        ps: the PS.
+
+    Raises:
+        PlanError: when nothing is to be planned, or the devices have too little memory.
+    """
+    if not model.layers or not model.tokens:
+        raise PlanError(
+            f"a step of {len(model.layers)} layers and {len(model.tokens)} micro-batches has "
+            "nothing to plan; it needs at least one of each"
+        )
+    tables = StageTables(model)
+    able = _able(tables, sorted(devices, key=lambda device: device.device))
+    climbs = list(_climbs(tables, able, ps))
+    judge = _Judge(model, {device.device: device for device in able}, ps)
+    judge.units_left = _UNITS if len(able) <= _FEW else _UNITS_OF_MANY
+    found = sorted(
+        (seconds, number, row)
+        for number, climb in enumerate(climbs)
+        for row, seconds in enumerate(climb.seconds.tolist())
+    )
+    for _, number, row in found[:_SIMULATED]:
+        judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
+    if judge.best is None:
+        needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)), 0)
+        offered = sum(device.memory_bytes for device in devices)
+        raise PlanError(
+            f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
+            f"{offered / 1e6:.0f} MB that {len(devices)} devices offer together: connect more "
+            "devices, or let them offer more"
+        )
+    judge.search()
+    return judge.best
+
+
+def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
+    """Return the devices that can hold a layer.
+
+    Raises:
+        PlanError: when none can.
+    """
+    least = float(tables.memory_of_layers.diagonal(1).min())
+    able = [device for device in devices if device.memory_bytes >= least]
+    if not able:
+        most = max((device.memory_bytes for device in devices), default=0)
+        raise PlanError(
+            f"a layer needs {least / 1e6:.0f} MB on a device, but the largest of {len(devices)} "
+            f"devices offers {most / 1e6:.0f} MB: connect a device with more memory"
+        )
+    return able
+
+
+def _climbs(
+    tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute
+) -> Iterator[StageClimb]:
+    """Yield searches that have found what they can."""
+    if len(devices) <= _FEW:
+        climb = StageClimb(tables, [[device] for device in devices], ps)
+        climb.climb()
+        yield climb
+        return
+    order = _by_speed(tables, devices)
+    few = StageClimb(tables, [[device] for device in order[:_FASTEST]], ps)
+    grouped = [StageClimb(tables, groups, ps, fixed=True) for groups in _groupings(tables, order)]
+    grouped.sort(key=lambda climb: min(climb.seconds, default=np.inf))
+    for climb in (few, *grouped[:_GROUPINGS]):
+        climb.climb()
+        yield climb
+
+
+def _by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
+    """Return devices, first the one that would do the whole model fastest."""
+    model, whole = tables.model, tables.by_layer[:, :-1].sum(axis=1)
+    weights, gradients, flops = whole.tolist()
+    moved = 2 * sum(model.tokens) * model.width * model.element_bytes
+
+    def seconds(device: DeviceRates) -> tuple[float, int]:
+        down_s = (weights + moved) / device.downlink_bytes_per_s
+        up_s = (gradients + moved) / device.uplink_bytes_per_s
+        return down_s + up_s + sum(model.tokens) * flops / device.flops_per_s, device.device
+
+    return sorted(devices, key=seconds)
+
+
+def _groupings(
+    tables: StageTables, order: Sequence[DeviceRates]
+) -> Iterator[list[list[DeviceRates]]]:
+    """Yield ways to make the fastest devices groups, one for each stage.
+
+    Either all groups get devices of every speed, or each gets those of like speed.
+    """
+    memory = np.array([device.memory_bytes for device in order])
+    for stages in _numbers(min(tables.layers, len(order))):
+        # Room for as many layers as a stage has on average.
+        least = tables.memory_of_layers.diagonal(-(-tables.layers // stages)).min()
+        roomy = [order[n] for n in np.flatnonzero(memory >= least).tolist()]
+        for able in [roomy] if len(roomy) == len(order) else [roomy, list(order)]:
+            most = min(len(able) // stages, len(tables.model.tokens))
+            for size in _numbers(most):
+                chosen = able[: size * stages]
+                yield [chosen[n::stages] for n in range(stages)]
+                if size > 1:
+                    yield [chosen[n * size : (n + 1) * size] for n in range(stages)]
+
+
+def _numbers(most: int) -> list[int]:
+    """Return numbers up to `most`, farther apart the larger they are, and `most` itself."""
+    found, number = [], 1
+    while number <= most:
+        found.append(number)
+        number = max(number + 1, number * 4 // 3)
+    return sorted({*found, most} - {0})
+
+
+@dataclass(slots=True)
+class _Judge:
+    """What is simulated.
+
+    Attributes:
+        units_left: how many units may still be simulated.
+        best: the fastest plan so far.
+    """
+
+    model: StageModel
+    devices: dict[int, DeviceRates]
+    ps: PsCompute
+    units_left: int = 0
+    best: StagePlan | None = None
+    _seen: set[tuple[tuple[PlannedStage, ...], int]] = field(default_factory=set)
+    _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(default_factory=list)
+
+    def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
+        """Simulate an arrangement, unless too many were; say whether it is the fastest so far."""
+        planned = climb.planned(one, 0)
+        if planned in self._seen or (self.units_left <= 0 and len(self._seen) >= _LEAST_SIMULATED):
+            return False
+        self._seen.add(planned)
+        stages, kept = planned
+        self.units_left -= 2 * len(stages) * len(self.model.tokens)
+        plan = predict(self.model, stages, kept, self.devices, self.ps)
+        changes = self._changes(climb, one)
+        heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
+        if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):
+            return False
+        self.best = plan
+        return True
+
+    def search(self) -> None:
+        """Simulate changes of what was simulated, of the fastest first, until enough was."""
+        while self._next and self.units_left > 0:
+            seconds, number, changes = heapq.heappop(self._next)
+            some = list(islice(changes, _AT_ONCE))
+            any(self.simulate(climb, one) for climb, one in some)
+            if some:  # changes of others get a turn before the next ones
+                heapq.heappush(self._next, (seconds * _PATIENCE, number, changes))
+
+    def _changes(
+        self, climb: StageClimb, one: Arrangements
+    ) -> Iterator[tuple[StageClimb, Arrangements]]:
+        """Yield changes of an arrangement, those first that are estimated to be fastest."""
+        self.units_left -= _UNITS_OF_CHANGES
+        changed = climb.changes(one)
+        seconds = climb.estimate(changed)
+        worth = float(climb.estimate(one)[0]) * _WORTH
+        ranked = np.argsort(seconds, kind="stable")
+        for number in ranked[seconds[ranked] < worth].tolist():
+            yield climb, changed.take(np.array([number]))

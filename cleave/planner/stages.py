@@ -1,0 +1,121 @@
+"""Stages: which consecutive layers which devices train, and how long a step takes then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cleave.planner.plan import DeviceRates, PsRates
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer, or the loss, costs.
+
+    Attributes:
+        frozen_bytes: of parameters that are not trained and stay on devices between steps.
+        weight_bytes: of those that are trained, as they travel to a device in every step.
+        gradient_bytes: of their gradients, as they travel back.
+        sum_bytes: of their gradients on the device, in fp32.
+        flops: forward and backward, for each token; the backward graph computes the forward again.
+        forward_flops: of the forward pass alone.
+        working_bytes: what a run of its graph needs beside its inputs, for each token.
+    """
+
+    frozen_bytes: int
+    weight_bytes: int
+    gradient_bytes: int
+    sum_bytes: int
+    flops: float
+    forward_flops: float
+    working_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageModel:
+    """A model and a batch, as stages see them.
+
+    Attributes:
+        layers: in order.
+        loss: what follows them, with the loss.
+        width: of activations, in elements.
+        element_bytes: of an activation as it travels.
+        tokens: of each micro-batch.
+        embeds: whether the gradient of the first layer's input is wanted.
+    """
+
+    layers: Sequence[LayerCost]
+    loss: LayerCost
+    width: int
+    element_bytes: int
+    tokens: Sequence[int]
+    embeds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PsCompute:
+    """The PS itself.
+
+    Attributes:
+        flops_per_s: how fast it computes the loss, or the whole step alone.
+        optimizer_s: how long its optimizer's step takes.
+        rates: its network card.
+    """
+
+    flops_per_s: float
+    optimizer_s: float
+    rates: PsRates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """Consecutive layers and the devices that may take micro-batches through them.
+
+    Attributes:
+        first, stop: the numbers of its first layer and of the one after its last.
+        devices: at least one.
+        loss: whether the loss is computed there as well; of the last stage only.
+    """
+
+    first: int
+    stop: int
+    devices: tuple[int, ...]
+    loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Stages and what is predicted of them.
+
+    Attributes:
+        stages: in order.
+        kept_batches: of how many micro-batches a device may keep inputs of layers for the backward
+            pass.
+        step_s: the predicted seconds of a step, its optimizer included.
+        memory_bytes: by device, what it needs at most.
+        downlink_bytes, uplink_bytes: of all devices together.
+        reason: what the step's time consists of mostly, in a sentence.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    kept_batches: int
+    step_s: float
+    memory_bytes: dict[int, int]
+    downlink_bytes: int
+    uplink_bytes: int
+    reason: str = ""
+
+
+class StagePlanner(Protocol):
+    """Chooses stages."""
+
+    def __call__(
+        self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
+    ) -> StagePlan:
+        """Return the stages with the shortest predicted step.
+
+        Raises:
+            PlanError: when no stages fit these devices.
+        """
+        ...

@@ -1,0 +1,344 @@
+"""What one device holds for stages, and the messages that ask it for units of a step.
+
+A device is a small store in which every array is written once. So a message that names arrays says
+all that it depends on. A sum of gradients is an array like any other: each backward pass makes the
+next one of it, and nothing can be added to it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cleave import graph_names as names
+from cleave.planner.stages import PlannedStage
+from cleave.protocol import messages
+from cleave.protocol.messages import Message
+from cleave.scheduler.device_memory import Names
+from cleave.scheduler.instructions import SendStage
+from cleave.scheduler.stage_work import (
+    LOSS_LAYER,
+    LayerWork,
+    LossWork,
+    StageArray,
+    StageGraph,
+    StageOrder,
+    StepWork,
+    SumShape,
+    Unit,
+)
+from cleave.scheduler.tasks import Task
+
+_FETCH_BYTES = 32 * 2**20  # of sums at once, so that other messages get a turn
+_FP32 = 4
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """Sums of gradients on one device, and the micro-batches that are in them.
+
+    Attributes:
+        device: where they are.
+        sums: the arrays that hold them, by layer's number and parameter; 0 for zeros.
+        batches: that are in the sums for certain.
+        asked: that were asked for, and are not answered yet.
+        taken: whether the sums were asked for, after which nothing is added.
+        found: the sums that have come, by layer, parameter and first row.
+    """
+
+    device: int
+    sums: dict[tuple[int, str], int] = field(default_factory=dict)
+    batches: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+    taken: bool = False
+    landed: bool = False
+    found: dict[tuple[int, str, int], Any] = field(default_factory=dict)
+
+
+class StageDevice:
+    """One device's store, as far as stages use it.
+
+    Args:
+        device: its session.
+        ids: where names of arrays and runs come from.
+
+    Attributes:
+        occupied_bytes: size of what it holds.
+    """
+
+    def __init__(self, device: int, ids: Names) -> None:
+        self.device = device
+        self.occupied_bytes = 0
+        self._ids = ids
+        self._sent: dict[StageArray | StageGraph, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._out: list[SendStage] = []
+
+    # --- units ---
+
+    def forward(
+        self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray, *, keep: bool
+    ) -> None:
+        """Ask for the stage's output of a micro-batch; `keep` the inputs of its layers there."""
+        y, kept = self._forward(work, range(stage.first, stage.stop), unit, self._put(x))
+        tokens = work.tokens[unit.batch]
+        self._fetch(unit, names.Y, y, 0, tokens, work.width, work.dtype)
+        self._rename(x)
+        unit.kept = tuple(kept) if keep else ()
+        self._drop([y] if keep else [*kept, y])
+
+    def backward(
+        self,
+        work: StepWork,
+        stage: PlannedStage,
+        unit: Unit,
+        generation: Generation,
+        given: StageArray | tuple[int, ...],
+        dy: StageArray,
+    ) -> None:
+        """Ask for the gradient with respect to the stage's input, and add to the sums.
+
+        Args:
+            work, stage, unit: what is asked for.
+            generation: the sums.
+            given: the stage's input; or the inputs of its layers, if they were kept.
+            dy: the gradient with respect to its output.
+        """
+        layers = range(stage.first, stage.stop)
+        if isinstance(given, StageArray):
+            x = self._put(given)
+            inputs = self._inputs(work, layers, unit, x)
+            self._rename(given)
+        else:
+            inputs = list(given)
+        dx = self._put(dy)
+        self._rename(dy)
+        self._backward(work, layers, unit, generation, inputs, dx, stage.first)
+
+    def last(
+        self,
+        work: StepWork,
+        stage: PlannedStage,
+        unit: Unit,
+        generation: Generation,
+        x: StageArray,
+    ) -> None:
+        """Ask for the loss of a micro-batch and all gradients of the last stage."""
+        assert work.loss is not None
+        layers = range(stage.first, stage.stop)
+        y, inputs = self._forward(work, layers, unit, self._put(x))
+        self._rename(x)
+        loss, dy = self._loss(work, work.loss, unit, generation, y)
+        self._fetch(unit, names.LOSS, loss, 0, 1, 1, "fp32")
+        self._drop([y, loss])
+        self._backward(work, layers, unit, generation, inputs, dy, stage.first)
+
+    def sums(self, work: StepWork, stage: PlannedStage, unit: Unit, generation: Generation) -> None:
+        """Ask for the sums of a generation, which then end."""
+        for (layer, name), array in generation.sums.items():
+            shape = sums_of(work, layer)[name]
+            step = max(1, _FETCH_BYTES // (_FP32 * shape.columns))
+            for first in range(0, shape.rows, step):
+                rows = min(step, shape.rows - first)
+                what = (layer, name, first)
+                self._fetch(unit, what, array, first, rows, shape.columns, work.gradients)
+        self._drop(generation.sums.values())
+        generation.taken = True
+
+    # --- memory ---
+
+    def keep_only(self, wanted: Iterable[StageArray | StageGraph]) -> None:
+        """Drop everything that is not wanted any more."""
+        keep = {self._sent[w] for w in wanted if w in self._sent}
+        self._sent = {what: id for what, id in self._sent.items() if id in keep}
+        self._drop([id for id in self._sizes if id not in keep])
+
+    def drop(self, arrays: Iterable[int]) -> None:
+        """Drop arrays that the device made."""
+        self._drop(arrays)
+
+    def take(self) -> list[SendStage]:
+        """Return the messages that are to be sent, once."""
+        out, self._out = self._out, []
+        return out
+
+    # --- parts of units ---
+
+    def _forward(self, work: StepWork, layers: range, unit: Unit, x: int) -> tuple[int, list[int]]:
+        """Run layers; return the output and the inputs of all of them."""
+        given = [x]
+        nbytes = self._activation_bytes(work, unit.batch)
+        for number in layers:
+            layer = work.layers[number]
+            feed = {names.X: given[-1]} | self._held(layer, unit.batch)
+            flops = layer.forward_flops * work.tokens[unit.batch]
+            made = self._run(unit, layer.forward, feed, {names.Y: nbytes}, flops)
+            given.append(made[names.Y])
+        return given[-1], given[:-1]
+
+    def _inputs(self, work: StepWork, layers: range, unit: Unit, x: int) -> list[int]:
+        """Return the inputs of layers, computed again from the first one's."""
+        last, inputs = self._forward(work, layers[:-1], unit, x)
+        return [*inputs, last]
+
+    def _backward(
+        self,
+        work: StepWork,
+        layers: range,
+        unit: Unit,
+        generation: Generation,
+        inputs: list[int],
+        dy: int,
+        first: int,
+    ) -> None:
+        nbytes = self._activation_bytes(work, unit.batch)
+        for number, x in zip(reversed(layers), reversed(inputs), strict=True):
+            layer = work.layers[number]
+            feed = {names.X: x, names.DY: dy} | self._held(layer, unit.batch)
+            flops = layer.backward_flops * work.tokens[unit.batch]
+            dx = self._added(
+                unit, layer.backward, feed, {names.DX: nbytes}, flops, generation, number, layer
+            )[names.DX]
+            self._drop([x, dy])
+            dy = dx
+        if first > 0 or work.embeds:
+            tokens = work.tokens[unit.batch]
+            self._fetch(unit, names.DX, dy, 0, tokens, work.width, work.dtype)
+        self._drop([dy])
+
+    def _loss(
+        self, work: StepWork, loss: LossWork, unit: Unit, generation: Generation, y: int
+    ) -> tuple[int, int]:
+        feed = {names.X: y, names.TARGETS: self._put(loss.targets[unit.batch])}
+        feed |= {name: self._put(array) for name, array in loss.parameters.items()}
+        made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, unit.batch)}
+        flops = loss.flops * work.tokens[unit.batch]
+        found = self._added(unit, loss.graph, feed, made, flops, generation, LOSS_LAYER, loss)
+        self._forget(loss.targets[unit.batch])
+        return found[names.LOSS], found[names.DX]
+
+    def _added(
+        self,
+        unit: Unit,
+        graph: StageGraph,
+        feed: dict[str, int],
+        made: dict[str, int],
+        flops: int,
+        generation: Generation,
+        number: int,
+        of: LayerWork | LossWork,
+    ) -> dict[str, int]:
+        """Run a graph that adds gradients to sums: it makes the next arrays of the sums."""
+        before = {name: generation.sums.get((number, name), 0) for name in of.sums}
+        feed |= {names.total(name): array for name, array in before.items()}
+        sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
+        found = self._run(unit, graph, feed, made | sizes, flops)
+        for name in of.sums:
+            generation.sums[number, name] = found[names.new_total(name)]
+        self._drop(array for array in before.values() if array)
+        return found
+
+    def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
+        arrays = {**layer.parameters, **layer.beside[batch]}
+        return {name: self._put(array) for name, array in arrays.items()}
+
+    @staticmethod
+    def _activation_bytes(work: StepWork, batch: int) -> int:
+        return _FP32 * work.tokens[batch] * work.width
+
+    # --- messages ---
+
+    def _send(self, message: Message, task: Task | None = None) -> None:
+        self._out.append(SendStage(self.device, message, task))
+
+    def _next_array(self, nbytes: int) -> int:
+        self._ids.arrays += 1
+        self._sizes[self._ids.arrays] = nbytes
+        self.occupied_bytes += nbytes
+        return self._ids.arrays
+
+    def _next_run(self, unit: Unit, name: Any, output_bytes: int, flops: int, form: Any) -> Task:
+        self._ids.runs += 1
+        unit.answers.add(self._ids.runs)
+        unit.flops += flops
+        return Task(0, (), flops, output_bytes, StageOrder(unit, name, *form))
+
+    def _put(self, array: StageArray) -> int:
+        id = self._sent.get(array)
+        if id is None:
+            id = self._sent[array] = self._next_array(array.nbytes)
+            self._send(messages.Put(id, array.rows, array.columns, array.dtype, array.payload))
+        return id
+
+    def _put_graph(self, graph: StageGraph) -> int:
+        id = self._sent.get(graph)
+        if id is None:
+            id = self._sent[graph] = self._next_array(graph.nbytes)
+            self._send(messages.Graph(id, graph.model))
+        return id
+
+    def _forget(self, array: StageArray) -> None:
+        self._drop([self._sent.pop(array)])
+
+    def _rename(self, array: StageArray) -> None:
+        """Keep an array under its id alone: it will be dropped by that."""
+        self._sent.pop(array)
+
+    def _run(
+        self,
+        unit: Unit,
+        graph: StageGraph,
+        feed: Mapping[str, int],
+        made: Mapping[str, int],
+        flops: int,
+    ) -> dict[str, int]:
+        """Run a graph; return the arrays that it makes."""
+        id = self._put_graph(graph)
+        found = {name: self._next_array(nbytes) for name, nbytes in made.items()}
+        task = self._next_run(unit, None, 0, flops, ())
+        self._send(
+            messages.RunGraph(
+                self._ids.runs,
+                id,
+                tuple(feed[name] for name in graph.inputs),
+                tuple(found.get(name, 0) for name in graph.outputs),
+                tuple(made[name] for name in graph.outputs if name in made),
+                flops,
+            ),
+            task,
+        )
+        return found
+
+    def _fetch(
+        self, unit: Unit, name: Any, array: int, first: int, rows: int, columns: int, out: str
+    ) -> None:
+        nbytes = rows * columns * (_FP32 if out == "fp32" else 2)
+        task = self._next_run(unit, name, nbytes, 0, (rows, columns, out))
+        self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
+
+    def _drop(self, arrays: Iterable[int]) -> None:
+        ids = tuple(dict.fromkeys(arrays))
+        if ids:
+            self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)
+            self._send(messages.Drop(ids))
+
+
+def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
+    """Return the sums of a layer, or of the loss."""
+    if layer != LOSS_LAYER:
+        return work.layers[layer].sums
+    assert work.loss is not None
+    return work.loss.sums
+
+
+def arrays_of(work: StepWork, stage: PlannedStage) -> Iterator[StageArray | StageGraph]:
+    """Yield what a device of a stage needs all through a step."""
+    for layer in work.layers[stage.first : stage.stop]:
+        yield from (layer.forward, layer.backward)
+        yield from layer.parameters.values()
+        for beside in layer.beside:
+            yield from beside.values()
+    if stage.loss and work.loss is not None:
+        yield work.loss.graph
+        yield from work.loss.parameters.values()

@@ -1,0 +1,401 @@
+"""One training step by stages: which device does what with which micro-batch, and what again.
+
+Pure like the scheduler. Micro-batches go through the stages independently. The PS keeps the input
+and the output's gradient of every micro-batch and stage until the step ends, so what a lost device
+held is computed again from these. Sums are exact: a *generation* of sums is used whole or not at
+all, and each micro-batch is in one generation of each stage that is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cleave import graph_names as names
+from cleave.planner.stages import PlannedStage
+from cleave.scheduler.device_memory import Names
+from cleave.scheduler.instructions import ForSteps, Note, TellStep
+from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
+from cleave.scheduler.stage_work import (
+    OutputReady,
+    StageArray,
+    StageOrder,
+    StepFailed,
+    StepResult,
+    StepWork,
+    Unit,
+    UnitKind,
+)
+
+UNITS_AT_ONCE: Final = 2
+"""Units that a device is asked for at once: one is computed while the next one travels."""
+
+MAX_FAILURES: Final = 4
+"""So often may devices fail in a step before it ends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Stage:
+    """The state of one stage in the step.
+
+    Attributes:
+        plan: its layers.
+        devices: that may take micro-batches through it now.
+        x, dy: by micro-batch, its input and its output's gradient, once they are here.
+        forward: micro-batches whose output is here, or under way.
+        backward: micro-batches whose gradients are in a generation, or on their way into one.
+        kept: by micro-batch, the device that keeps the inputs of the layers, and their ids there.
+        generations: in the order in which they began.
+    """
+
+    plan: PlannedStage
+    devices: list[int]
+    x: dict[int, StageArray] = field(default_factory=dict)
+    dy: dict[int, StageArray] = field(default_factory=dict)
+    forward: set[int] = field(default_factory=set)
+    backward: set[int] = field(default_factory=set)
+    kept: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    generations: list[Generation] = field(default_factory=list)
+
+    def generation_on(self, device: int) -> Generation:
+        """Return the sums on a device to which more may be added, or new ones."""
+        for generation in self.generations:
+            if generation.device == device and not generation.taken:
+                return generation
+        self.generations.append(Generation(device))
+        return self.generations[-1]
+
+
+class StageStep:
+    """One step by stages. Every call returns what is to be done.
+
+    Args:
+        work: the step.
+        stores: by device, what it holds; devices that are not in it get a store when they are used.
+        present: returns the devices that may be given work, and how much memory each offers.
+        ids: where names of arrays and runs come from.
+    """
+
+    def __init__(
+        self,
+        work: StepWork,
+        stores: dict[int, StageDevice],
+        present: Callable[[], Mapping[int, int]],
+        ids: Names,
+    ) -> None:
+        self.work = work
+        self.ended = False
+        self.failures = 0
+        self.repeated = 0  # units that were done again
+        self._stores = stores
+        self._present = present
+        self._ids = ids
+        self._stages = [_Stage(plan, list(plan.devices)) for plan in work.stages]
+        self._units: set[Unit] = set()
+        self._taking: dict[Unit, Generation] = {}
+        self._failed: dict[int, str] = {}  # devices that get no more work in this step, and why
+        self._losses: dict[int, Any] = {}
+        self._dx: dict[int, Any] = {}
+        self._out: list[ForSteps] = []
+        self._noted = False  # that no device is there
+        self._stages[0].x = dict(enumerate(work.x))
+
+    # --- what happens ---
+
+    def begin(self) -> list[ForSteps]:
+        """Start the step."""
+        wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
+        for stage in self._stages:
+            for device in stage.devices:
+                wanted.setdefault(device, set()).update(arrays_of(self.work, stage.plan))
+        for device, arrays_wanted in wanted.items():
+            self._store(device).keep_only(arrays_wanted)
+            self._out += self._store(device).take()
+        return self._go_on()
+
+    def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """Note that a device ran a graph."""
+        return self._answered(order, run)
+
+    def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
+        """Take an array that a device was asked for."""
+        order.unit.found[order.name] = payload
+        return self._answered(order, run)
+
+    def failed(self, device: int, reason: str) -> list[ForSteps]:
+        """Note that a device could not do something: it gets no more work in this step."""
+        if device in self._failed:
+            return []
+        self.failures += 1
+        self._failed[device] = reason
+        if (store := self._stores.get(device)) is not None:
+            store.keep_only(())
+            self._out += store.take()
+        return self.lost(device)
+
+    def lost(self, device: int) -> list[ForSteps]:
+        """Note that a device is gone, with everything it held."""
+        self._stores.pop(device, None)
+        if self.ended:
+            return []
+        mine = [unit for unit in self._units if unit.device == device]
+        for unit in mine:
+            self._units.discard(unit)
+            self._taking.pop(unit, None)
+            self.repeated += 1
+        for stage in self._stages:
+            if device in stage.devices:
+                stage.devices.remove(device)
+            self._lose(stage, device, mine)
+        return self._go_on()
+
+    def _lose(self, stage: _Stage, device: int, units: Iterable[Unit]) -> None:
+        for unit in units:
+            if unit.stage == self._stages.index(stage) and unit.kind is UnitKind.FORWARD:
+                stage.forward.discard(unit.batch)
+        stage.kept = {batch: kept for batch, kept in stage.kept.items() if kept[0] != device}
+        for generation in [g for g in stage.generations if g.device == device and not g.landed]:
+            stage.generations.remove(generation)
+            stage.backward -= generation.batches | generation.asked
+
+    def changed(self) -> list[ForSteps]:
+        """Note that the fleet changed: a device that came may be what a stage waits for."""
+        return [] if self.ended else self._go_on()
+
+    def give(self, batch: int, dy: StageArray) -> list[ForSteps]:
+        """Take the gradient of a micro-batch's last output, where the PS computes the loss."""
+        if self.ended:
+            return []
+        self._stages[-1].dy[batch] = dy
+        return self._go_on()
+
+    def withdraw(self) -> list[ForSteps]:
+        """End the step: nobody waits for it any more."""
+        self.ended = True
+        self._units.clear()
+        return []
+
+    def validate(self) -> None:
+        """Check that its state is consistent.
+
+        Raises:
+            AssertionError: with what is inconsistent.
+        """
+        for number, stage in enumerate(self._stages):
+            held = [b for g in stage.generations for b in (*g.batches, *g.asked)]
+            if len(held) != len(set(held)):
+                raise AssertionError(f"a micro-batch is in two sums of stage {number}")
+            if set(held) != stage.backward:
+                raise AssertionError(f"stage {number} has sums of other micro-batches than it says")
+            for unit in self._units:
+                if unit.stage == number and unit.kind is not UnitKind.SUMS:
+                    known = stage.forward if unit.kind is UnitKind.FORWARD else stage.backward
+                    if unit.batch not in known:
+                        raise AssertionError(f"{unit.kind.value} of {unit.batch} is not noted")
+
+    # --- answers ---
+
+    def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
+        unit = order.unit
+        unit.answers.discard(run)
+        if unit.answers or unit not in self._units:
+            return []
+        self._units.discard(unit)
+        self._finish(unit)
+        return self._go_on()
+
+    def _finish(self, unit: Unit) -> None:
+        stage = self._stages[unit.stage]
+        match unit.kind:
+            case UnitKind.FORWARD:
+                if unit.kept:
+                    stage.kept[unit.batch] = unit.device, unit.kept
+                self._passed(unit, unit.found[names.Y])
+            case UnitKind.BACKWARD | UnitKind.LAST:
+                self._added(stage, unit)
+            case UnitKind.SUMS:
+                generation = self._taking.pop(unit)
+                generation.found, generation.landed = unit.found, True
+
+    def _passed(self, unit: Unit, payload: Any) -> None:
+        if unit.stage + 1 == len(self._stages):
+            self._out.append(TellStep(OutputReady(unit.batch, payload)))
+            return
+        following = self._stages[unit.stage + 1]
+        if unit.batch not in following.x:  # else it was passed before
+            following.x[unit.batch] = self._activation(unit.batch, payload)
+
+    def _added(self, stage: _Stage, unit: Unit) -> None:
+        for generation in stage.generations:
+            if generation.device == unit.device and unit.batch in generation.asked:
+                generation.asked.discard(unit.batch)
+                generation.batches.add(unit.batch)
+        if unit.kind is UnitKind.LAST:
+            self._losses.setdefault(unit.batch, unit.found[names.LOSS])
+        dx = unit.found.get(names.DX)
+        if dx is None:
+            return
+        if unit.stage == 0:
+            self._dx.setdefault(unit.batch, dx)
+        elif unit.batch not in self._stages[unit.stage - 1].dy:
+            self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
+
+    def _activation(self, batch: int, payload: Any) -> StageArray:
+        return StageArray(self.work.tokens[batch], self.work.width, self.work.dtype, payload)
+
+    # --- what to do next ---
+
+    def _go_on(self) -> list[ForSteps]:
+        """Ask devices for what can be done now, and tell of the end."""
+        if not self.ended and self.failures >= MAX_FAILURES:
+            reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
+            self._end(StepFailed(f"too many devices failed: {reasons}"))
+        while not self.ended and self._ask_once():
+            pass
+        if not self.ended:
+            self._take_sums()
+            self._finish_step()
+        out, self._out = self._out, []
+        return out
+
+    def _ask_once(self) -> bool:
+        """Give each device that has a turn one unit; return whether any got one."""
+        self._replace_missing()
+        busy: dict[int, int] = {}
+        for unit in self._units:
+            busy[unit.device] = busy.get(unit.device, 0) + 1
+        asked = False
+        for device in sorted({d for stage in self._stages for d in stage.devices}):
+            if busy.get(device, 0) < UNITS_AT_ONCE and self._ask(device):
+                asked = True
+        return asked
+
+    def _ask(self, device: int) -> bool:
+        """Ask a device for a unit: a backward pass if there is one, of the last stage first."""
+        mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
+        for number, stage in reversed(mine):
+            batch = self._next_backward(stage, device)
+            if batch is not None:
+                self._ask_backward(number, stage, device, batch)
+                return True
+        for number, stage in reversed(mine):
+            ready = sorted(stage.x.keys() - stage.forward)
+            if ready and not stage.plan.loss:
+                self._ask_forward(number, stage, device, ready[0])
+                return True
+        return False
+
+    def _next_backward(self, stage: _Stage, device: int) -> int | None:
+        """Return the micro-batch whose backward pass a device is to do: one that it kept, first."""
+        given = stage.x if stage.plan.loss else stage.dy
+        ready = sorted(given.keys() - stage.backward)
+        for batch in ready:
+            if batch in stage.kept and stage.kept[batch][0] == device:
+                return batch
+        return next((batch for batch in ready if batch not in stage.kept), None)
+
+    def _ask_forward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
+        keep = self._kept_on(device) < self.work.kept_batches
+        unit = self._unit(UnitKind.FORWARD, number, batch, device)
+        stage.forward.add(batch)
+        self._store(device).forward(self.work, stage.plan, unit, stage.x[batch], keep=keep)
+        self._out += self._store(device).take()
+
+    def _kept_on(self, device: int) -> int:
+        """Return of how many micro-batches a device keeps inputs, or is to."""
+        kept = sum(place == device for s in self._stages for place, _ in s.kept.values())
+        return kept + sum(bool(unit.kept) for unit in self._units if unit.device == device)
+
+    def _ask_backward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
+        generation = stage.generation_on(device)
+        generation.asked.add(batch)
+        stage.backward.add(batch)
+        store = self._store(device)
+        if stage.plan.loss:
+            unit = self._unit(UnitKind.LAST, number, batch, device)
+            store.last(self.work, stage.plan, unit, generation, stage.x[batch])
+        else:
+            unit = self._unit(UnitKind.BACKWARD, number, batch, device)
+            kept = stage.kept.pop(batch, None)
+            given = stage.x[batch] if kept is None else kept[1]
+            store.backward(self.work, stage.plan, unit, generation, given, stage.dy[batch])
+        self._out += store.take()
+
+    def _unit(self, kind: UnitKind, stage: int, batch: int, device: int) -> Unit:
+        unit = Unit(kind, stage, batch, device)
+        self._units.add(unit)
+        return unit
+
+    def _take_sums(self) -> None:
+        """Ask for the sums of stages that every micro-batch has passed."""
+        everything = len(self.work.x)
+        for number, stage in enumerate(self._stages):
+            if sum(len(g.batches) for g in stage.generations) < everything:
+                continue
+            for generation in stage.generations:
+                if generation.taken:
+                    continue
+                generation.taken = True
+                if not generation.sums:
+                    generation.landed = True
+                    continue
+                unit = self._unit(UnitKind.SUMS, number, -1, generation.device)
+                self._taking[unit] = generation
+                store = self._store(generation.device)
+                store.sums(self.work, stage.plan, unit, generation)
+                self._out += store.take()
+
+    def _finish_step(self) -> None:
+        everything = len(self.work.x)
+        for stage in self._stages:
+            landed = [g for g in stage.generations if g.landed]
+            if sum(len(g.batches) for g in landed) < everything:
+                return
+        gradients: dict[tuple[int, str], list[list[Any]]] = {}
+        for stage in self._stages:
+            # In an order that does not depend on which device was first.
+            for generation in sorted(stage.generations, key=lambda g: (g.device, min(g.batches))):
+                parts: dict[tuple[int, str], list[Any]] = {}
+                for layer, name, _ in sorted(generation.found):
+                    parts.setdefault((layer, name), [])
+                for layer, name, first in sorted(generation.found):
+                    parts[layer, name].append(generation.found[layer, name, first])
+                for key, part in parts.items():
+                    gradients.setdefault(key, []).append(part)
+        self._end(StepResult(self._losses, self._dx, gradients))
+
+    def _end(self, outcome: StepResult | StepFailed) -> None:
+        self.ended = True
+        self._units.clear()
+        self._out.append(TellStep(outcome))
+
+    # --- devices ---
+
+    def _replace_missing(self) -> None:
+        """Give every stage that lost all its devices, and has work left, another one."""
+        missing = [s for s in self._stages if not s.devices and not self._has_landed(s)]
+        if not missing:
+            return
+        able = [d for d in self._present() if d not in self._failed]
+        if not able and not self._noted:
+            self._noted = True
+            layers = ", ".join(f"{s.plan.first + 1} to {s.plan.stop}" for s in missing)
+            self._out.append(Note(f"layers {layers} wait for a device that can run them"))
+        for stage in missing if able else ():
+            # The one with fewest layers so far.
+            stage.devices.append(min(able, key=lambda d: (self._layers_of(d), d)))
+            self._noted = False
+
+    def _has_landed(self, stage: _Stage) -> bool:
+        landed = sum(len(g.batches) for g in stage.generations if g.landed)
+        return landed == len(self.work.x)
+
+    def _layers_of(self, device: int) -> int:
+        plans = (stage.plan for stage in self._stages if device in stage.devices)
+        return sum(plan.stop - plan.first for plan in plans)
+
+    def _store(self, device: int) -> StageDevice:
+        if device not in self._stores:
+            self._stores[device] = StageDevice(device, self._ids)
+        return self._stores[device]

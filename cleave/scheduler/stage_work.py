@@ -1,0 +1,236 @@
+"""What a training step by stages consists of: arrays, graphs, layers, and how they are spread.
+
+A *micro-batch* is a part of the step's batch that goes through the layers by itself. A *stage* is a
+run of consecutive layers on one device, or on several that each take some of the micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from cleave.errors import CleaveError
+from cleave.planner.stages import PlannedStage
+from cleave.protocol.codec import Buffer, Packable, payload_bytes
+
+LOSS_LAYER: Final = -1
+"""The number that stands for the loss among the numbers of layers."""
+
+
+class StageFailedError(CleaveError):
+    """A step by stages cannot be completed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageArray:
+    """An array that devices are sent. It must not change while it is in use.
+
+    Attributes:
+        rows, columns, dtype: as `put` says them.
+        payload: its elements.
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+    payload: Buffer | Packable
+
+    @property
+    def nbytes(self) -> int:
+        """Return its size on a device."""
+        return payload_bytes(self.payload)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageGraph:
+    """A graph that devices are sent.
+
+    Attributes:
+        model: the ONNX model.
+        inputs, outputs: their names, in order.
+    """
+
+    model: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return its size on a device."""
+        return len(self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class SumShape:
+    """The sum of a parameter's gradients, as rows and columns of fp32."""
+
+    rows: int
+    columns: int
+
+    @property
+    def nbytes(self) -> int:
+        """Return its size on a device."""
+        return 4 * self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One layer in one step.
+
+    Attributes:
+        forward, backward: its graphs (see `cleave.graphs.layer_graphs`).
+        parameters: by graph input.
+        sums: by name of each parameter that is trained.
+        beside: by micro-batch, what the layer is called with beside its input, by graph input.
+        forward_flops, backward_flops: for each token; backward computes the forward pass again.
+    """
+
+    forward: StageGraph
+    backward: StageGraph
+    parameters: Mapping[str, StageArray]
+    sums: Mapping[str, SumShape]
+    beside: Sequence[Mapping[str, StageArray]]
+    forward_flops: int
+    backward_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossWork:
+    """What follows the last layer, with the loss and all of its gradients.
+
+    Attributes:
+        graph: see `cleave.graphs.loss_graph`.
+        parameters: by graph input, the scale of the loss among them.
+        sums: by name of each parameter that is trained.
+        targets: by micro-batch.
+        flops: for each token.
+    """
+
+    graph: StageGraph
+    parameters: Mapping[str, StageArray]
+    sums: Mapping[str, SumShape]
+    targets: Sequence[StageArray]
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """One step by stages.
+
+    Attributes:
+        layers: of the model, in order.
+        loss: None where the PS computes the loss.
+        x: by micro-batch, the first layer's input, in the dtype in which activations travel.
+        width: of activations.
+        tokens: by micro-batch, how many tokens it has.
+        stages: the plan.
+        gradients: the dtype in which sums travel.
+        embeds: whether the gradient of the first layer's input is wanted.
+        kept_batches: of how many micro-batches a device may keep the inputs of layers between
+            forward and backward; those of others are computed again.
+    """
+
+    layers: Sequence[LayerWork]
+    loss: LossWork | None
+    x: Sequence[StageArray]
+    width: int
+    tokens: Sequence[int]
+    stages: Sequence[PlannedStage]
+    gradients: str
+    embeds: bool = True
+    kept_batches: int = 2
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype in which activations and their gradients travel."""
+        return self.x[0].dtype
+
+
+class UnitKind(Enum):
+    """What a device does with a micro-batch at once."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    LAST = "forward, loss and backward"
+    """Of the stage that computes the loss: its output never travels."""
+
+    SUMS = "sums"
+    """The sums of gradients are sent to the PS."""
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """Something that a device was asked for: one order, or several, answered one by one.
+
+    Attributes:
+        kind, stage, batch, device: what it is; `batch` is the number of the micro-batch.
+        answers: orders that are not answered yet.
+        found: what was fetched, by name.
+        kept: inputs of layers that stay on the device for the backward pass, as wire ids.
+        flops: of all its orders.
+    """
+
+    kind: UnitKind
+    stage: int
+    batch: int
+    device: int
+    answers: set[int] = field(default_factory=set)
+    found: dict[Any, Any] = field(default_factory=dict)
+    kept: tuple[int, ...] = ()
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageOrder:
+    """What the PS knows of one order to a device: the detail of its task.
+
+    Attributes:
+        unit: what it belongs to.
+        name: what a fetched array is, within the unit; None for a graph that is run.
+        rows, columns, out: the form of the answer.
+    """
+
+    unit: Unit
+    name: Any
+    rows: int = 0
+    columns: int = 0
+    out: str = ""
+
+
+# --- what the training thread is told ---
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReady:
+    """The last layer's output of a micro-batch is here, and its gradient is wanted."""
+
+    batch: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step by stages is done.
+
+    Attributes:
+        losses: by micro-batch, where devices computed them.
+        dx: by micro-batch, the gradient with respect to `StepWork.x`, if it was wanted.
+        gradients: by layer's number and parameter, the sums of each group of micro-batches that was
+            on one device, in a fixed order, cut into consecutive rows.
+    """
+
+    losses: Mapping[int, Any]
+    dx: Mapping[int, Any]
+    gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """A step by stages cannot be completed."""
+
+    reason: str
+
+
+StageOutcome = OutputReady | StepResult | StepFailed

@@ -1,0 +1,251 @@
+"""A model's layers and tensors as work for a step by stages, and what comes back as tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from cleave import arrays
+from cleave import graph_names as names
+from cleave.arrays import Buffer, DType
+from cleave.graphs.model_graphs import ModelGraphs
+from cleave.graphs.outside import Embedded
+from cleave.planner.stages import LayerCost, StageModel
+from cleave.scheduler.stage_work import (
+    LOSS_LAYER,
+    LayerWork,
+    LossWork,
+    StageArray,
+    StageGraph,
+    SumShape,
+)
+
+_FP32_BYTES: Final = 4
+_TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
+_INDICES: Final = {torch.int64: "int64", torch.bool: "bool"}
+
+
+class ModelWork:
+    """Makes the work of steps from a model, and gradients of what comes back.
+
+    Frozen parameters, graphs, and what layers are called with beside their input are the same
+    objects in every step, so that devices keep them.
+
+    Args:
+        model: the model.
+        graphs: its graphs.
+        dtype: in which parameters and activations travel.
+    """
+
+    def __init__(self, model: nn.Module, graphs: ModelGraphs, dtype: DType) -> None:
+        self.model = model
+        self.graphs = graphs
+        self.dtype = dtype
+        made: dict[bytes, StageGraph] = {}
+        self._layers = [(_graph(g.forward, made), _graph(g.backward, made)) for g in graphs.layers]
+        self._loss = _graph(graphs.loss.graph, made)
+        self._held = [_tensors(call.layer) for call in graphs.calls]
+        self._held_by_loss = _tensors(model)
+        self._frozen: dict[int, StageArray] = {}
+        self._beside: dict[bytes, StageArray] = {}
+
+    def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
+        """Return the layers, with their parameters as they are now.
+
+        Args:
+            embedded: every micro-batch before the first layer.
+        """
+        found = []
+        tokens = embedded[0].x.shape[1]
+        for number, (forward, backward) in enumerate(self._layers):
+            held, graphs = self._held[number], self.graphs.layers[number]
+            used = {*forward.inputs, *backward.inputs}
+            parameters = {
+                names.parameter(n): self._parameter(held[n])
+                for n in graphs.parameters
+                if names.parameter(n) in used
+            }
+            beside = [
+                {
+                    names.beside(n): self._beside_array(t)
+                    for n, t in one.beside[number].items()
+                    if names.beside(n) in used
+                }
+                for one in embedded
+            ]
+            flops = _layer_flops(held, tokens)
+            sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
+            trained = sum(t.numel() for n, t in held.items() if n in sums and t.dim() > 1)
+            backward_flops = 2 * flops + 2 * trained
+            found.append(
+                LayerWork(forward, backward, parameters, sums, beside, flops, backward_flops)
+            )
+        return found
+
+    def loss(self, targets: Sequence[Tensor], scale: float) -> LossWork:
+        """Return what follows the last layer, with the loss.
+
+        Args:
+            targets: of every micro-batch, shape (batch, tokens).
+            scale: what each token's loss counts.
+        """
+        held, graphs = self._held_by_loss, self.graphs.loss
+        parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
+        one = Buffer(np.full((1, 1), scale, np.float32), DType.FP32)
+        parameters[names.SCALE] = StageArray(1, 1, "fp32", one)
+        sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
+        return LossWork(
+            self._loss, parameters, sums, [_indices(t) for t in targets], self.loss_flops
+        )
+
+    @property
+    def loss_flops(self) -> int:
+        """Return the FLOPs of the loss and its gradients, for each token."""
+        held = self._held_by_loss
+        return 6 * sum(held[n].numel() for n in self.graphs.loss.parameters if held[n].dim() > 1)
+
+    def activation(self, tensor: Tensor) -> StageArray:
+        """Return activations, or their gradients, as they travel."""
+        matrix = tensor.detach().reshape(-1, tensor.shape[-1]).to(_TORCH[self.dtype]).contiguous()
+        return _array(matrix, self.dtype)
+
+    def tensor(self, payload: Any, shape: Sequence[int], dtype: DType) -> Tensor:
+        """Return a payload of a device as an fp32 tensor."""
+        rows = int(np.prod(shape[:-1]))
+        values = arrays.unpack(payload, rows, shape[-1], dtype).float32()
+        return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
+
+    def add_gradients(
+        self, gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]], dtype: DType
+    ) -> None:
+        """Add the sums of a step to the parameters' `grad`.
+
+        Args:
+            gradients: as `StepResult` has them.
+            dtype: in which they travelled.
+        """
+        for (layer, name), groups in gradients.items():
+            held = self._held_by_loss if layer == LOSS_LAYER else self._held[layer]
+            parameter = held[name]
+            shape = _sum_shape(parameter)
+            total = np.zeros((shape.rows, shape.columns), np.float32)
+            for parts in groups:
+                first = 0
+                for part in parts:
+                    rows = len(part) // (shape.columns * dtype.itemsize)
+                    total[first : first + rows] += arrays.unpack(
+                        part, rows, shape.columns, dtype
+                    ).float32()
+                    first += rows
+            found = torch.from_numpy(total).reshape(parameter.shape)
+            parameter.grad = found if parameter.grad is None else parameter.grad + found
+
+    def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
+        """Return what the layers cost, for the planner.
+
+        Args:
+            tokens: of each micro-batch.
+            sequence: tokens of a sequence.
+            gradients: the dtype in which gradients travel.
+        """
+        width = self.graphs.calls[0].x.shape[-1]
+        layers = []
+        for held, graphs in zip(self._held, self.graphs.layers, strict=True):
+            flops = _layer_flops(held, sequence)
+            cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
+            trained = sum(held[n].numel() for n in graphs.trainable if held[n].dim() > 1)
+            heads = getattr(self.model.config, "num_attention_heads", 1)
+            inner = max((max(t.shape) for t in held.values() if t.dim() > 1), default=width)
+            working = _FP32_BYTES * (12 * width + 4 * inner + 4 * heads * sequence)
+            layers.append(LayerCost(*cost, 3 * flops + 2 * trained, flops, working))
+        loss = self.graphs.loss
+        cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
+        vocabulary = max(self._held_by_loss[n].shape[0] for n in loss.parameters)
+        head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary)
+        embeds = any(p.requires_grad for p in self._outside_parameters())
+        return StageModel(layers, head, width, self.dtype.itemsize, tokens, embeds)
+
+    def _outside_parameters(self) -> list[Tensor]:
+        inside = {id(t) for held in self._held for t in held.values()}
+        return [t for t in self._held_by_loss.values() if id(t) not in inside]
+
+    def _cost(
+        self,
+        held: Mapping[str, Tensor],
+        parameters: Sequence[str],
+        trainable: Sequence[str],
+        gradients: DType,
+    ) -> tuple[int, int, int, int]:
+        trained = sum(held[n].numel() for n in trainable)
+        frozen = sum(held[n].numel() for n in parameters) - trained
+        each = self.dtype.itemsize
+        return frozen * each, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
+
+    def _parameter(self, tensor: Tensor) -> StageArray:
+        if not tensor.is_floating_point():
+            return self._beside_array(tensor)
+        if tensor.requires_grad:
+            return self._matrix(tensor)
+        if id(tensor) not in self._frozen:
+            self._frozen[id(tensor)] = self._matrix(tensor)
+        return self._frozen[id(tensor)]
+
+    def _matrix(self, tensor: Tensor) -> StageArray:
+        matrix = tensor.detach().to(_TORCH[self.dtype])
+        matrix = matrix[None] if matrix.dim() < 2 else matrix.reshape(-1, matrix.shape[-1])
+        return _array(matrix, self.dtype)
+
+    def _beside_array(self, tensor: Tensor) -> StageArray:
+        """Return an array that is often the same as one before."""
+        tensor = tensor.detach()
+        if tensor.is_floating_point():
+            matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
+            made = _array(matrix, DType.FP32)
+        else:
+            made = _indices(tensor)
+        payload = made.payload.pack() if isinstance(made.payload, Buffer) else made.payload
+        digest = hashlib.blake2b(f"{made.rows} {made.dtype} ".encode())
+        digest.update(payload)  # type: ignore[arg-type]
+        return self._beside.setdefault(digest.digest(), made)
+
+
+def _graph(model: bytes, made: dict[bytes, StageGraph]) -> StageGraph:
+    if model not in made:
+        graph = onnx.load_model_from_string(model).graph
+        inputs = tuple(one.name for one in graph.input)
+        made[model] = StageGraph(model, inputs, tuple(one.name for one in graph.output))
+    return made[model]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _array(matrix: Tensor, dtype: DType) -> StageArray:
+    rows, columns = matrix.shape
+    return StageArray(rows, columns, dtype.value, arrays.from_torch(matrix))
+
+
+def _sum_shape(tensor: Tensor) -> SumShape:
+    if tensor.dim() < 2:
+        return SumShape(1, max(1, tensor.numel()))
+    return SumShape(tensor.numel() // tensor.shape[-1], tensor.shape[-1])
+
+
+def _indices(tensor: Tensor) -> StageArray:
+    array = tensor.detach().contiguous().numpy()
+    payload = memoryview(array.tobytes())
+    return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload)
+
+
+def _layer_flops(held: Mapping[str, Tensor], tokens: int) -> int:
+    """Return the FLOPs of a layer's forward pass, for each token of a sequence of `tokens`."""
+    matrices = [t for t in held.values() if t.dim() > 1]
+    width = min((min(t.shape) for t in matrices), default=0)
+    return 2 * sum(t.numel() for t in matrices) + 4 * tokens * width

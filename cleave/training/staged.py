@@ -1,0 +1,278 @@
+"""A model whose layers a fleet trains by stages: the gradients of a batch, step after step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cleave.arrays import DType
+from cleave.errors import FleetError, PlanError
+from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError
+from cleave.graphs.outside import Embedded, OutsideLayers
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages import PsCompute, StagePlan, StagePlanner
+from cleave.scheduler.stage_work import (
+    OutputReady,
+    StageArray,
+    StageOutcome,
+    StepFailed,
+    StepResult,
+    StepWork,
+)
+from cleave.training.stage_work import ModelWork
+
+_MOST_MICRO_BATCHES: Final = 32
+
+
+class StageRuntime(Protocol):
+    """What steps by stages need of a fleet: `cleave.fleet.runtime.Runtime`."""
+
+    def stage_devices(self) -> dict[int, DeviceRates]:
+        """See `Runtime.stage_devices`."""
+        ...
+
+    def why_no_stages(self) -> str:
+        """See `Runtime.why_no_stages`."""
+        ...
+
+    def begin_step(self, work: StepWork) -> None:
+        """See `Runtime.begin_step`."""
+        ...
+
+    def give(self, batch: int, dy: StageArray) -> None:
+        """See `Runtime.give`."""
+        ...
+
+    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
+        """See `Runtime.next_outcome`."""
+        ...
+
+    def end_steps(self) -> None:
+        """See `Runtime.end_steps`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some sequences of a batch.
+
+    Attributes:
+        ids: tokens, shape (rows, tokens).
+        targets: the tokens that the loss expects, shaped alike; -100 where it expects none.
+        mask: 0 where a token is padding; None for no padding.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
+
+
+class StagedModel:
+    """A model whose layers a fleet trains by stages.
+
+    Args:
+        work: the model, its graphs, and the dtype in which parameters and activations travel.
+        runtime: of the fleet.
+        planner: chooses the stages.
+        ps: what the PS can do itself.
+        gradients: the dtype in which gradients travel.
+        local_after_s: after so many seconds without devices the caller is to do the step itself;
+            None to wait for ever.
+        stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
+        note: called with what a user should know.
+
+    Attributes:
+        plan: the plan of the last step.
+    """
+
+    def __init__(
+        self,
+        work: ModelWork,
+        runtime: StageRuntime,
+        planner: StagePlanner,
+        ps: PsCompute,
+        *,
+        gradients: DType | None = None,
+        local_after_s: float | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.plan: StagePlan | None = None
+        self._work = work
+        self._runtime = runtime
+        self._planner = planner
+        self._ps = ps
+        self._gradients = gradients or work.dtype
+        self._local_after_s = local_after_s
+        self._stop = stop
+        self._note = note
+        self._outside = OutsideLayers(work.model, work.graphs.calls)
+        self._planned_for: object = None
+        self._parts = 1
+        self._said = ""
+
+    def close(self) -> None:
+        """Let devices forget what they hold."""
+        self._runtime.end_steps()
+
+    def gradients(self, batch: Rows) -> float | None:
+        """Add the gradients of the mean loss of a batch to the parameters; return that loss.
+
+        Returns:
+            None where the caller is to do it itself, because no device is there.
+
+        Raises:
+            AbandonedError: when training is to stop.
+            FleetError: when the fleet cannot do the step.
+        """
+        counted = int((batch.targets >= 0).sum())
+        scale = 1.0 / max(1, counted)
+        plan = self._planned(batch)
+        if plan is None:
+            return None
+        parts = self._cut(batch, self._parts)
+        embedded = [self._embed(part) for part in parts]
+        on_devices = plan.stages[-1].loss
+        targets = [part.targets for part in parts]
+        self._runtime.begin_step(
+            StepWork(
+                layers=self._work.layers(embedded),
+                loss=self._work.loss(targets, scale) if on_devices else None,
+                x=[self._work.activation(one.x) for one in embedded],
+                width=embedded[0].x.shape[-1],
+                tokens=[part.ids.numel() for part in parts],
+                stages=plan.stages,
+                gradients=self._gradients.value,
+                embeds=embedded[0].x.requires_grad,
+                kept_batches=plan.kept_batches,
+            )
+        )
+        losses: dict[int, float] = {}
+        while True:
+            match self._next():
+                case OutputReady(number, payload):
+                    part, x = parts[number], embedded[number].x
+                    y = self._work.tensor(payload, x.shape, self._work.dtype)
+                    losses[number], dy = self._loss(y, part.targets, scale)
+                    self._runtime.give(number, self._work.activation(dy))
+                case StepFailed(reason):
+                    raise FleetError(f"the step by stages cannot be completed: {reason}")
+                case StepResult() as result:
+                    return self._take(result, embedded, losses)
+
+    def _take(
+        self, result: StepResult, embedded: Sequence[Embedded], losses: dict[int, float]
+    ) -> float:
+        for number, payload in sorted(result.dx.items()):
+            x = embedded[number].x
+            dx = self._work.tensor(payload, x.shape, self._work.dtype)
+            torch.autograd.backward(x, dx.to(x.dtype))
+        for number, payload in result.losses.items():
+            losses[number] = float(self._work.tensor(payload, (1, 1), DType.FP32))
+        self._work.add_gradients(result.gradients, self._gradients)
+        return sum(losses[number] for number in sorted(losses))
+
+    def _embed(self, part: Rows) -> Embedded:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._work.dtype is DType.BF16):
+            return self._outside.embed(part.ids, part.mask)
+
+    def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
+        """Compute a micro-batch's loss and its gradients here; return it and that of `y`."""
+        y.requires_grad_()
+        held: dict[str, Any] = dict(self._work.model.named_parameters())
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._work.dtype is DType.BF16):
+            logits = self._outside.logits(held, y.reshape(-1, 1, y.shape[-1]))
+        each = F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
+        )
+        loss = each * scale
+        torch.autograd.backward(loss)
+        assert y.grad is not None
+        return float(loss.detach()), y.grad
+
+    # --- the plan ---
+
+    def _planned(self, batch: Rows) -> StagePlan | None:
+        """Return the plan for the devices that are there; wait for devices if there is none.
+
+        Raises:
+            AbandonedError: when training is to stop meanwhile.
+        """
+        waited_s = 0.0
+        while True:
+            devices = self._runtime.stage_devices()
+            wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
+            if self.plan is None or wanted != self._planned_for:
+                self._parts = min(len(batch.ids), max(4, 2 * len(devices)), _MOST_MICRO_BATCHES)
+                self.plan = self._new_plan(batch, list(devices.values()))
+                self._planned_for = wanted
+            if self.plan is not None:
+                return self.plan
+            if self._local_after_s is not None and waited_s >= self._local_after_s:
+                return None
+            if self._stop():
+                raise AbandonedError("training is to stop")
+            self._runtime.next_outcome(LOOK_S)
+            waited_s += LOOK_S
+
+    def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
+        if not devices:
+            self._say(f"training waits: {self._runtime.why_no_stages()}")
+            return None
+        tokens = [part.ids.numel() for part in self._cut(batch, self._parts)]
+        costs = self._work.costs(tokens, batch.ids.shape[1], self._gradients)
+        began_s = time.perf_counter()
+        try:
+            plan = self._planner(costs, devices, self._ps)
+        except PlanError as error:
+            self._say(f"no plan for stages, training waits: {error}")
+            return None
+        took_s = time.perf_counter() - began_s
+        self._say(f"{describe(plan)}, planned in {took_s:.2g} s")
+        return plan
+
+    def _say(self, text: str) -> None:
+        """Note something, unless that was said last."""
+        if text != self._said:
+            self._said = text
+            self._note(text)
+
+    @staticmethod
+    def _cut(batch: Rows, parts: int) -> list[Rows]:
+        masks = [None] * parts if batch.mask is None else batch.mask.tensor_split(parts)
+        pieces = zip(batch.ids.tensor_split(parts), batch.targets.tensor_split(parts), strict=True)
+        return [Rows(i, t, m) for (i, t), m in zip(pieces, masks, strict=True)]
+
+    def _next(self) -> StageOutcome:
+        """Return the next outcome of the step.
+
+        Raises:
+            AbandonedError: when training is to stop.
+        """
+        stopping_s = 0.0
+        while True:
+            outcome = self._runtime.next_outcome(LOOK_S)
+            if outcome is not None:
+                return outcome
+            if self._stop():
+                stopping_s += LOOK_S
+                if stopping_s >= STEP_END_S or not self._runtime.stage_devices():
+                    self._runtime.end_steps()
+                    raise AbandonedError("training is to stop")
+
+
+def describe(plan: StagePlan) -> str:
+    """Describe a plan in a sentence without its full stop."""
+    parts = [
+        f"layers {stage.first + 1} to {stage.stop} on {len(stage.devices)} "
+        f"device{'s' if len(stage.devices) > 1 else ''}"
+        for stage in plan.stages
+    ]
+    where = "there" if plan.stages[-1].loss else "on the parameter server"
+    return f"stages: {', '.join(parts)}; the loss {where}; {plan.step_s:.3g} s a step predicted"

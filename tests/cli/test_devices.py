@@ -1,0 +1,123 @@
+"""`cleave devices` and `cleave pair`: what they ask a server for, and tables that can be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cleave_cli import main
+from cleave_cli.commands import devices, pair
+
+DEVICE: dict[str, Any] = {
+    "id": 12, "name": "bens-workstation", "own": False, "state": "ready", "reason": "",
+    "seen_s": 1e9, "sessions": 3, "losses": 1, "wrong_results": 4, "blocks": 12345, "flops": 1e15,
+    "downlink_bytes": 10**9, "uplink_bytes": 10**8, "compute_s": 1234.0, "energy_j": 7200.0,
+    "failures": 0, "failure": "",
+}  # fmt: skip
+MINE: dict[str, Any] = {**DEVICE, "id": 7, "name": "annas-laptop", "own": True}
+STRANGER: dict[str, Any] = {**DEVICE, "id": None, "name": "stranger"}
+CODE: dict[str, Any] = {
+    "id": 7, "used": 1, "uses": 2, "own": True, "state": "open", "reason": "", "made_s": 1e9,
+    "expires_s": 1e9, "devices": ["annas-laptop"],
+}  # fmt: skip
+NEW_CODE: dict[str, Any] = {
+    "id": 7, "code": "7KQ4-MWX2-PDH9", "page_url": "http://192.168.1.20/join#c=x", "url": "ws://x",
+    "uses": 1, "own": True, "expires_s": 1e9,
+}  # fmt: skip
+
+
+class Server:
+    """Answers every request with the same, and writes down what it is asked for."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(
+        self, action: str, arguments: dict[str, Any], server: str, data: Path | None
+    ) -> dict[str, Any]:
+        self.asked.append((action, arguments))
+        return dict(self.answer)
+
+
+def invoke(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], *words: str
+) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """What a command prints, and what it asked for."""
+    server = Server(answer)
+    for module in (devices, pair):
+        monkeypatch.setattr(module, "ask", server.ask)
+    done = CliRunner().invoke(main.app, [*words])
+    assert done.exit_code == 0, done.output
+    return done.output, server.asked
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Have commands print to a terminal of this many columns."""
+
+    def console(**settings: Any) -> Console:
+        return Console(width=width, force_terminal=True, color_system=None, **settings)
+
+    for module in (devices, pair):
+        monkeypatch.setattr(module, "Console", console)
+
+
+def test_which_devices_are_ones_own_can_be_read_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal(monkeypatch, 80)
+    answer = {"devices": [MINE, DEVICE, STRANGER]}
+    heading, mine, other, stranger = invoke(monkeypatch, answer, "devices")[0].splitlines()
+    assert heading.split() == ["id", "name", "own", "state", "last", "seen", "wrong", "blocks"]
+    assert mine.split()[:4] == ["7", "annas-laptop", "yes", "ready"]
+    assert other.split()[:3] == ["12", "bens-workstation", "ready"]
+    assert stranger.split() == ["stranger", "ready", "12,345"]
+    terminal(monkeypatch, 79)
+    (_, code) = invoke(monkeypatch, {"codes": [CODE]}, "pair", "--list")[0].splitlines()
+    assert code.split()[:6] == ["7", "1", "of", "2", "yes", "open"]
+    assert code.endswith("annas-laptop")
+
+
+@pytest.mark.parametrize("width", [None, 160])
+def test_where_there_is_room_everything_is_shown(
+    width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if width is not None:
+        terminal(monkeypatch, width)
+    answer = {"devices": [MINE, STRANGER]}
+    heading, mine, stranger = invoke(monkeypatch, answer, "devices")[0].splitlines()
+    assert heading.split()[-5:] == ["TFLOP", "down", "up", "compute", "energy"]
+    assert "1,000.000" in mine
+    assert "2.00 Wh" in mine
+    assert stranger.split() == ["stranger", "ready", "12,345", "0", "1,234", "s"]
+
+
+def test_json_is_what_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, asked = invoke(monkeypatch, {"devices": [MINE, DEVICE]}, "devices", "--json")
+    assert [device["own"] for device in json.loads(printed)["devices"]] == [True, False]
+    assert asked == [("devices", {})]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_codes_are_for_ones_own_devices_where_that_is_said(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed, asked = invoke(monkeypatch, NEW_CODE, "pair", *["--own"] * own)
+    assert asked == [("pair", {"uses": 1, "life_s": 600.0, "own": own})]
+    assert ("one device of your own can join" in printed) is own
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_whose_a_device_is_can_be_changed(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"device": MINE, "unwritten": ""}
+    printed, asked = invoke(
+        monkeypatch, answer, "devices", "own", "annas-laptop", *["--no"] * (not own)
+    )
+    assert asked == [("own", {"device": "annas-laptop", "own": own})]
+    assert ("it may train whole layers" in printed) is own
+    assert ("is not your own any more" in printed) is not own

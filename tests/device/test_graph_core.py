@@ -1,0 +1,368 @@
+"""The device's state machine with the feature `graphs`. No graph is run, and none is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.arrays import DType
+from cleave.device.core import Action, DeviceCore
+from cleave.errors import ProtocolError
+from cleave.machine.graph_run import FetchRun, GraphRun, Kept
+from cleave.machine.multiplication import Compute, StoredArray
+from cleave.protocol import limits, messages
+from cleave.protocol.messages import Message
+
+GRAPH = messages.Graph(9, bytes(100))
+X = messages.Put(1, 2, 3, "fp32", bytes(24))
+RUN = messages.RunGraph(1, 9, (1,), (10,), (40,), 5000)
+FETCH = messages.Fetch(2, 10, 1, 2, 5, "bf16")
+INTEGERS = messages.Put(3, 1, 2, "int64", bytes(16))
+
+
+def _core(*received: Message, memory_bytes: int = 1000, graphs: bool = True) -> DeviceCore:
+    """A core that has received some messages."""
+    core = DeviceCore(memory_bytes, graphs=graphs)
+    for message in received:
+        core.received(message)
+    return core
+
+
+def _only(actions: list[Action]) -> Any:
+    (action,) = actions
+    return action
+
+
+def test_a_graph_is_run_on_what_was_put_and_answered() -> None:
+    core = _core(GRAPH, X)
+    order = _only(core.received(RUN))
+    assert isinstance(order, GraphRun)
+    assert order.graph.model == GRAPH.payload
+    (x,), (output,) = order.inputs, order.outputs
+    assert isinstance(x, StoredArray)
+    assert (x.rows, x.columns, x.dtype, x.payload) == (2, 3, DType.FP32, X.payload)
+    assert output is not None
+    assert (output.nbytes, output.value) == (40, None)
+    assert not core.idle
+    assert core.computed(1, b"", 0.5) == [messages.Computed(1, 0.5)]
+    assert core.idle
+    assert core.flops == 5000
+    assert core.computed(1, b"", 0.5) == []
+
+
+def test_what_a_run_makes_is_what_later_ones_take_before_it_is_answered() -> None:
+    core = _core(GRAPH, X)
+    first = _only(core.received(RUN))
+    second = _only(core.received(messages.RunGraph(2, 9, (10, 1), (11,), (8,))))
+    fetched = _only(core.received(replace(FETCH, id=3)))
+    assert second.inputs[0] is first.outputs[0]
+    assert fetched.array is first.outputs[0]
+
+
+def test_an_id_of_zero_stands_for_zeros_among_inputs_and_for_nothing_among_outputs() -> None:
+    core = _core(GRAPH, X)
+    order = _only(core.received(messages.RunGraph(1, 9, (0, 1, 0), (0, 10, 0, 11), (8, 12))))
+    assert [x is None for x in order.inputs] == [True, False, True]
+    assert [output and output.nbytes for output in order.outputs] == [None, 8, None, 12]
+    assert core.occupied_bytes == 100 + 24 + 8 + 12
+
+
+def test_one_array_may_be_several_inputs() -> None:
+    order = _only(_core(GRAPH, X).received(replace(RUN, inputs=(1, 1))))
+    assert order.inputs[0] is order.inputs[1]
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def test_graphs_arrays_and_outputs_are_counted_until_they_are_dropped() -> None:
+    core = _core(GRAPH)
+    assert core.occupied_bytes == 100
+    core.received(X)
+    core.received(INTEGERS)
+    assert core.occupied_bytes == 100 + 24 + 16
+    core.received(RUN)  # from here on, not from when it is computed
+    assert core.occupied_bytes == 100 + 24 + 16 + 40
+    core.computed(1, b"", 0.5)
+    assert core.occupied_bytes == 100 + 24 + 16 + 40
+    for ids, left in (((9,), 80), ((1, 1, 77), 56), ((10,), 16), ((3,), 0)):
+        assert core.received(messages.Drop(ids)) == []
+        assert core.occupied_bytes == left
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Graph(8, bytes(77)),
+        messages.Put(8, 1, 77, "bool", bytes(77)),
+        replace(RUN, output_bytes=(77,)),
+        messages.RunGraph(1, 9, (1,), (10, 11), (38, 39)),
+    ],
+    ids=["graph", "put", "run_graph", "outputs together"],
+)
+def test_what_does_not_fit_ends_the_session(message: Message) -> None:
+    needed = 100 + 24 + 77
+    core = _core(GRAPH, X, message, memory_bytes=needed)
+    assert core.occupied_bytes == needed
+    with pytest.raises(ProtocolError, match="does not fit"):
+        _core(GRAPH, X, message, memory_bytes=needed - 1)
+
+
+def test_what_a_run_needs_may_be_dropped_before_it_is_answered() -> None:
+    core = _core(GRAPH, X)
+    order = _only(core.received(RUN))
+    core.received(messages.Drop((9, 1, 10)))
+    assert core.occupied_bytes == 0
+    core.received(messages.Put(2, 250, 1, "fp32", bytes(1000)))  # all of the memory
+    assert order.inputs[0].payload == X.payload
+    assert order.graph.model == GRAPH.payload
+    assert core.computed(1, b"", 0.5) == [messages.Computed(1, 0.5)]
+    core.received(messages.Drop((2,)))
+    # The same may come again.
+    core.received(GRAPH)
+    core.received(X)
+    assert isinstance(_only(core.received(replace(RUN, id=2))), GraphRun)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["put", "graph", "run", "drop"]), st.integers(1, 5), st.integers(0, 30)
+        ),
+        max_size=40,
+    )
+)
+def test_occupied_bytes_are_those_of_all_that_is_kept(steps: list[tuple[str, int, int]]) -> None:
+    core = _core(messages.Graph(99, b""), memory_bytes=60)
+    held: dict[int, int] = {}
+    for run, (what, name, size) in enumerate(steps):
+        message: Message
+        match what:
+            case "drop":
+                core.received(messages.Drop((name,)))
+                held.pop(name, None)
+                assert core.occupied_bytes == sum(held.values())
+                continue
+            case "put":
+                message = messages.Put(name, 1, size, "bool", bytes(size))
+            case "graph":
+                message = messages.Graph(name, bytes(size))
+            case _:
+                message = messages.RunGraph(run, 99, (), (name,), (size,))
+        if name in held or sum(held.values()) + size > 60:
+            with pytest.raises(ProtocolError):
+                core.received(message)
+        else:
+            core.received(message)
+            held[name] = size
+        assert core.occupied_bytes == sum(held.values()) <= 60
+
+
+# --- what ends the session --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(X, id=9),
+        replace(X, id=10),
+        replace(INTEGERS, id=1),
+        replace(GRAPH, id=1),
+        replace(GRAPH, id=9),
+        replace(GRAPH, id=10),
+        replace(RUN, id=2, outputs=(1,)),
+        replace(RUN, id=2, outputs=(9,)),
+        replace(RUN, id=2, outputs=(10,)),
+        replace(RUN, id=1, outputs=(11,)),
+        replace(FETCH, id=1),
+        messages.Run(1, "matmul", (1, 1), False, True, "fp32"),
+    ],
+    ids=lambda m: f"{m.TYPE} {m.id}{' ' + str(m.outputs) if hasattr(m, 'outputs') else ''}",
+)
+def test_an_id_that_is_used_twice_ends_the_session(message: Message) -> None:
+    """Arrays, graphs and outputs share their ids; so do runs of all kinds."""
+    core = _core(GRAPH, X, RUN)
+    with pytest.raises(ProtocolError, match="twice"):
+        core.received(message)
+
+
+def test_two_outputs_with_the_same_id_end_the_session() -> None:
+    core = _core(GRAPH, X)
+    with pytest.raises(ProtocolError, match="twice"):
+        core.received(replace(RUN, outputs=(10, 10), output_bytes=(40, 40)))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "output_bytes"),
+    [((10,), ()), ((0,), (40,)), ((0, 10), (40, 40)), ((10, 11), (40,))],
+)
+def test_a_size_for_each_output_that_is_kept_is_required(
+    outputs: tuple[int, ...], output_bytes: tuple[int, ...]
+) -> None:
+    core = _core(GRAPH, X)
+    with pytest.raises(ProtocolError, match="size"):
+        core.received(replace(RUN, outputs=outputs, output_bytes=output_bytes))
+
+
+def test_a_graph_over_the_limit_ends_the_session() -> None:
+    memory_bytes = 2 * limits.MAX_GRAPH_BYTES
+    largest = messages.Graph(9, bytes(limits.MAX_GRAPH_BYTES))
+    assert _core(largest, memory_bytes=memory_bytes).occupied_bytes == limits.MAX_GRAPH_BYTES
+    with pytest.raises(ProtocolError, match=str(limits.MAX_GRAPH_BYTES)):
+        _core(messages.Graph(9, bytes(limits.MAX_GRAPH_BYTES + 1)), memory_bytes=memory_bytes)
+
+
+@pytest.mark.parametrize(("dtype", "right"), [("int64", 48), ("bool", 6)])
+def test_integers_and_truth_values_have_their_length(dtype: str, right: int) -> None:
+    put = messages.Put(1, 2, 3, dtype)
+    assert _core(replace(put, payload=bytes(right))).occupied_bytes == right
+    for wrong in (right - 1, right + 1, 24):
+        with pytest.raises(ProtocolError, match=f"has {right}"):
+            _core(replace(put, payload=bytes(wrong)))
+
+
+@pytest.mark.parametrize("message", [GRAPH, RUN, FETCH], ids=lambda m: m.TYPE)
+def test_a_device_without_the_feature_refuses_its_messages(message: Message) -> None:
+    with pytest.raises(ProtocolError, match=f"feature does not take {message.TYPE}"):
+        _core(X, message, graphs=False)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+def test_a_device_without_the_feature_has_no_dtypes_of_it(dtype: str) -> None:
+    with pytest.raises(ProtocolError, match="unknown dtype"):
+        _core(messages.Put(1, 0, 0, dtype, b""), graphs=False)
+
+
+def test_an_answer_is_not_for_devices() -> None:
+    with pytest.raises(ProtocolError, match="computed"):
+        _core(messages.Computed(1, 0.5))
+
+
+def test_runs_of_all_kinds_are_counted_together() -> None:
+    core = _core(GRAPH, X, RUN)
+    for run in range(2, limits.MAX_RUNS_IN_FLIGHT + 1):
+        core.received(messages.Fetch(run, 1, 0, 0, 1, "fp32"))
+    with pytest.raises(ProtocolError, match=f"more than {limits.MAX_RUNS_IN_FLIGHT} runs"):
+        core.received(replace(RUN, id=5000, outputs=(11,)))
+
+
+# --- what cannot be run -----------------------------------------------------------------------
+
+
+IMPOSSIBLE = {
+    "a graph that is not here": replace(RUN, graph=8),
+    "an array for a graph": replace(RUN, graph=1),
+    "an array that is not here": replace(RUN, inputs=(1, 77)),
+    "a graph for an array": replace(RUN, inputs=(9,)),
+    "an array that is not here, fetched": replace(FETCH, array=77),
+    "a graph, fetched": replace(FETCH, array=9),
+    "integers, fetched": replace(FETCH, array=3),
+    "rows of no columns": replace(FETCH, array=1, columns=0),
+    "an output, multiplied": messages.Run(1, "matmul", (1, 12), False, False, "fp32"),
+    "integers, multiplied": messages.Run(1, "matmul", (3, 3), True, False, "fp32"),
+    "a graph, multiplied": messages.Run(1, "matmul", (9, 9), False, False, "fp32"),
+}
+
+
+@pytest.mark.parametrize("asked", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_cannot_be_run_is_answered_with_a_task_error(asked: Any) -> None:
+    core = _core(GRAPH, X, INTEGERS, messages.RunGraph(7, 9, (), (12,), (8,)))
+    core.computed(7, b"", 0.5)
+    occupied = core.occupied_bytes
+    error = _only(core.received(asked))
+    assert isinstance(error, messages.TaskError)
+    assert error.id == asked.id
+    assert "is not here" in error.reason
+    assert core.idle
+    # The session goes on, and nothing is kept of the run.
+    assert core.occupied_bytes == occupied
+    assert isinstance(_only(core.received(RUN)), GraphRun)
+
+
+@pytest.mark.parametrize("ids", [(9,), (1,)])
+def test_what_was_dropped_is_not_here(ids: tuple[int, ...]) -> None:
+    core = _core(GRAPH, X, messages.Drop(ids))
+    assert isinstance(_only(core.received(RUN)), messages.TaskError)
+
+
+def test_a_failed_run_leaves_its_outputs_without_a_value_until_they_are_dropped() -> None:
+    core = _core(GRAPH, X, RUN)
+    assert core.failed(1, "it is too hot") == [messages.TaskError(1, "it is too hot")]
+    assert core.idle
+    assert core.occupied_bytes == 100 + 24 + 40
+    with pytest.raises(ProtocolError, match="twice"):
+        core.received(replace(X, id=10))
+    # What needs it is an order as any other, which fails when it is its turn.
+    order = _only(core.received(replace(RUN, id=2, inputs=(10,), outputs=(11,))))
+    assert [x.value for x in order.inputs] == [None]
+    core.received(messages.Drop((10,)))
+    assert core.occupied_bytes == 100 + 24 + 40
+    assert isinstance(_only(core.received(replace(RUN, id=3))), GraphRun)
+
+
+def test_a_cancelled_run_is_not_answered_and_its_outputs_stay_taken() -> None:
+    core = _core(GRAPH, X, RUN)
+    assert core.received(messages.Cancel((1,))) == []
+    assert core.idle
+    assert core.computed(1, b"", 0.5) == []
+    assert core.failed(1, "no") == []
+    assert core.occupied_bytes == 100 + 24 + 40
+
+
+# --- fetch ------------------------------------------------------------------------------------
+
+
+def test_rows_of_an_array_are_returned_in_the_dtype_asked_for() -> None:
+    core = _core(GRAPH, X, RUN)
+    order = _only(core.received(FETCH))
+    assert isinstance(order, FetchRun)
+    assert isinstance(order.array, Kept)
+    assert (order.first_row, order.rows, order.columns, order.out) == (1, 2, 5, DType.BF16)
+    assert core.computed(1, b"", 0.5) == [messages.Computed(1, 0.5)]
+    payload = bytes(20)
+    assert core.computed(2, payload, 0.25) == [messages.Result(2, 2, 5, "bf16", 0.25, payload)]
+    assert core.idle
+
+
+def test_a_put_array_can_be_fetched() -> None:
+    order = _only(_core(X).received(replace(FETCH, array=1)))
+    assert isinstance(order.array, StoredArray)
+
+
+def test_the_result_of_a_fetch_takes_memory_until_it_is_answered() -> None:
+    core = _core(X, memory_bytes=24 + 20)
+    fetch = replace(FETCH, array=1)
+    assert isinstance(_only(core.received(fetch)), FetchRun)
+    error = _only(core.received(replace(fetch, id=3)))
+    assert isinstance(error, messages.TaskError)
+    assert "result has 20 bytes" in error.reason
+    with pytest.raises(ProtocolError, match="does not fit"):
+        core.received(messages.Graph(9, b"x"))
+    core.computed(2, bytes(20), 0.5)
+    core.received(messages.Graph(9, b"x" * 20))
+
+
+def test_a_result_that_fits_no_message_is_refused() -> None:
+    core = _core(X, memory_bytes=2**40)
+    for rows in (2**26, 2**63 - 1):
+        error = _only(core.received(messages.Fetch(2, 1, 0, rows, 4, "fp32")))
+        assert isinstance(error, messages.TaskError)
+        assert "fits no message" in error.reason
+
+
+@pytest.mark.parametrize("out", ["fp8", "int64", "bool"])
+def test_a_result_of_another_dtype_ends_the_session(out: str) -> None:
+    with pytest.raises(ProtocolError, match="unknown dtype"):
+        _core(X, replace(FETCH, array=1, out=out))
+
+
+def test_products_are_computed_beside_graphs() -> None:
+    core = _core(GRAPH, X, RUN)
+    order = _only(core.received(messages.Run(2, "matmul", (1, 1), False, True, "fp32")))
+    assert isinstance(order, Compute)
+    assert isinstance(_only(core.computed(2, bytes(16), 0.5)), messages.Result)
+    assert core.computed(1, b"", 0.5) == [messages.Computed(1, 0.5)]

@@ -1,0 +1,121 @@
+"""Stages on device processes over sockets: losses stay exact when processes are killed and come."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cleave
+from cleave.arrays import DType
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.planner.stages import PsCompute
+from cleave.protocol import messages
+from cleave.protocol.messages import Message
+from cleave.server.fleet_server import Server
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import Rows, StagedModel
+from tests.faults.plan import Fault
+from tests.faults.processes import Processes
+from tests.graphs.models import plain_gradients, small_model, trained
+from tests.training.test_staged import EvenStages
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 12
+DEVICES = 3
+WAIT_S = 120.0
+
+
+class Strikes:
+    """Kills the process that is sent a certain message, at once; another one takes its place.
+
+    Args:
+        server: whose messages are watched.
+        processes: the devices.
+        when: says of a message whether it is the one.
+    """
+
+    def __init__(
+        self, server: Server, processes: Processes, when: Callable[[Message], bool]
+    ) -> None:
+        self.struck = 0
+        self._armed = False
+        self._processes = processes
+        self._when = when
+        self._live = server.live
+        self._send = server.live.send
+        server.live.send = self.send  # type: ignore[method-assign]
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def send(self, session: int, message: Message) -> None:
+        self._send(session, message)
+        if self._armed and self._when(message):
+            self._armed = False
+            name = self._live.manager.sessions[session].name
+            for slot, process in self._processes.running.items():
+                if name == f"process {process}":
+                    self.struck += 1
+                    self._processes.strike(slot, Fault.KILL)
+
+
+def wait_for_devices(server: Server) -> None:
+    """Wait until all processes have joined."""
+    until_s = time.monotonic() + WAIT_S
+    while server.fleet.device_count < DEVICES:
+        assert time.monotonic() < until_s, "the processes do not join"
+        time.sleep(0.05)
+
+
+def backward(message: Message) -> bool:
+    """Say whether a device is asked for a backward pass: of many outputs."""
+    return isinstance(message, messages.RunGraph) and len(message.outputs) > 3
+
+
+def upload(message: Message) -> bool:
+    """Say whether a device is asked for a sum of gradients: of a matrix that is no activation."""
+    return isinstance(message, messages.Fetch) and message.rows > 2 * TOKENS
+
+
+@pytest.mark.parametrize("when", [backward, upload])
+@pytest.mark.parametrize("loss", [False, True])
+def test_a_killed_process_costs_no_exactness(
+    loss: bool, when: Callable[[Message], bool], tmp_path: Path
+) -> None:
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, GraphCache(tmp_path))
+    torch.manual_seed(4)
+    batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(4)]
+    with (
+        cleave.serve(stages_on="any") as server,
+        Processes(lambda slot: server.url, DEVICES) as processes,
+    ):
+        wait_for_devices(server)
+        strikes = Strikes(server, processes, when)
+        work = ModelWork(model, graphs, DType.FP32)
+        staged = StagedModel(
+            work, server.fleet.runtime, EvenStages(loss=loss), PsCompute(1e11, 0.0)
+        )
+
+        def disturbed(ids: Tensor) -> Any:
+            wait_for_devices(server)
+            strikes.arm()
+            targets = torch.full_like(ids, -100)
+            targets[:, :-1] = ids[:, 1:]
+            return staged.gradients(Rows(ids, targets))
+
+        found = trained(model, disturbed, batches, clip=1.0)
+        staged.close()
+    assert strikes.struck == len(batches)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
+    assert found == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,394 @@
+"""Running graphs on what a device keeps, and returning rows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnx import NodeProto, TensorProto, helper
+
+from cleave import arrays
+from cleave.arrays import DType
+from cleave.device.compute_thread import compute
+from cleave.device.core import DeviceCore
+from cleave.machine.backends import NumpyBackend
+from cleave.machine.graph_run import (
+    FetchRun,
+    GraphInput,
+    GraphRun,
+    Kept,
+    StoredGraph,
+    StoredIndices,
+    fetch,
+    run_graph,
+)
+from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.multiplication import StoredArray
+from cleave.protocol import messages
+from cleave.protocol.codec import decode, encode
+from cleave.protocol.messages import Message
+from tests.onnx_models import adding
+
+Shape = Sequence[int | str]
+
+FLOAT: Final = TensorProto.FLOAT
+SIX: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+_session = partial(GraphSession, threads=1)
+
+
+def _model(
+    nodes: Sequence[NodeProto],
+    inputs: dict[str, tuple[int, Shape]],
+    outputs: dict[str, tuple[int, Shape]],
+) -> StoredGraph:
+    """A graph; inputs and outputs have a type and a shape."""
+    given, made = (
+        [helper.make_tensor_value_info(name, *what) for name, what in side.items()]
+        for side in (inputs, outputs)
+    )
+    graph = helper.make_graph(list(nodes), "graph", given, made)
+    opsets = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return _stored(model.SerializeToString())
+
+
+def _stored(model: bytes) -> StoredGraph:
+    return StoredGraph(model, len(model))
+
+
+def _totals() -> StoredGraph:
+    """y = 2x, and total + x, as a backward pass has a gradient and the sums of others."""
+    return _model(
+        [
+            helper.make_node("Add", ["x", "x"], ["y"]),
+            helper.make_node("Add", ["x", "sum"], ["new"]),
+        ],
+        {"x": (FLOAT, [2, 3]), "sum": (FLOAT, [2, 3])},
+        {"y": (FLOAT, [2, 3]), "new": (FLOAT, [2, 3])},
+    )
+
+
+def _put(values: npt.NDArray[np.float32], dtype: DType = DType.FP32) -> StoredArray:
+    payload = arrays.Buffer(arrays.narrow(values, dtype), dtype).pack()
+    rows, columns = values.shape
+    return StoredArray(rows, columns, dtype, payload, len(payload))
+
+
+def _kept(value: npt.NDArray[Any]) -> Kept:
+    return Kept(value.nbytes, value)
+
+
+def _run(
+    graph: StoredGraph, inputs: Sequence[GraphInput], outputs: Sequence[Kept | None]
+) -> list[Any]:
+    """Run a graph; return the values of its outputs."""
+    seconds = run_graph(GraphRun(1, graph, inputs, outputs, 0), _session)
+    assert seconds > 0
+    return [output and output.value for output in outputs]
+
+
+W: Final = np.array([[10, 20, 30]], np.float32)
+
+
+# --- inputs -----------------------------------------------------------------------------------
+
+
+def test_inputs_and_outputs_are_in_the_order_of_the_graph() -> None:
+    (y,) = _run(_stored(adding()), [_put(SIX), _put(W)], [Kept(24)])
+    np.testing.assert_array_equal(y, SIX + W)
+    with pytest.raises(GraphError, match="input w"):
+        _run(_stored(adding()), [_put(W), _put(SIX)], [Kept(12)])
+
+
+def test_an_input_that_is_not_given_is_zeros() -> None:
+    (y,) = _run(_stored(adding()), [_put(SIX), None], [Kept(24)])
+    np.testing.assert_array_equal(y, SIX)
+
+
+def test_an_input_of_any_size_cannot_be_zeros() -> None:
+    with pytest.raises(GraphError, match=r"x cannot be zeros.*batch"):
+        _run(_stored(adding()), [None, _put(W)], [Kept(24)])
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
+def test_16_bit_arrays_are_widened_before_anything_is_computed(dtype: DType) -> None:
+    x = np.array([[1, 256, 2**-8]], np.float32)  # of all dtypes
+    w = np.array([[2**-8, 1, 1]], np.float32)
+    (y,) = _run(_stored(adding()), [_put(x, dtype), _put(w, dtype)], [Kept(12)])
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(y, x + w)  # none of which 8 bits hold
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 6), (6, 1), (3, 2)])
+def test_an_array_takes_the_shape_of_its_input_and_the_batch_its_size(
+    shape: tuple[int, int],
+) -> None:
+    (y,) = _run(_stored(adding()), [_put(SIX.reshape(shape)), _put(W.T)], [Kept(24)])
+    np.testing.assert_array_equal(y, SIX + W)
+
+
+def test_batches_of_several_sizes_go_through_one_graph() -> None:
+    graph = _stored(adding())
+    for rows in (3, 1, 7):
+        x = np.full((rows, 3), rows, np.float32)
+        (y,) = _run(graph, [_put(x), _put(W)], [Kept(x.nbytes)])
+        np.testing.assert_array_equal(y, x + W)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "name"), [((1, 7), (1, 3), "x"), ((2, 3), (1, 2), "w"), ((2, 3), (2, 3), "w")]
+)
+def test_an_array_that_does_not_fit_its_input_is_refused(
+    x: tuple[int, int], w: tuple[int, int], name: str
+) -> None:
+    given = [_put(np.zeros(shape, np.float32)) for shape in (x, w)]
+    with pytest.raises(GraphError, match=f"input {name} has the shape"):
+        _run(_stored(adding()), given, [Kept(24)])
+
+
+def test_integers_and_truth_values_are_inputs() -> None:
+    graph = _model(
+        [
+            helper.make_node("Gather", ["table", "rows"], ["found"]),
+            helper.make_node("Where", ["mask", "found", "table"], ["y"]),
+        ],
+        {
+            "table": (FLOAT, [2, 3]),
+            "rows": (TensorProto.INT64, [2]),
+            "mask": (TensorProto.BOOL, [2, 1]),
+        },
+        {"y": (FLOAT, [2, 3])},
+    )
+    rows = StoredIndices(np.array([1, 0], "<i8").tobytes(), np.dtype("<i8"), 16)
+    mask = StoredIndices(b"\x01\x00", np.dtype("?"), 2)
+    (y,) = _run(graph, [_put(SIX), rows, mask], [Kept(24)])
+    np.testing.assert_array_equal(y, SIX[[1, 1]])
+    with pytest.raises(GraphError, match="cannot be run"):
+        _run(graph, [_put(SIX), _put(np.zeros((1, 2), np.float32)), mask], [Kept(24)])
+    with pytest.raises(GraphError, match="cannot be run"):
+        _run(graph, [_put(SIX), None, mask], [Kept(24)])  # zeros are fp32
+
+
+# --- outputs ----------------------------------------------------------------------------------
+
+
+def test_what_one_run_keeps_later_ones_take() -> None:
+    """Sums begin as zeros, and each run makes the next array of them."""
+    graph, total = _totals(), None
+    for _ in range(3):
+        total, before = Kept(24), total
+        _run(graph, [_put(SIX), before], [None, total])
+    assert total is not None
+    np.testing.assert_array_equal(total.value, 3 * SIX)
+
+
+def test_an_output_that_is_not_kept_is_nowhere() -> None:
+    found = _run(_totals(), [_put(SIX), None], [Kept(24), None])
+    np.testing.assert_array_equal(found[0], 2 * SIX)
+    assert found[1] is None
+
+
+@pytest.mark.parametrize("sizes", [(24, 23), (48, 24), (0, 24)])
+def test_all_outputs_are_kept_or_none(sizes: tuple[int, int]) -> None:
+    y, new = Kept(sizes[0]), Kept(sizes[1])
+    with pytest.raises(GraphError, match="as was said"):
+        _run(_totals(), [_put(SIX), None], [y, new])
+    assert (y.value, new.value) == (None, None)
+
+
+def test_an_output_that_is_not_kept_may_have_any_size() -> None:
+    x = np.zeros((5, 3), np.float32)
+    assert _run(_stored(adding()), [_put(x), None], [None]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(1, 2), (3, 2), (2, 1), (2, 3), (0, 0)], ids=lambda n: str(n)
+)
+def test_a_run_names_every_input_and_output(inputs: int, outputs: int) -> None:
+    with pytest.raises(GraphError, match=f"2 inputs and 2 outputs, not {inputs} and {outputs}"):
+        _run(_totals(), [_put(SIX)] * inputs, [None] * outputs)
+
+
+def test_what_a_failed_run_was_to_make_is_not_there() -> None:
+    y = Kept(1)
+    with pytest.raises(GraphError, match="as was said"):
+        _run(_stored(adding()), [_put(SIX), None], [y])
+    later = Kept(24)
+    with pytest.raises(GraphError, match="not here: what was to compute it failed"):
+        _run(_stored(adding()), [y, None], [later])
+    assert later.value is None
+    with pytest.raises(GraphError, match="not here: what was to compute it failed"):
+        fetch(FetchRun(2, later, 0, 1, 3, DType.FP32))
+
+
+# --- graphs -----------------------------------------------------------------------------------
+
+
+def test_a_graph_is_made_ready_once() -> None:
+    made = []
+
+    def make(model: bytes) -> GraphSession:
+        made.append(bytes(model))
+        return _session(model)
+
+    graph = _stored(adding())
+    for _ in range(3):
+        run_graph(GraphRun(1, graph, [_put(SIX), None], [None], 0), make)
+    assert made == [adding()]
+
+
+@pytest.mark.parametrize("model", [b"", b"no model", adding()[:-9]])
+def test_what_is_no_graph_is_refused_when_it_is_run(model: bytes) -> None:
+    y = Kept(24)
+    with pytest.raises(GraphError, match="refuses the graph"):
+        _run(_stored(model), [_put(SIX), None], [y])
+    assert y.value is None
+
+
+# --- fetch ------------------------------------------------------------------------------------
+
+
+def _fetched(
+    array: StoredArray | Kept, first: int, rows: int, columns: int, out: DType = DType.FP32
+) -> npt.NDArray[Any]:
+    """Rows of an array as they are sent."""
+    order = FetchRun(1, array, first, rows, columns, out)
+    payload = fetch(order)
+    assert len(payload) == order.result_bytes
+    return arrays.unpack(payload, rows, columns, out).array
+
+
+def test_some_rows_of_an_array_are_fetched() -> None:
+    value = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    rows = value.reshape(6, 4)
+    np.testing.assert_array_equal(_fetched(_kept(value), 0, 6, 4), rows)
+    np.testing.assert_array_equal(_fetched(_kept(value), 2, 3, 4), rows[2:5])
+    np.testing.assert_array_equal(_fetched(_kept(value), 1, 1, 12), value[1].reshape(1, 12))
+    assert _fetched(_kept(value), 6, 0, 4).size == 0
+    scalar = np.array(2.5, np.float32)
+    np.testing.assert_array_equal(_fetched(_kept(scalar), 0, 1, 1), [[2.5]])
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16, DType.FP16])
+def test_a_put_array_is_fetched_as_it_was_put(dtype: DType) -> None:
+    put = _put(SIX, dtype)
+    np.testing.assert_array_equal(_fetched(put, 1, 1, 3), SIX[1:])
+    assert bytes(fetch(FetchRun(1, put, 0, 2, 3, dtype))) == bytes(put.payload)
+
+
+def test_fetched_rows_are_rounded_once_to_nearest_even() -> None:
+    value = np.array(
+        [[9, 9, 9, 9], [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.4e38]], np.float32
+    )
+    found = _fetched(_kept(value), 1, 1, 4, DType.BF16)
+    # 1, 1 + 2**-6, 1 + 2**-7, and the largest number below -infinity
+    assert found.tolist() == [[0x3F80, 0x3F82, 0x3F81, 0xFF80]]
+    half = np.array([[1 + 2**-11, 65519, 65520]], np.float32)
+    assert _fetched(_kept(half), 0, 1, 3, DType.FP16).tolist() == [[1.0, 65504.0, float("inf")]]
+
+
+@pytest.mark.parametrize(
+    ("first", "rows", "columns"),
+    [
+        (0, 3, 3),
+        (1, 2, 3),
+        (2, 1, 3),
+        (3, 0, 3),
+        (0, 1, 4),
+        (0, 1, 7),
+        (2**62, 1, 3),
+        (0, 2**62, 3),
+    ],
+)
+def test_rows_that_are_not_there_are_not_fetched(first: int, rows: int, columns: int) -> None:
+    for array in (_kept(SIX), _put(SIX)):
+        with pytest.raises(GraphError, match=rf"no rows {first} to {first + rows} of {columns} "):
+            fetch(FetchRun(1, array, first, rows, columns, DType.FP32))
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "?", "<f8"])
+def test_only_fp32_is_fetched(dtype: str) -> None:
+    with pytest.raises(GraphError, match="no rows"):
+        fetch(FetchRun(1, _kept(SIX.astype(dtype)), 0, 2, 3, DType.FP32))
+
+
+# --- a device ---------------------------------------------------------------------------------
+
+
+class _Device:
+    """A core that does its orders at once; messages pass through the codec in both directions."""
+
+    def __init__(self) -> None:
+        self.core = DeviceCore(2**20, graphs=True)
+
+    def tell(self, *said: Message) -> list[Message]:
+        """Return what it answers."""
+        answers: list[Message] = []
+        for message in said:
+            for action in self.core.received(_through_the_wire(message)):
+                if not isinstance(action, GraphRun | FetchRun):
+                    assert isinstance(action, messages.TaskError)
+                    answers.append(action)
+                    continue
+                outcome = compute(NumpyBackend(), action)
+                done = (
+                    self.core.failed(action.run, outcome)
+                    if isinstance(outcome, str)
+                    else self.core.computed(action.run, *outcome)
+                )
+                answers += done  # type: ignore[arg-type]
+        return [_through_the_wire(answer) for answer in answers]
+
+
+def _through_the_wire(message: Message) -> Message:
+    return decode(b"".join(encode(message)))
+
+
+def test_a_device_runs_the_graphs_of_a_stage() -> None:
+    device = _Device()
+    ran, fetched = device.tell(
+        messages.Graph(1, _totals().model),
+        messages.Put(2, 2, 3, "bf16", bytes(_put(SIX, DType.BF16).payload)),
+        messages.RunGraph(1, 1, (2, 0), (3, 4), (24, 24), 12),
+        messages.Fetch(2, 3, 1, 1, 3, "bf16"),
+    )
+    assert isinstance(ran, messages.Computed)
+    assert ran.id == 1
+    assert ran.compute_s > 0
+    assert isinstance(fetched, messages.Result)
+    assert (fetched.id, fetched.rows, fetched.columns, fetched.dtype) == (2, 1, 3, "bf16")
+    assert bytes(fetched.payload) == bytes(_put(2 * SIX[1:], DType.BF16).payload)
+    # The sum goes on, without its first array.
+    _, total = device.tell(
+        messages.RunGraph(3, 1, (2, 4), (0, 5), (24,)),
+        messages.Drop((3, 4)),
+        messages.Fetch(4, 5, 0, 2, 3, "fp32"),
+    )
+    assert isinstance(total, messages.Result)
+    assert bytes(total.payload) == bytes(_put(2 * SIX).payload)
+    device.tell(messages.Drop((1, 2, 5)))
+    assert device.core.occupied_bytes == 0
+
+
+def test_a_device_tells_of_what_fails_and_goes_on() -> None:
+    device = _Device()
+    answers = device.tell(
+        messages.Graph(1, _totals().model),
+        messages.Put(2, 2, 3, "fp32", SIX.tobytes()),
+        messages.RunGraph(1, 1, (2, 0), (3, 4), (24, 23)),  # of the wrong size
+        messages.RunGraph(2, 1, (2, 4), (5, 6), (24, 24)),  # needs what that was to make
+        messages.Fetch(3, 3, 0, 2, 3, "fp32"),
+        messages.RunGraph(4, 1, (2, 0), (7, 8), (24, 24)),
+        messages.Fetch(5, 7, 0, 2, 3, "fp32"),
+    )
+    kinds = [answer.TYPE for answer in answers]
+    assert kinds == ["task_error", "task_error", "task_error", "computed", "result"]
+    reasons = [answer.reason for answer in answers if isinstance(answer, messages.TaskError)]
+    for reason, words in zip(reasons, ("as was said", "failed", "failed"), strict=True):
+        assert words in reason
+    assert device.core.idle

@@ -1,0 +1,147 @@
+"""Devices that carry out a step by stages on symbols, one message at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cleave import graph_names as names
+from cleave.planner.stages import PlannedStage
+from cleave.protocol import messages
+from cleave.protocol.codec import payload_bytes
+from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
+from cleave.scheduler.stage_work import (
+    LayerWork,
+    LossWork,
+    StageArray,
+    StageGraph,
+    StageOrder,
+    StepWork,
+    SumShape,
+)
+
+WIDTH = 2
+TOKENS = 3
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A payload that says what it was made of."""
+
+    value: Any
+    nbytes: int = 4 * WIDTH * TOKENS
+
+    def pack(self) -> memoryview:
+        return memoryview(bytes(self.nbytes))
+
+
+def array(value: Any, nbytes: int = 4 * WIDTH * TOKENS) -> StageArray:
+    return StageArray(TOKENS, WIDTH, "fp32", Symbol(value, nbytes))
+
+
+def step_work(
+    layers: int, batches: int, stages: Sequence[PlannedStage], **changed: Any
+) -> StepWork:
+    """A step whose layers are symbols, with a loss if the last stage has one."""
+    shape = SumShape(2, 5)
+    held = []
+    for number in range(layers):
+        sums = {"w": shape}
+        inputs = (names.X, names.parameter("w"))
+        forward = StageGraph(f"forward {number}".encode(), inputs, (names.Y,))
+        backward = StageGraph(
+            f"backward {number}".encode(),
+            (*inputs, names.DY, names.total("w")),
+            (names.DX, names.new_total("w")),
+        )
+        parameters = {names.parameter("w"): array(f"w{number}", 40)}
+        held.append(LayerWork(forward, backward, parameters, sums, [{}] * batches, 10, 30))
+    loss = None
+    if stages[-1].loss:
+        graph = StageGraph(
+            b"loss",
+            (names.X, names.TARGETS, names.parameter("h"), names.total("h")),
+            (names.LOSS, names.DX, names.new_total("h")),
+        )
+        targets = [array(("targets", batch)) for batch in range(batches)]
+        loss = LossWork(graph, {names.parameter("h"): array("h", 16)}, {"h": shape}, targets, 5)
+    x = [array(("x", batch)) for batch in range(batches)]
+    settings: dict[str, Any] = {"gradients": "fp32", **changed}
+    return StepWork(held, loss, x, WIDTH, [TOKENS] * batches, stages, **settings)
+
+
+@dataclass
+class SymbolicDevice:
+    """A device: what it holds, and the orders that it has not answered yet."""
+
+    held: dict[int, Any] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    orders: deque[tuple[StageOrder, int, Any]] = field(default_factory=deque)
+
+    def take(self, message: Any, order: StageOrder | None) -> None:
+        match message:
+            case messages.Put() | messages.Graph():
+                assert message.id not in self.held
+                value = message.payload
+                self.held[message.id] = value.value if isinstance(value, Symbol) else value
+                self.sizes[message.id] = payload_bytes(message.payload)
+            case messages.Drop():
+                for id in message.ids:
+                    del self.held[id], self.sizes[id]
+            case messages.RunGraph():
+                assert order is not None
+                self.orders.append((order, message.id, None))
+                made = self._run(message)
+                kept = [id for id in message.outputs if id]
+                for id, nbytes in zip(kept, message.output_bytes, strict=True):
+                    assert id not in self.held
+                    self.held[id], self.sizes[id] = made[message.outputs.index(id)], nbytes
+            case messages.Fetch():
+                assert order is not None
+                value = self.held[message.array]
+                nbytes = 4 * message.rows * message.columns
+                found = Symbol((message.first_row, value), nbytes)
+                if order.name in (names.Y, names.DX, names.LOSS):
+                    found = Symbol(value, nbytes)
+                self.orders.append((order, message.id, found))
+            case _:
+                raise AssertionError(message)
+
+    def _run(self, message: messages.RunGraph) -> list[Any]:
+        kind, _, layer = self.held[message.graph].decode().partition(" ")
+        given = [self.held[id] if id else () for id in message.inputs]
+        if kind == "forward":
+            x, w = given
+            assert w == f"w{layer}"
+            return [("y", layer, x)]
+        if kind == "backward":
+            x, w, dy, total = given
+            assert w == f"w{layer}"
+            return [("dx", layer, x, dy), (*total, (x, dy))]
+        x, targets, _, total = given
+        return [("loss", x, targets), ("dy", x, targets), (*total, (x, targets))]
+
+
+class SymbolicFleet:
+    """Carries out what a step wants, and keeps what it tells."""
+
+    def __init__(self) -> None:
+        self.devices: dict[int, SymbolicDevice] = {}
+        self.told: list[Any] = []
+
+    def carry_out(self, wanted: Sequence[ForSteps]) -> None:
+        for one in wanted:
+            match one:
+                case SendStage(device, message, task):
+                    if device in self.devices:
+                        order = None if task is None else task.detail
+                        self.devices[device].take(message, order)
+                case TellStep(outcome):
+                    self.told.append(outcome)
+
+    @property
+    def waiting(self) -> Mapping[int, SymbolicDevice]:
+        """Return the devices that have orders to answer."""
+        return {d: held for d, held in self.devices.items() if held.orders}

@@ -1,0 +1,203 @@
+"""Whole layers go to the operator's own devices, and it is said why there are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cleave.arrays import DType
+from cleave.errors import UsageError
+from cleave.planner.stages import PlannedStage
+from cleave.protocol import messages
+from cleave.protocol.messages import Feature, Hello, Role
+from cleave.scheduler.admission import Admission, AdmissionResult, SharedSecretAuth
+from cleave.scheduler.instructions import ForRuntime, Send
+from cleave.scheduler.session import DeviceState
+from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.stage_runs import StagesOn
+from tests.scheduler.stage_devices import step_work
+
+MEMORY_BYTES = 2**30
+HELLO = Hello(
+    Role.DEVICE,
+    name="laptop",
+    ops=("matmul",),
+    dtypes=tuple(d.value for d in DType),
+    memory_bytes=MEMORY_BYTES,
+    flops_per_s=1e9,
+    downlink_bytes_per_s=1e6,
+    uplink_bytes_per_s=2e6,
+    features=(Feature.GRAPHS.value,),
+)
+BROWSER = replace(HELLO, features=())
+
+
+class Marked(SharedSecretAuth):
+    """Lets everybody in under the identity in `credential`; some are the operator's own."""
+
+    def __init__(self, own: set[int]) -> None:
+        super().__init__()
+        self.own = own
+
+    def admit(self, hello: Hello, address: str) -> AdmissionResult:
+        """See `Authenticator.admit`."""
+        identity = int(hello.credential)
+        if hello.measure:
+            return Admission(measures=identity)
+        return Admission(identity, own=identity in self.own)
+
+
+def server(*own: int, stages_on: StagesOn | str = StagesOn.OWN) -> SessionManager:
+    return SessionManager(auth=Marked(set(own)), stages_on=stages_on)
+
+
+def come(manager: SessionManager, *devices: int, hello: Hello = HELLO) -> None:
+    for device in devices:
+        manager.opened(device, 0.0)
+        manager.received(device, replace(hello, credential=str(device)), 0.0)
+
+
+def test_only_ones_own_devices_get_whole_layers() -> None:
+    manager = server(1, 3)
+    come(manager, 1, 2)
+    come(manager, 3, hello=BROWSER)
+    assert manager.ready_devices == 3
+    assert manager.stages.able == {1: MEMORY_BYTES}
+    assert manager.stages.why_none() == ""
+
+
+@pytest.mark.parametrize("stages_on", [StagesOn.ANY, "any"])
+def test_any_device_gets_them_where_the_server_is_told(stages_on: StagesOn | str) -> None:
+    manager = server(1, stages_on=stages_on)
+    come(manager, 1, 2)
+    come(manager, 3, hello=BROWSER)
+    assert manager.stages.able == dict.fromkeys((1, 2), MEMORY_BYTES)
+    assert manager.stages.why_none() == ""
+
+
+def test_other_words_are_refused() -> None:
+    for word in ("", "all", "OWN"):
+        with pytest.raises(UsageError, match=f"--stages-on is '{word}'; use own or any"):
+            server(stages_on=word)
+
+
+def test_a_programs_devices_are_its_own() -> None:
+    """They have one credential, which the program gave them."""
+    manager = SessionManager("key")
+    come_with = replace(HELLO, credential="key")
+    manager.opened(1, 0.0)
+    manager.received(1, come_with, 0.0)
+    assert manager.stages.able == {1: MEMORY_BYTES}
+
+
+# --- why there are none ---
+
+
+def test_nobody_is_there() -> None:
+    manager = server()
+    assert manager.stages.why_none() == "no device is connected"
+    manager.opened(1, 0.0)  # it said nothing yet
+    assert manager.stages.why_none() == "no device is connected"
+    come(manager, 2, hello=replace(HELLO, measure=True, downlink_bytes_per_s=0.0))
+    assert manager.sessions[2].state is DeviceState.PROBING
+    assert manager.stages.why_none() == "no device is connected"
+
+
+def test_none_can_run_graphs() -> None:
+    manager = server(1, 2)
+    come(manager, 1, hello=BROWSER)
+    assert manager.stages.why_none() == (
+        "1 device is connected and it may not train whole layers: it cannot run graphs, as "
+        "computers with `cleave join` can and browsers, phones and older versions cannot"
+    )
+    come(manager, 2, 3, hello=BROWSER)
+    why = manager.stages.why_none()
+    assert why.startswith("3 devices are connected and none may train whole layers: none can run ")
+
+
+HOW = (
+    "(pair it with `cleave pair --own`, mark it with `cleave devices own NAME`, or start the "
+    "server with --stages-on any)"
+)
+
+
+def test_none_is_ones_own() -> None:
+    manager = server(9)
+    come(manager, 1)
+    assert manager.stages.why_none() == (
+        f"1 device is connected and it may not train whole layers: it is not yours {HOW}"
+    )
+    come(manager, 2, 3)
+    assert manager.stages.why_none() == (
+        f"3 devices are connected and none may train whole layers: none is yours {HOW}"
+    )
+    come(manager, 9, hello=BROWSER)  # the only one that is cannot
+    assert manager.stages.why_none() == (
+        f"4 devices are connected and none may train whole layers: of the 3 that can run graphs "
+        f"none is yours {HOW}"
+    )
+
+
+@pytest.mark.parametrize("stages_on", StagesOn)
+def test_those_that_could_are_busy_otherwise(stages_on: StagesOn) -> None:
+    manager = server(1, stages_on=stages_on)
+    come(manager, 1, hello=replace(HELLO, downlink_bytes_per_s=0.0))
+    assert manager.sessions[1].state is DeviceState.PROBING
+    why = manager.stages.why_none()
+    assert why.startswith("1 device is connected and it may not train whole layers now: ")
+    assert "being measured" in why
+
+
+# --- marks that change ---
+
+
+def sent(wanted: list[ForRuntime], device: int) -> list[type]:
+    return [type(o.message) for o in wanted if isinstance(o, Send) and o.session == device]
+
+
+def test_a_mark_counts_at_once() -> None:
+    manager = server()
+    come(manager, 1, 2)
+    assert manager.mark_own(1, True, 1.0) == []
+    assert manager.stages.able == {1: MEMORY_BYTES}
+    manager.mark_own(1, False, 2.0)
+    assert "none is yours" in manager.stages.why_none()
+    assert manager.mark_own(7, True, 3.0) == []  # it is not there
+    assert manager.ready_devices == 2
+
+
+def test_a_step_goes_on_without_a_device_that_is_ones_own_no_more() -> None:
+    manager = server(1)
+    come(manager, 1, 2)
+    work = step_work(2, 2, [PlannedStage(0, 2, (1,), loss=True)])
+    assert messages.RunGraph in sent(manager.begin_step(work, 1.0), 1)
+    gone = manager.mark_own(1, False, 2.0)
+    assert set(sent(gone, 1)) == {messages.Drop}  # what it held
+    assert sent(gone, 2) == []
+    assert manager.stages.occupied_bytes(1) == 0
+    assert not manager.stages.busy(1)
+    assert messages.RunGraph in sent(manager.mark_own(2, True, 3.0), 2)  # what the step waits for
+    manager.validate()
+
+
+def test_a_step_does_not_begin_with_devices_that_may_not_take_part_any_more() -> None:
+    """They were there, and one's own, when the step was planned."""
+    manager = server(1, 2, 3)
+    come(manager, 1, 2, 3)
+    work = step_work(2, 2, [PlannedStage(0, 1, (1, 2)), PlannedStage(1, 2, (2,), loss=True)])
+    manager.mark_own(1, False, 1.0)
+    manager.closed(2, "it vanished", 1.0)
+    begun = manager.begin_step(work, 2.0)
+    assert sent(begun, 1) == sent(begun, 2) == []
+    assert messages.RunGraph in sent(begun, 3)
+    manager.validate()
+
+
+def test_a_mark_means_nothing_where_any_device_will_do() -> None:
+    manager = server(1, stages_on="any")
+    come(manager, 1)
+    work = step_work(2, 2, [PlannedStage(0, 2, (1,), loss=True)])
+    manager.begin_step(work, 1.0)
+    assert manager.mark_own(1, False, 2.0) == []
+    assert manager.stages.busy(1)

@@ -1,0 +1,218 @@
+"""A step by stages gives each micro-batch to each layer once, whatever devices do meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.planner.stages import PlannedStage
+from cleave.scheduler.device_memory import Names
+from cleave.scheduler.instructions import Note
+from cleave.scheduler.stage_device import StageDevice
+from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
+from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork
+from tests.scheduler.stage_devices import SymbolicDevice, SymbolicFleet, array, step_work
+
+LAYERS = 4
+
+
+class Trial:
+    """A step on a symbolic fleet, whose devices answer, fail, go and come as a test says."""
+
+    def __init__(self, work: StepWork, devices: int) -> None:
+        self.fleet = SymbolicFleet()
+        self.fleet.devices = {d: SymbolicDevice() for d in range(1, devices + 1)}
+        self.stores: dict[int, StageDevice] = {}
+        self.step = StageStep(
+            work, self.stores, lambda: dict.fromkeys(self.fleet.devices, 2**30), Names()
+        )
+        self.given: set[int] = set()
+        self._do(self.step.begin())
+
+    def _do(self, wanted: Any) -> None:
+        self.fleet.carry_out(wanted)
+        self.step.validate()
+        for device, store in self.stores.items():
+            if device in self.fleet.devices:
+                assert store.occupied_bytes == sum(self.fleet.devices[device].sizes.values())
+
+    @property
+    def outputs(self) -> dict[int, Any]:
+        """Return the last outputs whose gradients were not given yet."""
+        told = {o.batch: o.payload.value for o in self.fleet.told if isinstance(o, OutputReady)}
+        return {batch: y for batch, y in told.items() if batch not in self.given}
+
+    def answer(self, device: int) -> None:
+        order, run, found = self.fleet.devices[device].orders.popleft()
+        if found is None:
+            self._do(self.step.computed(order, run))
+        else:
+            self._do(self.step.fetched(order, run, found))
+
+    def give(self, batch: int) -> None:
+        dy = ("dy", self.outputs[batch], ("targets", batch))
+        self.given.add(batch)
+        self._do(self.step.give(batch, array(dy)))
+
+    def lose(self, device: int) -> None:
+        del self.fleet.devices[device]
+        self._do(self.step.lost(device))
+
+    def fail(self, device: int) -> None:
+        self.fleet.devices[device].orders.clear()
+        self._do(self.step.failed(device, "it is tired"))
+
+    def join(self, device: int) -> None:
+        self.fleet.devices[device] = SymbolicDevice()
+        self._do(self.step.changed())
+
+    def finish(self) -> Any:
+        """Let devices answer until the step ends; return how it did."""
+        while not self.step.ended:
+            for batch in list(self.outputs):
+                self.give(batch)
+            if not self.step.ended:
+                self.answer(min(self.fleet.waiting))
+        return self.fleet.told[-1]
+
+
+def expected(batch: int, layers: int = LAYERS) -> tuple[list[Any], list[Any]]:
+    """The input and the output's gradient of every layer for a micro-batch."""
+    xs: list[Any] = [("x", batch)]
+    for layer in range(layers):
+        xs.append(("y", str(layer), xs[-1]))
+    dys: list[Any] = [("dy", xs[-1], ("targets", batch))]
+    for layer in reversed(range(layers)):
+        dys.append(("dx", str(layer), xs[layer], dys[-1]))
+    return xs, dys[::-1]
+
+
+def check(result: Any, work: StepWork) -> None:
+    """Every micro-batch is in the sums of every layer once, with the right numbers."""
+    assert isinstance(result, StepResult)
+    batches = range(len(work.x))
+    for layer in range(len(work.layers)):
+        found = [pair for (part,) in result.gradients[layer, "w"] for pair in part.value[1]]
+        wanted = [(expected(b)[0][layer], expected(b)[1][layer + 1]) for b in batches]
+        assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+    assert {b: dx.value for b, dx in result.dx.items()} == {b: expected(b)[1][0] for b in batches}
+    if work.loss is not None:
+        losses = {b: loss.value for b, loss in result.losses.items()}
+        assert losses == {b: ("loss", expected(b)[0][-1], ("targets", b)) for b in batches}
+        found = [pair for (part,) in result.gradients[-1, "h"] for pair in part.value[1]]
+        wanted = [(expected(b)[0][-1], ("targets", b)) for b in batches]
+        assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+
+
+def stages_of(cuts: list[int], devices: list[tuple[int, ...]], loss: bool) -> list[PlannedStage]:
+    bounds = [0, *cuts, LAYERS]
+    spans = list(pairwise(bounds))
+    return [
+        PlannedStage(first, stop, who, loss and stop == LAYERS)
+        for (first, stop), who in zip(spans, devices, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("kept", [0, 1, 5])
+def test_a_step_that_nothing_disturbs(loss: bool, kept: int) -> None:
+    work = step_work(LAYERS, 5, stages_of([2], [(1, 2), (3,)], loss), kept_batches=kept)
+    trial = Trial(work, 3)
+    check(trial.finish(), work)
+    # Nothing is left on devices but graphs and parameters.
+    for device in trial.fleet.devices.values():
+        assert not any(isinstance(held, tuple) for held in device.held.values())
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) -> None:
+    loss = data.draw(st.booleans())
+    cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=3)))
+    devices = data.draw(st.integers(1, 5))
+    who = [
+        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1))))
+        for _ in range(len(cuts) + 1)
+    ]
+    batches, kept = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
+    work = step_work(LAYERS, batches, stages_of(cuts, who, loss), kept_batches=kept)
+    trial = Trial(work, devices)
+    failures, newcomer = 0, devices
+    for _ in range(data.draw(st.integers(0, 80))):
+        if trial.step.ended:
+            break
+        choices = [("answer", d) for d in trial.fleet.waiting] * 6
+        choices += [("give", b) for b in trial.outputs] * 6
+        choices += [("lose", d) for d in trial.fleet.devices]
+        choices += [("join", newcomer + 1)]
+        if failures < MAX_FAILURES - 1:
+            choices += [("fail", d) for d in trial.fleet.devices]
+        what, number = data.draw(st.sampled_from(choices))
+        newcomer += what == "join"
+        failures += what == "fail"
+        getattr(trial, what)(number)
+    if not trial.step.ended:
+        trial.join(newcomer + 1)  # one at least is there, and has not failed
+        trial.finish()
+    check(trial.fleet.told[-1], work)
+
+
+def test_a_device_lost_while_its_sums_travel_costs_its_share() -> None:
+    work = step_work(LAYERS, 6, stages_of([], [(1, 2)], True))
+    trial = Trial(work, 2)
+
+    def sums_are_asked() -> bool:
+        last = [device.orders[-1] for device in trial.fleet.waiting.values()]
+        return len(last) == 2 and all(isinstance(order.name, tuple) for order, _, _ in last)
+
+    while not sums_are_asked():
+        trial.answer(min(trial.fleet.waiting, key=lambda d: -len(trial.fleet.devices[d].orders)))
+    trial.lose(2)
+    check(trial.finish(), work)
+
+
+def test_a_step_ends_when_too_many_devices_fail() -> None:
+    work = step_work(LAYERS, 2, stages_of([], [(1, 2, 3, 4)], True))
+    trial = Trial(work, 6)
+    for device in range(1, MAX_FAILURES + 1):
+        trial.fail(device)
+    outcome = trial.fleet.told[-1]
+    assert isinstance(outcome, StepFailed)
+    assert "device 1: it is tired" in outcome.reason
+
+
+def test_a_stage_without_devices_waits_and_says_so_once() -> None:
+    work = step_work(LAYERS, 2, stages_of([2], [(1,), (2,)], True))
+    trial = Trial(work, 2)
+    del trial.fleet.devices[2]
+    trial.fleet.devices.pop(1)
+    said = [*trial.step.lost(2), *trial.step.lost(1), *trial.step.changed()]
+    notes = [note.text for note in said if isinstance(note, Note)]
+    assert notes == ["layers 3 to 4 wait for a device that can run them"]
+    trial.join(7)
+    check(trial.finish(), work)
+
+
+def test_parameters_stay_on_devices_between_steps_and_the_rest_is_dropped() -> None:
+    stages = stages_of([2], [(1,), (2,)], True)
+    first = step_work(LAYERS, 2, stages)
+    trial = Trial(first, 2)
+    trial.finish()
+    again = step_work(LAYERS, 2, stages)
+    # The first two layers are frozen: the same arrays as before.
+    layers = [*first.layers[:2], *again.layers[2:]]
+    work = replace(again, layers=layers)
+    before = dict(trial.fleet.devices[1].held)
+    trial.step = StageStep(
+        work, trial.stores, lambda: dict.fromkeys(trial.fleet.devices, 2**30), Names(500, 500)
+    )
+    trial.fleet.told.clear()
+    trial._do(trial.step.begin())
+    parameters = {id for id, held in before.items() if held in ("w0", "w1")}
+    assert parameters <= trial.fleet.devices[1].held.keys()
+    check(trial.finish(), work)

@@ -1,0 +1,237 @@
+"""A model trained by stages on emulated devices follows plain PyTorch, whatever devices do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cleave.arrays import DType
+from cleave.errors import FleetError, PlanError
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import AbandonedError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import ModelGraphs, model_graphs
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import Rows, StagedModel
+from emulator.virtual import VirtualRuntime, emulated
+from tests.graphs.models import plain_gradients, small_model, trained, with_lora
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 12
+ROWS = 6
+PS = PsCompute(1e11, 0.0)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> GraphCache:
+    return GraphCache(Path(tmp_path_factory.mktemp("graphs")))
+
+
+class EvenStages:
+    """One layer after another on as many devices as there are layers; the others are replicas."""
+
+    def __init__(self, *, loss: bool) -> None:
+        self.loss = loss
+
+    def __call__(
+        self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
+    ) -> StagePlan:
+        ids = sorted(rates.device for rates in devices)
+        count = min(len(model.layers), len(ids))
+        cuts = [number * len(model.layers) // count for number in range(count + 1)]
+        stages = tuple(
+            PlannedStage(cuts[n], cuts[n + 1], tuple(ids[n::count]), self.loss and n == count - 1)
+            for n in range(count)
+        )
+        return StagePlan(stages, 2, 1.0, {}, 0, 0)
+
+
+def batches(count: int) -> list[Tensor]:
+    torch.manual_seed(5)
+    return [torch.randint(3, 96, (ROWS, TOKENS)) for _ in range(count)]
+
+
+def rows(ids: Tensor) -> Rows:
+    targets = torch.full_like(ids, -100)
+    targets[:, :-1] = ids[:, 1:]
+    return Rows(ids, targets)
+
+
+def staged(
+    model: nn.Module,
+    graphs: ModelGraphs,
+    fleet: Fleet,
+    *,
+    loss: bool = True,
+    dtype: DType = DType.FP32,
+    **settings: Any,
+) -> StagedModel:
+    work = ModelWork(model, graphs, dtype)
+    return StagedModel(work, fleet.runtime, EvenStages(loss=loss), PS, **settings)
+
+
+def gradients_of(found: StagedModel) -> Any:
+    return lambda ids: found.gradients(rows(ids))
+
+
+def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
+    """All gradients of a layer are right, relative to the layer's largest."""
+    largest = max(float(p.grad.abs().max()) for p in plain.parameters() if p.grad is not None)
+    pairs = zip(model.named_parameters(), plain.parameters(), strict=True)
+    for (name, mine), expected in pairs:
+        assert (mine.grad is None) == (expected.grad is None), name
+        if expected.grad is not None and mine.grad is not None:
+            assert float((mine.grad - expected.grad).abs().max()) < most * largest, name
+
+
+@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_gradients_are_those_of_plain_pytorch(family: str, loss: bool, cache: GraphCache) -> None:
+    model = small_model(family)
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    with emulated(5, seed=1) as fleet:
+        found = staged(model, graphs, fleet, loss=loss)
+        (ids,) = batches(1)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_ten_steps_lose_as_plain_pytorch_does(clip: float | None, cache: GraphCache) -> None:
+    model = small_model("gpt2")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    with emulated(3, seed=1) as fleet:
+        found = staged(model, graphs, fleet)
+        mine = trained(model, gradients_of(found), batches(10), clip=clip)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(10), clip=clip)
+    assert mine == pytest.approx(expected, rel=1e-4)
+
+
+def test_16_bit_numbers_on_the_wire_change_losses_little(cache: GraphCache) -> None:
+    model = small_model("qwen3")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    with emulated(3, seed=1) as fleet:
+        found = staged(model, graphs, fleet, dtype=DType.BF16)
+        mine = trained(model, gradients_of(found), batches(10), clip=1.0)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(10), clip=1.0)
+    assert mine == pytest.approx(expected, rel=2e-2)
+
+
+def test_padding_is_masked_as_in_the_model(cache: GraphCache) -> None:
+    """Also for sequences of the batch that have none."""
+    model = small_model("qwen3")
+    plain = copy.deepcopy(model)
+    (ids,) = batches(1)
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    mask[2, 9:] = 0
+    batch = rows(ids)
+    batch.targets[:, :-1][mask[:, 1:] == 0] = -100
+    graphs = model_graphs(model, TOKENS, cache, padded=True)
+    with emulated(3, seed=1) as fleet:
+        loss = staged(model, graphs, fleet).gradients(Rows(ids, batch.targets, mask))
+    assert loss == pytest.approx(plain_gradients(plain, ids, mask), rel=1e-6)
+    assert_close(model, plain, 3e-6)
+
+
+def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
+    model = with_lora(small_model("llama"))
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    with emulated(2, seed=1) as fleet:
+        found = staged(model, graphs, fleet)
+        sent = []
+        for ids in batches(3):
+            before = fleet.counters()
+            model.zero_grad()
+            plain.zero_grad()
+            assert found.gradients(rows(ids)) == pytest.approx(
+                plain_gradients(plain, ids), rel=1e-6
+            )
+            assert_close(model, plain, 3e-6)
+            sent.append(fleet.counters().downlink_bytes - before.downlink_bytes)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
+    activations = 3 * ROWS * TOKENS * 32 * 4
+    assert sent[0] > 2 * sent[1]
+    assert max(sent[1:]) < trainable + activations + 60_000  # messages, of small numbers
+
+
+def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache) -> None:
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    fleet = emulated(8, seed=1)
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    found = staged(model, graphs, fleet)
+
+    def disturbed(ids: Tensor) -> Any:
+        for device in sorted(runtime.stage_devices())[:2]:  # in the middle of the step
+            runtime.lose(device, in_s=0.03)
+        loss = found.gradients(rows(ids))
+        for profile in runtime.profiles[:2]:
+            runtime.join(profile)
+        return loss
+
+    mine = trained(model, disturbed, batches(6), clip=1.0)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(6), clip=1.0)
+    assert mine == pytest.approx(expected, rel=1e-4)
+    fleet.close()
+
+
+def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -> None:
+    model = small_model("opt")
+    graphs = model_graphs(model, TOKENS, cache)
+    notes: list[str] = []
+    fleet = emulated(1, seed=1)
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    (ids,) = batches(1)
+    stops = iter([False, False, True])
+    found = staged(model, graphs, fleet, stop=lambda: next(stops), note=notes.append)
+    runtime.lose(1)
+    runtime.lose(1, in_s=1e6)  # something that is still to happen
+    runtime.next_outcome(0.0)
+    with pytest.raises(AbandonedError):
+        found.gradients(rows(ids))
+    assert notes == ["no device that is there can run stages; training waits"]
+    found = staged(model, graphs, fleet, local_after_s=2.0)
+    assert found.gradients(rows(ids)) is None
+
+
+def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> None:
+    def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        raise PlanError("every device is too small")
+
+    model = small_model("opt")
+    graphs = model_graphs(model, TOKENS, cache)
+    notes: list[str] = []
+    with emulated(1, seed=1) as fleet:
+        found = StagedModel(
+            ModelWork(model, graphs, DType.FP32), fleet.runtime, planner, PS,
+            local_after_s=0.0, note=notes.append,
+        )  # fmt: skip
+        assert found.gradients(rows(batches(1)[0])) is None
+    assert notes == ["no plan for stages, training waits: every device is too small"]
+
+
+def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: GraphCache) -> None:
+    model = small_model("opt")
+    graphs = model_graphs(model, TOKENS, cache)
+    other = model_graphs(model, TOKENS + 2, cache)  # of another length
+    with emulated(6, seed=1) as fleet:
+        found = staged(model, ModelGraphs(graphs.calls, other.layers, graphs.loss), fleet)
+        with pytest.raises(FleetError, match="too many devices failed"):
+            found.gradients(rows(batches(1)[0]))
