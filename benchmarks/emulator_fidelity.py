@@ -30,6 +30,7 @@ import numpy as np
 
 import cleave
 from benchmarks.common import joined, make_trainer, wait_for_devices
+from benchmarks.links import MBIT, LimitedNamespace, limited_namespace, namespaces_missing
 from cleave.arrays import Buffer, DType, empty, narrow
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
@@ -46,7 +47,6 @@ from profiles.fleet_device import FleetDevice
 from profiles.fleet_file import of_profile
 from profiles.profile_file import read_profile
 
-MBIT = 125_000.0
 LINKS = ((55 * MBIT, 7.5 * MBIT), (100 * MBIT, 20 * MBIT), (20 * MBIT, 5 * MBIT))
 VARIANTS = ((DType.FP32, DType.FP32), (DType.BF16, DType.BF16), (DType.BF16, DType.FP32))
 REPEATS = 7  # of a tile in one run, of which the median counts: this machine is not alone
@@ -211,54 +211,9 @@ def compare_contention(profile: DeviceProfile, count: int) -> None:
 # --- rate-limited links ---
 
 
-def run_in_shell(command: str) -> None:
-    """Run a system command; raise an error with its output if it fails."""
-    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command}: {done.stderr.strip()}")
-
-
-@contextmanager
-def limited_namespace(number: int, down: float, up: float) -> Iterator[tuple[str, str]]:
-    """Yield the name of a network namespace behind a limited link, and the host's address."""
-    own = os.getpid() % 10_000  # another run, or one that was killed, has others
-    name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
-    host, guest = f"10.77.{number}.1", f"10.77.{number}.2"
-    try:
-        run_in_shell(f"ip netns add {name}")
-        run_in_shell(f"ip link add {here} type veth peer name {there}")
-        run_in_shell(f"ip link set {there} netns {name}")
-        run_in_shell(f"ip addr add {host}/24 dev {here}")
-        run_in_shell(f"ip link set {here} up")
-        inside = f"ip netns exec {name}"
-        run_in_shell(f"{inside} ip addr add {guest}/24 dev {there}")
-        run_in_shell(f"{inside} ip link set {there} up")
-        run_in_shell(f"{inside} ip link set lo up")
-        limit = "burst 32kb latency 100ms"
-        run_in_shell(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {limit}")
-        run_in_shell(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {limit}")
-        yield name, host
-    finally:
-        for command in (f"ip link del {here}", f"ip netns del {name}"):
-            subprocess.run(command.split(), capture_output=True, check=False)
-
-
-def namespaces_missing() -> str:
-    """Return why there are no namespaces here; empty if there are."""
-    if not sys.platform.startswith("linux"):
-        return "this is not Linux"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    try:
-        with limited_namespace(99, MBIT, MBIT):
-            return ""
-    except (RuntimeError, OSError) as error:
-        return str(error)
-
-
-def measured_link(name: str, url: str) -> tuple[float, float, float]:
+def measured_link(namespace: LimitedNamespace, url: str) -> tuple[float, float, float]:
     """Return downlink, uplink and one-way latency by `cleave profile link` in a namespace."""
-    command = ["ip", "netns", "exec", name, sys.executable, "-m", "cleave_cli", "profile", "link"]
+    command = namespace.inside(sys.executable, "-m", "cleave_cli", "profile", "link")
     done = subprocess.run(
         [*command, "--server", url, "--json"], capture_output=True, text=True, check=True
     )
@@ -276,10 +231,10 @@ def limited_devices(server: Server) -> Iterator[list[tuple[float, float, float]]
     with ExitStack() as stack:
         links, processes = [], []
         for number, (down, up) in enumerate(LINKS):
-            name, host = stack.enter_context(limited_namespace(number, down, up))
-            url = parse_join_url(server.url).at(host).text
-            links.append(measured_link(name, url))
-            command = ["ip", "netns", "exec", name, sys.executable, "-m", "cleave_cli", "join", url]
+            namespace = stack.enter_context(limited_namespace(number, down, up))
+            url = parse_join_url(server.url).at(namespace.host).text
+            links.append(measured_link(namespace, url))
+            command = namespace.inside(sys.executable, "-m", "cleave_cli", "join", url)
             command += ["--json", "--threads", "1"]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         try:

@@ -16,12 +16,19 @@ import numpy as np
 
 from cleave.planner.plan import DeviceRates
 from cleave.planner.shape import Floats
-from cleave.planner.stage_estimate import Arrangements, Columns, Estimator, Integers, StageTables
+from cleave.planner.stage_estimate import (
+    TOO_LARGE_S,
+    Arrangements,
+    Columns,
+    Estimator,
+    Integers,
+    StageTables,
+)
 from cleave.planner.stages import PlannedStage, PsCompute
 
-_BEGUN: Final = 24  # starts that are improved a few times
+_BEGUN: Final = 32  # starts that are improved a few times
 _BEGUN_ROUNDS: Final = 3
-_CLIMBS: Final = 12  # starts that are improved to the end
+_CLIMBS: Final = 16  # starts that are improved to the end
 _ROUNDS: Final = 60
 _GAIN: Final = 1e-6  # less is none
 _HALVINGS: Final = 20  # of an interval of times
@@ -74,6 +81,7 @@ class StageClimb:
                 if len(active):
                     active = self._improve(active)
             self._keep(most, alike=False)
+        self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
 
     def stages(self, number: int) -> tuple[tuple[PlannedStage, ...], int]:
         """Return the stages of what was found, and of how many micro-batches inputs are kept."""
@@ -108,7 +116,9 @@ class StageClimb:
         cuts[:, : len(shifts)] += shifts
         lengths = np.diff(them.cuts, axis=1)
         for at, (one_stage, other_stage) in enumerate(zip(earlier, later, strict=True), begins[1]):
-            cuts[:, at, one_stage + 1 : other_stage + 1] += (lengths[:, other_stage] - lengths[:, one_stage])[:, None]
+            cuts[:, at, one_stage + 1 : other_stage + 1] += (
+                lengths[:, other_stage] - lengths[:, one_stage]
+            )[:, None]
             place[:, at][them.place == one_stage] = other_stage
             place[:, at][them.place == other_stage] = one_stage
         if not self._fixed:
@@ -127,7 +137,7 @@ class StageClimb:
         )
 
     def estimate(self, them: Arrangements) -> Floats:
-        """Return the estimated seconds of a step; infinity where an arrangement is impossible."""
+        """See `Estimator.seconds`."""
         return self._estimator.seconds(them)
 
     def _improve(self, active: Integers) -> Integers:
@@ -173,13 +183,12 @@ class StageClimb:
         for dealt in dict.fromkeys(self._deals()):
             for loss in (False, True):
                 found = self._cuts(dealt, loss=loss)
-                if found is not None:
-                    placed = np.full(len(self._groups), stages)
-                    for stage, members in enumerate(dealt):
-                        placed[list(members)] = stage
-                    cuts.append(found + [self._tables.layers] * (stages + 1 - len(found)))
-                    place.append(placed)
-                    losses.append(loss)
+                placed = np.full(len(self._groups), stages)
+                for stage, members in enumerate(dealt):
+                    placed[list(members)] = stage
+                cuts.append(found + [self._tables.layers] * (stages + 1 - len(found)))
+                place.append(placed)
+                losses.append(loss)
         repeats = len(kept)
         return Arrangements(
             np.repeat(np.array(cuts, np.intp).reshape(-1, stages + 1), repeats, axis=0),
@@ -197,6 +206,7 @@ class StageClimb:
         for stages in range(1, self._stages + 1):
             for order in (self._order, roomy):
                 yield tuple((number,) for number in order[:stages])
+                yield tuple((number,) for number in reversed(order[:stages]))
                 dealt: list[list[int]] = [[] for _ in range(stages)]
                 speed = [0.0] * stages
                 for number in order:
@@ -205,34 +215,24 @@ class StageClimb:
                     speed[stage] += 1 / self._whole_s[number]
                 yield tuple(tuple(members) for members in dealt)
 
-    def _cuts(self, dealt: Sequence[Sequence[int]], *, loss: bool) -> list[int] | None:
-        """Return cuts with which no stage takes long; None if memory does not allow any."""
+    def _cuts(self, dealt: Sequence[Sequence[int]], *, loss: bool) -> list[int]:
+        """Return cuts with which no stage takes long, within the devices' memory if possible."""
         layers = self._tables.layers
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
             until.append([0.0, *accumulate(seconds)])
             reach.append(self._reach[list(members)].min(axis=0).tolist())
-        if not loss:
-            loss_s = 0.0
-
-        def cut(limit_s: float) -> list[int] | None:
-            cuts = [0]
-            for stage, seconds in enumerate(until):
-                first = cuts[-1]
-                stop = bisect_right(seconds, seconds[first] + limit_s) - 1
-                stop = min(stop, reach[stage][first], layers - (len(until) - 1 - stage))
-                if stop <= first:
-                    return None
-                cuts.append(stop)
-            fits = cuts[-1] == layers and until[-1][-1] - until[-1][cuts[-2]] + loss_s <= limit_s
-            return cuts if fits else None
-
-        high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + loss_s
-        low, found = 0.0, cut(high)
-        for _ in range(_HALVINGS if found is not None else 0):
+        last_s = loss_s if loss else 0.0
+        high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
+        low, found = 0.0, _cut(until, reach, last_s, high)
+        if found is None:
+            reach = [[layers] * layers] * len(dealt)
+            found = _cut(until, reach, last_s, high)
+            assert found is not None
+        for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            tried = cut(middle)
+            tried = _cut(until, reach, last_s, middle)
             if tried is None:
                 low = middle
             else:
@@ -261,3 +261,26 @@ def _shifts(stages: int) -> Integers:
             shift[first : last + 1] = 1
             found += [shift, -shift]
     return np.array(found, np.intp).reshape(-1, stages + 1)
+
+
+def _cut(
+    until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
+) -> list[int] | None:
+    """Return cuts with which each stage takes as many layers as it can; None if some are left.
+
+    Args:
+        until: by stage, how long it takes for all layers before each, and for all.
+        reach: by stage and first layer, where it must stop.
+        last_s: what the last stage does besides.
+        limit_s: how long a stage may take.
+    """
+    cuts, layers = [0], len(until[0]) - 1
+    for stage, seconds in enumerate(until):
+        first = cuts[-1]
+        stop = bisect_right(seconds, seconds[first] + limit_s) - 1
+        stop = min(stop, reach[stage][first], layers - (len(until) - 1 - stage))
+        if stop <= first:
+            return None
+        cuts.append(stop)
+    fits = stop == layers and until[-1][stop] - until[-1][first] + last_s <= limit_s
+    return cuts if fits else None

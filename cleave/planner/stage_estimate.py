@@ -30,6 +30,9 @@ from cleave.planner.stages import LayerCost, PsCompute, StageModel
 Integers = npt.NDArray[np.intp]
 Truths = npt.NDArray[np.bool_]
 
+TOO_LARGE_S: Final = 1e12
+"""Estimated of arrangements that do not fit the devices' memory."""
+
 _LEAST_S: Final = 1e-12
 
 
@@ -198,7 +201,11 @@ class Estimator:
         self._in_s = max(1 / card.ingress_bytes_per_s, card.byte_s)
 
     def seconds(self, arrangements: Arrangements) -> Floats:
-        """Return the estimated seconds of a step; infinity where an arrangement is impossible."""
+        """Return the estimated seconds of a step.
+
+        Where memory is too small it is at least `TOO_LARGE_S`, more the more is missing; infinity
+        where a stage has layers or devices and not both.
+        """
         tables, place = self.tables, arrangements.place
         first, stop = arrangements.cuts[:, :-1], arrangements.cuts[:, 1:]
         count = _Spread(place, first.shape[1]).total(
@@ -208,10 +215,10 @@ class Estimator:
         row = np.arange(len(place))[:, None]
         cell = np.concatenate([cells, np.zeros_like(row)], axis=1)[row, place]
         possible = (stop >= first).all(axis=1) & ((count > 0) == (stop > first)).all(axis=1)
-        memory = tables.memory[arrangements.kept[:, None], cell]
-        possible &= (memory <= self.columns.memory).all(axis=1)
-        found = np.full(len(place), np.inf)
-        chosen = np.flatnonzero(possible)
+        memory = tables.memory[arrangements.kept[:, None], cell] / self.columns.memory
+        missing = np.maximum(0.0, memory - 1).sum(axis=1)
+        found = np.where(possible, TOO_LARGE_S * (1 + missing), np.inf)
+        chosen = np.flatnonzero(possible & (missing == 0))
         if len(chosen):
             kept = np.array(tables.kept_batches)[arrangements.kept[chosen]]
             stages = _Stages(cells[chosen], cell[chosen], count[chosen], kept[:, None])

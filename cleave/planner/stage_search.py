@@ -63,7 +63,9 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         for number, climb in enumerate(climbs)
         for row, seconds in enumerate(climb.seconds.tolist())
     )
-    for _, number, row in found[:_SIMULATED]:
+    for seconds, number, row in found[:_SIMULATED]:
+        if judge.best is not None and seconds > judge.best.step_s * _WORTH:
+            break
         judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
     if judge.best is None:
         needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)), 0)
@@ -171,7 +173,9 @@ class _Judge:
     units_left: int = 0
     best: StagePlan | None = None
     _seen: set[tuple[tuple[PlannedStage, ...], int]] = field(default_factory=set)
-    _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(default_factory=list)
+    _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(
+        default_factory=list
+    )
 
     def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
         """Simulate an arrangement, unless too many were; say whether it is the fastest so far."""

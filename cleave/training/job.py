@@ -35,9 +35,11 @@ class Method(Enum):
     """How devices take part.
 
     TILES sends out multiplications. STAGES has devices train whole layers for a step. LOCAL trains
-    on the PS alone.
+    on the PS alone. AUTO takes what is predicted to be fastest, and looks again when the fleet
+    changes.
     """
 
+    AUTO = "auto"
     TILES = "tiles"
     STAGES = "stages"
     LOCAL = "local"
@@ -130,8 +132,10 @@ class JobSpec:
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "
                 "makes none; give it a number of steps or a time"
             )
-        if self.journal and self.method == Method.STAGES.value:
-            raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
+        if self.journal and self.method in (Method.STAGES.value, Method.AUTO.value):
+            raise UsageError(
+                f"--journal keeps products of tiles; leave it out with --method {self.method}"
+            )
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         for name, kind in (

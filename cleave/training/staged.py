@@ -25,6 +25,8 @@ from cleave.scheduler.stage_work import (
     StepResult,
     StepWork,
 )
+from cleave.training.job import Method
+from cleave.training.methods import MethodChoice
 from cleave.training.stage_work import ModelWork
 
 _MOST_MICRO_BATCHES: Final = 32
@@ -82,6 +84,8 @@ class StagedModel:
         planner: chooses the stages.
         ps: what the PS can do itself.
         gradients: the dtype in which gradients travel.
+        choice: says whether a plan is worth carrying out; None for always. Where it is not, the
+            caller is to do the step itself.
         local_after_s: after so many seconds without devices the caller is to do the step itself;
             None to wait for ever.
         stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
@@ -99,6 +103,7 @@ class StagedModel:
         ps: PsCompute,
         *,
         gradients: DType | None = None,
+        choice: MethodChoice | None = None,
         local_after_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda text: None,
@@ -109,13 +114,15 @@ class StagedModel:
         self._planner = planner
         self._ps = ps
         self._gradients = gradients or work.dtype
-        self._local_after_s = local_after_s
+        self._choice = choice
+        self._local_after_s = 0.0 if choice is not None else local_after_s
         self._stop = stop
         self._note = note
         self._outside = OutsideLayers(work.model, work.graphs.calls)
         self._planned_for: object = None
         self._parts = 1
         self._said = ""
+        self._worth = True
 
     def close(self) -> None:
         """Let devices forget what they hold."""
@@ -125,7 +132,7 @@ class StagedModel:
         """Add the gradients of the mean loss of a batch to the parameters; return that loss.
 
         Returns:
-            None where the caller is to do it itself, because no device is there.
+            None where the caller is to do it itself: no device is there, or it is done sooner so.
 
         Raises:
             AbandonedError: when training is to stop.
@@ -213,7 +220,7 @@ class StagedModel:
                 self.plan = self._new_plan(batch, list(devices.values()))
                 self._planned_for = wanted
             if self.plan is not None:
-                return self.plan
+                return self.plan if self._worth else None
             if self._local_after_s is not None and waited_s >= self._local_after_s:
                 return None
             if self._stop():
@@ -223,7 +230,8 @@ class StagedModel:
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
         if not devices:
-            self._say(f"training waits: {self._runtime.why_no_stages()}")
+            then = "training waits" if self._local_after_s != 0.0 else "no stages"
+            self._say(f"{then}: {self._runtime.why_no_stages()}")
             return None
         tokens = [part.ids.numel() for part in self._cut(batch, self._parts)]
         costs = self._work.costs(tokens, batch.ids.shape[1], self._gradients)
@@ -231,10 +239,15 @@ class StagedModel:
         try:
             plan = self._planner(costs, devices, self._ps)
         except PlanError as error:
-            self._say(f"no plan for stages, training waits: {error}")
+            self._say(f"there is no plan for stages: {error}")
             return None
         took_s = time.perf_counter() - began_s
-        self._say(f"{describe(plan)}, planned in {took_s:.2g} s")
+        said = f"{describe(plan)}, planned in {took_s:.2g} s"
+        if self._choice is not None:
+            predicted = self._choice.predict(costs, plan)
+            self._worth = predicted.best is Method.STAGES
+            said = f"{predicted}; {said}" if self._worth else f"no stages: {predicted}"
+        self._say(said)
         return plan
 
     def _say(self, text: str) -> None:

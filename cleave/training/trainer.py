@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cleave.arrays import DType
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import (
@@ -23,14 +22,10 @@ from cleave.fleet.local_fallback import (
     Leaving,
 )
 from cleave.fleet.runtime import FleetCounters
-from cleave.fleet.selection import Kept, SelectiveFleet, Selector, measure_ps
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
+from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.machine.backends import TorchBackend
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.planner import TilePlanner
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
     LoadedCheckpoint,
@@ -72,7 +67,7 @@ from cleave.training.records import (
     to_dict,
 )
 from cleave.training.run_folder import RunFolder
-from cleave.training.stage_work import ModelWork
+from cleave.training.stage_setup import staged_model
 from cleave.training.staged import Rows, StagedModel
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.workload.models.build import (
@@ -246,8 +241,10 @@ class Trainer:
         base: int = 0,
     ) -> None:
         self.step = 0
+        self.context = context
         self.patience = context.patience(lambda: self.step)
-        by_stages = context.fleet is not None and job.method == Method.STAGES.value
+        method = Method(job.method)
+        by_stages = context.fleet is not None and method in (Method.STAGES, Method.AUTO)
         lean = _lean(job, spec) and not by_stages  # stages leave no activations here
         if lean:
             enable_checkpointing(model)
@@ -255,15 +252,17 @@ class Trainer:
         self.fallback: FallbackFleet | None = None
         self.selection: SelectiveFleet | None = None
         self.staged: StagedModel | None = None
-        if context.fleet is not None and by_stages:
-            self.staged = self._staged(job, model, context.fleet, context)
-        elif context.fleet is not None and job.method == Method.TILES.value:
+        selector = Selector(TilePlanner(), TorchBackend())
+        if context.fleet is not None and by_stages:  # layers are looked at before they are changed
+            self.staged = staged_model(
+                job, spec, model, context.fleet, selector, stop=context.stop, note=self._note
+            )
+        if context.fleet is not None and method in (Method.TILES, Method.AUTO):
             leaving = Leaving(context.stop, self._applied, TorchBackend(), context.clock)
             self.fallback = FallbackFleet(
                 context.fleet, self._presence, _fallback(job), leaving, self._stuck
             )
-            auto = job.offload == OffloadMode.AUTO.value
-            selector = Selector(TilePlanner(), TorchBackend())
+            auto = job.offload == OffloadMode.AUTO.value or method is Method.AUTO
             self.selection = SelectiveFleet(self.fallback, context.fleet, selector, keep=auto)
             fleet = self.selection
             offload(model, JournaledFleet(fleet, self.journal) if self.journal else fleet)
@@ -272,7 +271,6 @@ class Trainer:
         self.corpus = dataset.corpus
         self.tokenizer = dataset.tokenizer
         self.folder = run
-        self.context = context
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = context.clock()
         self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
@@ -286,37 +284,6 @@ class Trainer:
         warmup = job.warmup_steps if job.warmup_steps >= 0 else min(100, job.steps // 10)
         peak = job.learning_rate or default_learning_rate(spec)
         self.schedule = Schedule(peak, max(1, warmup), job.steps)
-
-    def _staged(
-        self, job: JobSpec, model: nn.Module, fleet: Fleet, context: TrainContext
-    ) -> StagedModel:
-        """Make the graphs of a model's layers, and what trains it by stages.
-
-        Raises:
-            LayerGraphError: when a layer cannot become a graph.
-        """
-
-        def note(text: str) -> None:
-            context.report(NoteRecord(text))
-
-        graphs = model_graphs(
-            model.train(),
-            job.seq,
-            GraphCache.of_user(),
-            progress=lambda what: note(f"making {what}"),
-        )
-        dtype = DType(job.dtype)
-        speed = measure_ps(TorchBackend(), DType.FP32, context.clock)
-        local = job.fallback == FallbackMode.LOCAL.value
-        return StagedModel(
-            ModelWork(model, graphs, dtype),
-            fleet.runtime,
-            plan_stages,
-            PsCompute(speed.flops_per_s, 0.0),
-            local_after_s=job.fallback_after_s if local else None,
-            stop=context.stop,
-            note=note,
-        )
 
     def close(self) -> None:
         """Close the journal, and withdraw what is still under way on the fleet."""

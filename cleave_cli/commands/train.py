@@ -74,7 +74,7 @@ def train(
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",
     method: Annotated[
-        str, typer.Option(help="tiles, stages (whole layers on devices), or local (PS alone).")
+        str, typer.Option(help="tiles, stages (whole layers on devices), local (PS alone) or auto.")
     ] = "tiles",
     offload: Annotated[
         str, typer.Option(help="all, or auto: keep on the PS what it does sooner alone.")

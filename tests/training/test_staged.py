@@ -206,7 +206,7 @@ def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -
     runtime.next_outcome(0.0)
     with pytest.raises(AbandonedError):
         found.gradients(rows(ids))
-    assert notes == ["no device that is there can run stages; training waits"]
+    assert notes == ["training waits: no device is connected"]
     found = staged(model, graphs, fleet, local_after_s=2.0)
     assert found.gradients(rows(ids)) is None
 
@@ -224,7 +224,7 @@ def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> 
             local_after_s=0.0, note=notes.append,
         )  # fmt: skip
         assert found.gradients(rows(batches(1)[0])) is None
-    assert notes == ["no plan for stages, training waits: every device is too small"]
+    assert notes == ["there is no plan for stages: every device is too small"]
 
 
 def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: GraphCache) -> None:

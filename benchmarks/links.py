@@ -1,0 +1,110 @@
+"""Network namespaces of this machine behind rate-limited links (veth pairs with tbf): Linux, root.
+
+Every namespace reaches every address of this machine. Namespaces reach one another through this
+machine, after `let_reach_one_another`: a byte then takes the uplink of one and the downlink of the
+other.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MBIT: Final = 125_000.0
+"""Bytes a second of 1 Mbit/s."""
+
+_LIMIT: Final = "burst 32kb latency 100ms"
+
+
+@dataclass(frozen=True)
+class LimitedNamespace:
+    """A network namespace behind a limited link.
+
+    Attributes:
+        name: of the namespace.
+        host, guest: the addresses of the link's ends: of this machine, and inside.
+        here, there: the interfaces at its ends.
+    """
+
+    name: str
+    host: str
+    guest: str
+    here: str
+    there: str
+
+    def inside(self, *command: str) -> list[str]:
+        """Return a command that is run in the namespace. Its process is that of the command."""
+        return ["ip", "netns", "exec", self.name, *command]
+
+    def passed_bytes(self) -> tuple[int, int]:
+        """Return how many bytes went down to the namespace and up from it, headers included."""
+        counters = Path("/sys/class/net", self.here, "statistics")
+        down, up = ((counters / f"{way}_bytes").read_text() for way in ("tx", "rx"))
+        return int(down), int(up)
+
+
+@contextmanager
+def limited_namespace(number: int, down: float, up: float) -> Iterator[LimitedNamespace]:
+    """Yield a network namespace behind a limited link, and delete it with the block.
+
+    Args:
+        number: tells apart the namespaces of one process, below 256.
+        down, up: rates of the link to and from the namespace, in bytes a second.
+    """
+    own = os.getpid() % 10_000  # another run, or one that was killed, has others
+    name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
+    network = f"10.{64 + own % 128}.{number}"
+    made = LimitedNamespace(name, f"{network}.1", f"{network}.2", here, there)
+    try:
+        run_in_shell(f"ip netns add {name}")
+        run_in_shell(f"ip link add {here} type veth peer name {there}")
+        run_in_shell(f"ip link set {there} netns {name}")
+        run_in_shell(f"ip addr add {made.host}/24 dev {here}")
+        run_in_shell(f"ip link set {here} up")
+        inside = f"ip netns exec {name}"
+        run_in_shell(f"{inside} ip addr add {made.guest}/24 dev {there}")
+        run_in_shell(f"{inside} ip link set {there} up")
+        run_in_shell(f"{inside} ip link set lo up")
+        run_in_shell(f"{inside} ip route add default via {made.host}")
+        run_in_shell(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {_LIMIT}")
+        run_in_shell(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {_LIMIT}")
+        yield made
+    finally:
+        for command in (f"ip link del {here}", f"ip netns del {name}"):
+            subprocess.run(command.split(), capture_output=True, check=False)
+
+
+def let_reach_one_another(namespaces: Sequence[LimitedNamespace]) -> None:
+    """Have this machine forward between namespaces; on their own interfaces alone.
+
+    Raises:
+        OSError: when the system does not allow it.
+    """
+    for namespace in namespaces:
+        Path("/proc/sys/net/ipv4/conf", namespace.here, "forwarding").write_text("1")
+
+
+def namespaces_missing() -> str:
+    """Return why there are no namespaces here; empty if there are."""
+    if not sys.platform.startswith("linux"):
+        return "this is not Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    try:
+        with limited_namespace(99, MBIT, MBIT):
+            return ""
+    except (RuntimeError, OSError) as error:
+        return str(error)
+
+
+def run_in_shell(command: str) -> None:
+    """Run a system command; raise an error with its output if it fails."""
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")

@@ -1,0 +1,78 @@
+"""A job that may go by stages: the model's graphs, and what the PS can do itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import nn
+
+from cleave.arrays import DType
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.selection import Selector, measure_ps
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.machine.backends import TorchBackend
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PsCompute
+from cleave.training.job import FallbackMode, JobSpec, Method
+from cleave.training.methods import MethodChoice
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import StagedModel
+from cleave.workload.registry import ModelSpec
+from cleave.workload.step import step_gemms
+
+
+def staged_model(
+    job: JobSpec,
+    spec: ModelSpec,
+    model: nn.Module,
+    fleet: Fleet,
+    selector: Selector,
+    *,
+    stop: Callable[[], bool],
+    note: Callable[[str], None],
+) -> StagedModel | None:
+    """Make the graphs of a model's layers, and what trains it by stages.
+
+    Args:
+        job: the job, of `--method stages` or `auto`.
+        spec: of the model.
+        model: the model, as transformers made it.
+        fleet: that trains it.
+        selector: predicts GEMMs, for a comparison with tiles.
+        stop, note: see `StagedModel`.
+
+    Returns:
+        None with `--method auto` where a layer cannot become a graph.
+
+    Raises:
+        LayerGraphError: with `--method stages` where a layer cannot become a graph.
+    """
+    auto = job.method == Method.AUTO.value
+    cache = GraphCache.of_user()
+    try:
+        graphs = model_graphs(
+            model.train(), job.seq, cache, progress=lambda what: note(f"making {what}")
+        )
+    except LayerGraphError as error:
+        if not auto:
+            raise
+        note(f"no stages: {error}")
+        return None
+    dtype = DType(job.dtype)
+    speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
+    ps = PsCompute(speed.flops_per_s, 0.0)
+    gemms = step_gemms(spec, job.batch * job.accumulate, job.seq)
+    local = job.fallback == FallbackMode.LOCAL.value
+    return StagedModel(
+        ModelWork(model, graphs, dtype),
+        fleet.runtime,
+        plan_stages,
+        ps,
+        choice=MethodChoice(gemms, dtype, fleet, selector, ps) if auto else None,
+        local_after_s=job.fallback_after_s if local else None,
+        stop=stop,
+        note=note,
+    )
