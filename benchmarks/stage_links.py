@@ -135,6 +135,7 @@ class Outcome:
         server_peak_bytes: resident memory of the server, or of the only process; 0 for none.
         device_peak_bytes: of the largest device; 0 for none.
         plan: the stages, in a sentence.
+        lost: how often a device left meanwhile.
         error: why it failed; empty if it did not.
     """
 
@@ -146,6 +147,7 @@ class Outcome:
     server_peak_bytes: int = 0
     device_peak_bytes: int = 0
     plan: str = ""
+    lost: int = 0
     error: str = ""
 
     @property
@@ -390,6 +392,7 @@ def _served(
     for record in processes.records(job):
         if record["event"] == "step":
             meter.take(record)
+    outcome.lost = sum(" left (" in line for line in server.out.read_text().splitlines())
     plans = [line for line in job.err.read_text().splitlines() if line.startswith("stages: ")]
     outcome.plan = plans[-1].removeprefix("stages: ") if plans else ""
 
@@ -515,6 +518,8 @@ def show(settings: Settings, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.plan:
             say(f"{outcome.method}: {outcome.plan}")
+        if outcome.lost:
+            say(f"{outcome.method}: devices left and came back {outcome.lost} times meanwhile")
     if any(outcome.method.startswith("ddp") for outcome in outcomes):
         say(
             f"ddp: from one namespace to another through this machine: up a link of "
@@ -565,6 +570,7 @@ def as_json(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Any]:
                 "loss_difference": difference(outcome, reference),
                 "losses_agree": agrees(outcome, reference),
                 "plan": outcome.plan,
+                "devices_lost": outcome.lost,
             }
         methods.append(told)
     return {

@@ -395,7 +395,7 @@ def _run_step(
                 )
                 kept_bytes += dy.nbytes
                 loss_free_s = max(loss_free_s, runtime.now_s) + loss_s[batch]
-                runtime._at(loss_free_s, runtime.give, batch, dy)  # noqa: SLF001
+                runtime._at(loss_free_s, runtime.give, batch, dy)
             case StepFailed(reason):
                 raise FleetError(f"the emulated step cannot be completed: {reason}")
             case StepResult():

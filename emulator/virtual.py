@@ -318,6 +318,11 @@ class VirtualRuntime(Runtime):
         """See `Runtime.tell_step`."""
         self._outcomes.append(outcome)
 
+    def quarantine(self, device: int, reason: str) -> None:
+        """See `Runtime.quarantine`."""
+        quarantined = ErrorCode.QUARANTINED
+        self.execute(self.manager.refuse(device, quarantined, reason, self.now_s))
+
     def end_steps(self) -> None:
         """See `Runtime.end_steps`."""
         self.execute(self.manager.end_steps(self.now_s))

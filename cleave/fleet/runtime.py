@@ -153,6 +153,10 @@ class Runtime(ABC):
         """Return what comes next of the step by stages; None if nothing does in time."""
 
     @abstractmethod
+    def quarantine(self, device: int, reason: str) -> None:
+        """End the sessions of a device whose work was found wrong, and keep it out."""
+
+    @abstractmethod
     def end_steps(self) -> None:
         """End the step by stages, if any, and let devices forget what they hold for it."""
 

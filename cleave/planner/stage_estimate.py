@@ -266,7 +266,7 @@ class Estimator:
             others_ahead_s=spread.most((takes - 1) * each_ahead_s).T,
             back_s=spread.most(one_back_s).T,
             others_back_s=spread.most((takes - 1) * each_back_s).T,
-            busy_s=spread.most(takes * each_s).T,
+            others_s=spread.most((takes - 1) * each_s).T,
             gradients_s=spread.most(tables.gradients[cell] / columns.uplink).T,
             card_s=(gradients * self._in_s).T,
         )
@@ -323,7 +323,7 @@ class _Course:
         ready_s: until all weights are there.
         ahead_s, back_s: one unit forward, and backward.
         others_ahead_s, others_back_s: the others of the device that takes longest for them.
-        busy_s: all units of a device.
+        others_s: all others of the device for which this is longest.
         gradients_s, card_s: until gradients are up, by their own uplink and by the PS's card.
     """
 
@@ -332,7 +332,7 @@ class _Course:
     others_ahead_s: Floats
     back_s: Floats
     others_back_s: Floats
-    busy_s: Floats
+    others_s: Floats
     gradients_s: Floats
     card_s: Floats
 
@@ -343,19 +343,31 @@ class _Course:
             loss_s: of one micro-batch on the PS.
             batches: number of micro-batches.
         """
-        first = last = np.zeros_like(loss_s)
-        began = []
+        first = np.zeros_like(loss_s)
+        ahead = []
         for stage in range(len(self.ready_s)):
-            began.append(np.maximum(first, self.ready_s[stage]))
-            first = began[-1] + self.ahead_s[stage]
-            last = np.maximum(last + self.ahead_s[stage], first + self.others_ahead_s[stage])
+            first = np.maximum(first, self.ready_s[stage]) + self.ahead_s[stage]
+            ahead.append(first)
         first = first + loss_s
-        last = np.maximum(last + loss_s, first + (batches - 1) * loss_s)
+        back = []
+        for stage in reversed(range(len(self.ready_s))):
+            back.append(first)
+            first = first + self.back_s[stage]
+        back.reverse()
+
+        last = np.zeros_like(loss_s)
+        for stage in range(len(self.ready_s)):
+            # Once backward passes return, they are done before other forward passes.
+            alone_s = self.others_ahead_s[stage]
+            share = np.minimum(1.0, (back[stage] - ahead[stage]) / np.maximum(alone_s, _LEAST_S))
+            others_s = share * alone_s + (1 - share) * self.others_s[stage]
+            last = np.maximum(last + self.ahead_s[stage], ahead[stage] + others_s)
+        last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
         end = received = np.zeros_like(loss_s)
         for stage in reversed(range(len(self.ready_s))):
-            first = first + self.back_s[stage]
-            others = first + self.others_back_s[stage]
-            last = _most(last + self.back_s[stage], others, began[stage] + self.busy_s[stage])
+            others = back[stage] + self.others_back_s[stage]
+            every = ahead[stage] + self.others_s[stage]
+            last = _most(last, others, every) + self.back_s[stage]
             received = np.maximum(received, last) + self.card_s[stage]
             end = _most(end, last + self.gradients_s[stage], received)
         return end

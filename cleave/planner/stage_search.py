@@ -23,13 +23,13 @@ from cleave.planner.stage_estimate import Arrangements, StageTables
 from cleave.planner.stage_prediction import held_bytes, predict
 from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
 
-_FEW: Final = 16  # devices that are placed one by one
-_FASTEST: Final = 12  # devices of a larger fleet that are placed so as well
+_FEW: Final = 16  # devices that are placed one by one, or the fastest of more
 _GROUPINGS: Final = 6  # ways to group the devices of a larger fleet that are improved
 _SIMULATED: Final = 12  # of the estimated best, before changes of the best of them
 _LEAST_SIMULATED: Final = 3
-_UNITS: Final = 5_000  # that are simulated in all, of a small fleet
-_UNITS_OF_MANY: Final = 50_000
+_UNITS: Final = 600  # for each device, that are simulated in all,
+_LEAST_UNITS: Final = 4_000  # but so many at least
+_MOST_UNITS: Final = 50_000  # and at most
 _AT_ONCE: Final = 8  # changes of an arrangement
 _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
@@ -57,7 +57,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     able = _able(tables, sorted(devices, key=lambda device: device.device))
     climbs = list(_climbs(tables, able, ps))
     judge = _Judge(model, {device.device: device for device in able}, ps)
-    judge.units_left = _UNITS if len(able) <= _FEW else _UNITS_OF_MANY
+    judge.units_left = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
     found = sorted(
         (seconds, number, row)
         for number, climb in enumerate(climbs)
@@ -106,7 +106,7 @@ def _climbs(
         yield climb
         return
     order = _by_speed(tables, devices)
-    few = StageClimb(tables, [[device] for device in order[:_FASTEST]], ps)
+    few = StageClimb(tables, [[device] for device in order[:_FEW]], ps)
     grouped = [StageClimb(tables, groups, ps, fixed=True) for groups in _groupings(tables, order)]
     grouped.sort(key=lambda climb: min(climb.seconds, default=np.inf))
     for climb in (few, *grouped[:_GROUPINGS]):

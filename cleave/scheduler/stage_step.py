@@ -21,9 +21,11 @@ from cleave.scheduler.stage_work import (
     OutputReady,
     StageArray,
     StageOrder,
+    StageRecord,
     StepFailed,
     StepResult,
     StepWork,
+    SumsRecord,
     Unit,
     UnitKind,
 )
@@ -47,6 +49,7 @@ class _Stage:
         backward: micro-batches whose gradients are in a generation, or on their way into one.
         kept: by micro-batch, the device that keeps the inputs of the layers, and their ids there.
         generations: in the order in which they began.
+        y, dx, forward_by, backward_by: see `StageRecord`.
     """
 
     plan: PlannedStage
@@ -57,6 +60,21 @@ class _Stage:
     backward: set[int] = field(default_factory=set)
     kept: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     generations: list[Generation] = field(default_factory=list)
+    y: dict[int, Any] = field(default_factory=dict)
+    dx: dict[int, Any] = field(default_factory=dict)
+    forward_by: dict[int, int] = field(default_factory=dict)
+    backward_by: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def record(self) -> StageRecord:
+        """Return what was given and returned."""
+        sums = [
+            SumsRecord(g.device, frozenset(g.batches), g.found)
+            for g in self.generations
+            if g.landed
+        ]
+        by = self.forward_by, self.backward_by
+        return StageRecord(self.plan, self.x, self.dy, self.y, self.dx, *by, sums)
 
     def generation_on(self, device: int) -> Generation:
         """Return the sums on a device to which more may be added, or new ones."""
@@ -219,6 +237,9 @@ class StageStep:
                 generation.found, generation.landed = unit.found, True
 
     def _passed(self, unit: Unit, payload: Any) -> None:
+        stage = self._stages[unit.stage]
+        if unit.batch not in stage.y:
+            stage.y[unit.batch], stage.forward_by[unit.batch] = payload, unit.device
         if unit.stage + 1 == len(self._stages):
             self._out.append(TellStep(OutputReady(unit.batch, payload)))
             return
@@ -236,6 +257,8 @@ class StageStep:
         dx = unit.found.get(names.DX)
         if dx is None:
             return
+        if unit.batch not in stage.dx:
+            stage.dx[unit.batch], stage.backward_by[unit.batch] = dx, unit.device
         if unit.stage == 0:
             self._dx.setdefault(unit.batch, dx)
         elif unit.batch not in self._stages[unit.stage - 1].dy:
@@ -363,7 +386,8 @@ class StageStep:
                     parts[layer, name].append(generation.found[layer, name, first])
                 for key, part in parts.items():
                     gradients.setdefault(key, []).append(part)
-        self._end(StepResult(self._losses, self._dx, gradients))
+        records = [stage.record for stage in self._stages]
+        self._end(StepResult(self._losses, self._dx, gradients, records))
 
     def _end(self, outcome: StepResult | StepFailed) -> None:
         self.ended = True

@@ -211,6 +211,43 @@ class OutputReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SumsRecord:
+    """Sums of gradients as one device sent them.
+
+    Attributes:
+        device: whose they are.
+        batches: the micro-batches that are in them.
+        found: the sums by layer's number, parameter and first row.
+    """
+
+    device: int
+    batches: frozenset[int]
+    found: Mapping[tuple[int, str, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """What devices were given for a stage and what they returned, to be audited.
+
+    Attributes:
+        plan: its layers.
+        x, dy: by micro-batch, its input and the gradient of its output.
+        y, dx: by micro-batch, what devices returned.
+        forward_by, backward_by: by micro-batch, the device that returned `y`, and `dx`.
+        sums: the sums of gradients.
+    """
+
+    plan: PlannedStage
+    x: Mapping[int, StageArray]
+    dy: Mapping[int, StageArray]
+    y: Mapping[int, Any]
+    dx: Mapping[int, Any]
+    forward_by: Mapping[int, int]
+    backward_by: Mapping[int, int]
+    sums: Sequence[SumsRecord]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """A step by stages is done.
 
@@ -219,11 +256,13 @@ class StepResult:
         dx: by micro-batch, the gradient with respect to `StepWork.x`, if it was wanted.
         gradients: by layer's number and parameter, the sums of each group of micro-batches that was
             on one device, in a fixed order, cut into consecutive rows.
+        records: of each stage.
     """
 
     losses: Mapping[int, Any]
     dx: Mapping[int, Any]
     gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
+    records: Sequence[StageRecord] = ()
 
 
 @dataclass(frozen=True, slots=True)

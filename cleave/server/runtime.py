@@ -490,6 +490,16 @@ class LiveRuntime(Runtime):
         """See `Runtime.tell_step`."""
         self._outcomes.put(outcome)
 
+    def quarantine(self, device: int, reason: str) -> None:
+        """See `Runtime.quarantine`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._quarantine, device, reason)
+
+    def _quarantine(self, device: int, reason: str) -> None:
+        if (record := self.manager.sessions.get(device)) is not None:
+            self._tell_listener(EventKind.WRONG, record, reason)
+        self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
+
     def end_steps(self) -> None:
         """See `Runtime.end_steps`."""
         if self.loop is not None and not self._closed:

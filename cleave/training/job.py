@@ -87,6 +87,8 @@ class JobSpec:
             more at the end; 0 for none at all.
         memory: see `MemoryMode`.
         method: see `Method`.
+        audit: the chance that a device's part of a step by stages is computed again here, see
+            `cleave.training.audits`.
         offload: see `OffloadMode`; of tiles only.
         journal: keep finished products on disk between checkpoints (`cleave.training.journal`).
         fallback: see `FallbackMode`.
@@ -110,6 +112,7 @@ class JobSpec:
     checkpoint_every: int | str = DEFAULT
     memory: str = "auto"
     method: str = "tiles"
+    audit: float = 0.05
     offload: str = "all"
     journal: bool = False
     fallback: str = "wait"
@@ -122,6 +125,8 @@ class JobSpec:
         for name in ("learning_rate", "weight_decay", "clip", "eval_every"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
+        if not 0 <= self.audit <= 1:
+            raise UsageError(f"--audit is {self.audit}; give a chance, from 0 to 1")
         Interval.of(self.checkpoint_every)
         if not 0 <= self.fallback_after_s < float("inf"):
             raise UsageError(

@@ -16,6 +16,7 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.backends import TorchBackend
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute
+from cleave.training.audits import Auditor
 from cleave.training.job import FallbackMode, JobSpec, Method
 from cleave.training.methods import MethodChoice
 from cleave.training.stage_work import ModelWork
@@ -72,6 +73,7 @@ def staged_model(
         plan_stages,
         ps,
         choice=MethodChoice(gemms, dtype, fleet, selector, ps) if auto else None,
+        auditor=Auditor(job.audit),
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,
         note=note,

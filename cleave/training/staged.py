@@ -25,6 +25,7 @@ from cleave.scheduler.stage_work import (
     StepResult,
     StepWork,
 )
+from cleave.training.audits import Auditor
 from cleave.training.job import Method
 from cleave.training.methods import MethodChoice
 from cleave.training.stage_work import ModelWork
@@ -53,6 +54,10 @@ class StageRuntime(Protocol):
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """See `Runtime.next_outcome`."""
+        ...
+
+    def quarantine(self, device: int, reason: str) -> None:
+        """See `Runtime.quarantine`."""
         ...
 
     def end_steps(self) -> None:
@@ -86,6 +91,7 @@ class StagedModel:
         gradients: the dtype in which gradients travel.
         choice: says whether a plan is worth carrying out; None for always. Where it is not, the
             caller is to do the step itself.
+        auditor: repeats some of the devices' work; None for none.
         local_after_s: after so many seconds without devices the caller is to do the step itself;
             None to wait for ever.
         stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
@@ -104,6 +110,7 @@ class StagedModel:
         *,
         gradients: DType | None = None,
         choice: MethodChoice | None = None,
+        auditor: Auditor | None = None,
         local_after_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda text: None,
@@ -115,6 +122,7 @@ class StagedModel:
         self._ps = ps
         self._gradients = gradients or work.dtype
         self._choice = choice
+        self._auditor = auditor
         self._local_after_s = 0.0 if choice is not None else local_after_s
         self._stop = stop
         self._note = note
@@ -140,26 +148,53 @@ class StagedModel:
         """
         counted = int((batch.targets >= 0).sum())
         scale = 1.0 / max(1, counted)
-        plan = self._planned(batch)
-        if plan is None:
-            return None
-        parts = self._cut(batch, self._parts)
-        embedded = [self._embed(part) for part in parts]
-        on_devices = plan.stages[-1].loss
+        while True:
+            plan = self._planned(batch)
+            if plan is None:
+                return None
+            parts = self._cut(batch, self._parts)
+            embedded = [self._embed(part) for part in parts]
+            work = self._step_work(plan, parts, embedded, scale)
+            result, losses = self._step(work, parts, embedded, scale)
+            faults = self._auditor.faults(work, result) if self._auditor is not None else []
+            if not faults:
+                return self._take(result, embedded, losses)
+            for fault in faults:  # nothing of the step was used yet: it is done again
+                self._note(f"device {fault.device} is quarantined: {fault.reason}")
+                self._runtime.quarantine(fault.device, fault.reason)
+            self.plan = None
+            for parameter in self._work.model.parameters():
+                parameter.grad = None
+
+    def _step_work(
+        self,
+        plan: StagePlan,
+        parts: Sequence[Rows],
+        embedded: Sequence[Embedded],
+        scale: float,
+    ) -> StepWork:
         targets = [part.targets for part in parts]
-        self._runtime.begin_step(
-            StepWork(
-                layers=self._work.layers(embedded),
-                loss=self._work.loss(targets, scale) if on_devices else None,
-                x=[self._work.activation(one.x) for one in embedded],
-                width=embedded[0].x.shape[-1],
-                tokens=[part.ids.numel() for part in parts],
-                stages=plan.stages,
-                gradients=self._gradients.value,
-                embeds=embedded[0].x.requires_grad,
-                kept_batches=plan.kept_batches,
-            )
+        return StepWork(
+            layers=self._work.layers(embedded),
+            loss=self._work.loss(targets, scale) if plan.stages[-1].loss else None,
+            x=[self._work.activation(one.x) for one in embedded],
+            width=embedded[0].x.shape[-1],
+            tokens=[part.ids.numel() for part in parts],
+            stages=plan.stages,
+            gradients=self._gradients.value,
+            embeds=embedded[0].x.requires_grad,
+            kept_batches=plan.kept_batches,
         )
+
+    def _step(
+        self,
+        work: StepWork,
+        parts: Sequence[Rows],
+        embedded: Sequence[Embedded],
+        scale: float,
+    ) -> tuple[StepResult, dict[int, float]]:
+        """Have the fleet do a step; return what came, and the losses that were computed here."""
+        self._runtime.begin_step(work)
         losses: dict[int, float] = {}
         while True:
             match self._next():
@@ -171,7 +206,7 @@ class StagedModel:
                 case StepFailed(reason):
                     raise FleetError(f"the step by stages cannot be completed: {reason}")
                 case StepResult() as result:
-                    return self._take(result, embedded, losses)
+                    return result, losses
 
     def _take(
         self, result: StepResult, embedded: Sequence[Embedded], losses: dict[int, float]

@@ -587,8 +587,8 @@ def _lean(job: JobSpec, spec: ModelSpec) -> bool:
 
 
 _MAY_CHANGE = (
-    "steps", "eval_every", "eval_batches", "checkpoint_every", "memory", "offload",
-    "journal", "fallback", "fallback_after_s",
+    "steps", "eval_every", "eval_batches", "checkpoint_every", "memory", "method", "audit",
+    "offload", "journal", "fallback", "fallback_after_s",
 )  # fmt: skip
 
 

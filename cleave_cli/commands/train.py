@@ -76,6 +76,9 @@ def train(
     method: Annotated[
         str, typer.Option(help="tiles, stages (whole layers on devices), local (PS alone) or auto.")
     ] = "tiles",
+    audit: Annotated[
+        float, typer.Option(help="Chance that the PS repeats a device's part of a stage.")
+    ] = 0.05,
     offload: Annotated[
         str, typer.Option(help="all, or auto: keep on the PS what it does sooner alone.")
     ] = "all",

@@ -1,0 +1,141 @@
+"""Audits find devices that lie, and accuse no honest one."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cleave.arrays import DType
+from cleave.device.core import Order
+from cleave.fleet.fleet import Fleet
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.machine.graph_run import FetchRun
+from cleave.training.audits import MOST_OFF, Auditor, escape_chance
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import StagedModel
+from emulator.deferred import default_backend
+from emulator.virtual import VirtualRuntime, _VirtualDevice
+from profiles.fleets import paper_fleet
+from tests.graphs.models import plain_gradients, small_model
+from tests.training.test_staged import PS, TOKENS, EvenStages, assert_close, batches, rows
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> GraphCache:
+    return GraphCache(Path(tmp_path_factory.mktemp("graphs")))
+
+
+class Lying(VirtualRuntime):
+    """The first device changes some of what it returns."""
+
+    lie: Callable[[FetchRun], bool]
+    factor = 1.01
+    liar = 1
+
+    def _product(self, device: _VirtualDevice, order: Order) -> Any:
+        found = super()._product(device, order)
+        if isinstance(order, FetchRun) and device.id == self.liar and self.lie(order):
+            values = np.frombuffer(bytes(found), np.float32).copy()
+            values[: len(values) // 2] *= self.factor
+            return memoryview(values.tobytes())
+        return found
+
+
+def activation(order: FetchRun) -> bool:
+    """Say whether an output or a gradient of a micro-batch is asked for."""
+    return order.rows == TOKENS
+
+
+def sums(order: FetchRun) -> bool:
+    """Say whether sums of gradients are asked for."""
+    return order.rows > TOKENS
+
+
+def lying(lie: Callable[[FetchRun], bool], devices: int = 3) -> Fleet:
+    runtime = Lying(paper_fleet(devices), default_backend(), verify="off")
+    runtime.lie = lie
+    return Fleet(runtime)
+
+
+def audited(
+    fleet: Fleet, model: Any, cache: GraphCache, auditor: Auditor, **settings: Any
+) -> StagedModel:
+    dtype = settings.pop("dtype", DType.FP32)
+    work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
+    return StagedModel(work, fleet.runtime, EvenStages(loss=False), PS, auditor=auditor, **settings)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_honest_devices_are_not_accused(dtype: DType, cache: GraphCache) -> None:
+    with lying(lambda order: False) as fleet:
+        auditor = Auditor(1.0, random.Random(1))
+        model = small_model("llama")
+        found = audited(fleet, model, cache, auditor, dtype=dtype)
+        for ids in batches(5):
+            model.zero_grad()
+            found.gradients(rows(ids))
+        assert auditor.counters.faults == 0
+        assert auditor.counters.outputs >= 15
+        assert auditor.counters.sums >= 5
+        assert fleet.device_count == 3
+
+
+@pytest.mark.parametrize("lie", [activation, sums])
+def test_a_liar_is_caught_before_its_lie_is_used(
+    lie: Callable[[FetchRun], bool], cache: GraphCache
+) -> None:
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    notes: list[str] = []
+    with lying(lie) as fleet:
+        # One micro-batch a device has half a chance for its sums: more steps until it is drawn.
+        auditor = Auditor(1.0, random.Random(3))
+        found = audited(fleet, model, cache, auditor, note=notes.append)
+        for ids in batches(12):
+            model.zero_grad()
+            plain.zero_grad()
+            before = auditor.counters.faults
+            loss = found.gradients(rows(ids))
+            if auditor.counters.faults > before:
+                break
+        assert auditor.counters.faults > 0
+        assert fleet.device_count == 2
+        assert any("device 1 is quarantined: the" in note for note in notes)
+        assert loss == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+
+
+def test_the_chance_of_escape_is_as_stated(cache: GraphCache) -> None:
+    """A device that lies in all of its outputs, audited in a third of its steps."""
+    model = small_model("opt")
+    caught = 0
+    trials = 40
+    for seed in range(trials):
+        with lying(activation) as fleet:
+            auditor = Auditor(1 / 3, random.Random(seed))
+            found = audited(fleet, model, cache, auditor)
+            for ids in batches(2):
+                found.gradients(rows(ids))
+            caught += fleet.device_count < 3
+    expected = 1 - escape_chance(1 / 3, 2)
+    spread = 3.5 * (expected * (1 - expected) / trials) ** 0.5
+    assert abs(caught / trials - expected) < spread
+
+
+def test_lies_below_what_rounding_explains_are_not_seen(cache: GraphCache) -> None:
+    with lying(activation) as fleet:
+        assert isinstance(fleet.runtime, Lying)
+        fleet.runtime.factor = 1 + MOST_OFF[DType.FP32] / 10
+        auditor = Auditor(1.0, random.Random(1))
+        found = audited(fleet, small_model("opt"), cache, auditor)
+        found.gradients(rows(batches(1)[0]))
+        assert auditor.counters.faults == 0
