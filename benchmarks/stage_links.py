@@ -7,8 +7,8 @@
 Four processes, each with one thread in a network namespace of its own behind tbf (root, Linux). One
 after another, the methods train the same model on the same batches:
 
-- `stages` and `tiles`: `cleave train --server` on a `cleave serve --stages-on any` of this machine,
-  with `cleave join` in the namespaces; `local`: `cleave train --devices 0` on this machine alone;
+- `stages`, `tiles` and `auto`: `cleave train --server` on a `cleave serve --stages-on any` of this
+  machine, with `cleave join` in the namespaces; `local`: `cleave train --devices 0` here alone;
 - `ddp`: `torch.distributed` DDP over gloo, a quarter of the batch in each namespace. The way from
   one to another leads through this machine: up the one's link, down the other's.
 
@@ -48,7 +48,7 @@ from benchmarks.links import (
 )
 
 METHODS: Final = "stages:fp32,stages:bf16,tiles:fp32,tiles:bf16,local:fp32,ddp:fp32"
-WAYS: Final = ("stages", "tiles", "local", "ddp")
+WAYS: Final = ("stages", "tiles", "auto", "local", "ddp")
 REFERENCES: Final = ("local:fp32", "ddp:fp32", "tiles:fp32", "stages:fp32")
 LOSS_LIMITS: Final = {"fp32": 1e-4, "bf16": 2e-2}
 

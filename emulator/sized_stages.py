@@ -8,7 +8,7 @@ a model of the same sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cleave import graph_names as names
@@ -125,6 +125,13 @@ class SizedModel:
         self._forward, self._backward, self._loss = self._graphs()
 
     @property
+    def trained_parameters(self) -> int:
+        """Return how many parameters are trained; an embedding counts if the model itself is."""
+        if self._embeds:
+            return self.spec.parameters
+        return self.spec.layers * sum(tensor.size for tensor in self.layer if tensor.trained)
+
+    @property
     def forward_flops(self) -> int:
         """Return the FLOPs of a layer's forward pass, for each token."""
         products = sum(tensor.size for tensor in self.layer if tensor.matrix)
@@ -154,9 +161,7 @@ class SizedModel:
         loss = self.loss_flops
         head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary)
         layers = [layer] * spec.layers
-        return StageModel(
-            layers, head, spec.width, self.dtype.itemsize, self.tokens, self._embeds
-        )
+        return StageModel(layers, head, spec.width, self.dtype.itemsize, self.tokens, self._embeds)
 
     def work(self, plan: StagePlan) -> StepWork:
         """Return a step: trained parameters are new arrays, all else is as in the step before."""
@@ -190,9 +195,7 @@ class SizedModel:
 
     def _loss_work(self) -> LossWork:
         parameters = self._parameters(self.spec.layers, self.head) | {names.SCALE: self._scale}
-        return LossWork(
-            self._loss, parameters, _sums(self.head), self._targets, self.loss_flops
-        )
+        return LossWork(self._loss, parameters, _sums(self.head), self._targets, self.loss_flops)
 
     def _parameters(self, number: int, tensors: Sequence[Tensor]) -> dict[str, StageArray]:
         """Return the parameters of a layer, or of the head, whose number is that of layers."""
@@ -288,7 +291,7 @@ def _adapted(tensors: Iterator[Tensor], adapters: Adapters | None) -> Iterator[T
     if adapters.down:
         adapted |= {"down_proj.weight", "fc2.weight"}
     for tensor in tensors:
-        yield Tensor(tensor.name, tensor.rows, tensor.columns, tensor.matrix, trained=False)
+        yield replace(tensor, trained=False)
         if tensor.name in adapted:
             name = tensor.name.removesuffix(".weight")
             yield Tensor(f"{name}.lora_A.weight", adapters.rank, tensor.columns)
@@ -300,9 +303,7 @@ def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
     if spec.family is not Family.LLAMA:
         return {}
     return {
-        names.beside(f"position_embeddings.{number}"): _array(
-            sequence, spec.head_width, DType.FP32
-        )
+        names.beside(f"position_embeddings.{number}"): _array(sequence, spec.head_width, DType.FP32)
         for number in range(2)
     }
 
@@ -325,7 +326,7 @@ class EmulatedStep:
     Attributes:
         seconds: virtual seconds until all gradients are at the PS.
         downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
-        kept_bytes: what the PS keeps until the end: inputs of stages, gradients of their outputs,
+        kept_bytes: what the PS keeps until the end: inputs and outputs of stages, their gradients,
             and sums.
     """
 
@@ -389,10 +390,7 @@ def _run_step(
     while True:
         match runtime.next_outcome():
             case OutputReady(batch, payload):
-                kept_bytes -= payload_bytes(payload)  # the gradient takes its place
-                dy = StageArray(
-                    work.tokens[batch], work.width, work.dtype, SizedProduct(work.x[batch].nbytes)
-                )
+                dy = replace(work.x[batch], payload=SizedProduct(payload_bytes(payload)))
                 kept_bytes += dy.nbytes
                 loss_free_s = max(loss_free_s, runtime.now_s) + loss_s[batch]
                 runtime._at(loss_free_s, runtime.give, batch, dy)

@@ -314,7 +314,7 @@ class VirtualRuntime(Runtime):
         self._counters.fleet_s += self.now_s - virtual_s
         return self._outcomes.popleft() if self._outcomes else None
 
-    def tell_step(self, outcome: StageOutcome) -> None:
+    def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
         """See `Runtime.tell_step`."""
         self._outcomes.append(outcome)
 
@@ -322,6 +322,10 @@ class VirtualRuntime(Runtime):
         """See `Runtime.quarantine`."""
         quarantined = ErrorCode.QUARANTINED
         self.execute(self.manager.refuse(device, quarantined, reason, self.now_s))
+
+    def withdraw_step(self) -> None:
+        """See `Runtime.withdraw_step`."""
+        self.execute(self.manager.withdraw_step(self.now_s))
 
     def end_steps(self) -> None:
         """See `Runtime.end_steps`."""

@@ -157,6 +157,10 @@ class Runtime(ABC):
         """End the sessions of a device whose work was found wrong, and keep it out."""
 
     @abstractmethod
+    def withdraw_step(self) -> None:
+        """End the step by stages, if any; devices keep what the next one can use."""
+
+    @abstractmethod
     def end_steps(self) -> None:
         """End the step by stages, if any, and let devices forget what they hold for it."""
 
@@ -218,8 +222,8 @@ class Runtime(ABC):
         """Note that a GEMM has ended: with every block in place, or with an error."""
 
     @abstractmethod
-    def tell_step(self, outcome: StageOutcome) -> None:
-        """Keep what came of a step by stages for `next_outcome`."""
+    def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
+        """Keep what came of a step by stages for `next_outcome`, unless another has begun."""
 
     def tell(self, information: Information) -> None:  # noqa: B027 - nobody need be told
         """Pass information on to those who watch the fleet."""
@@ -269,8 +273,8 @@ class Runtime(ABC):
                     self.conclude(job, reason)
                 case Close(session):
                     self.end(session)
-                case TellStep(outcome):
-                    self.tell_step(outcome)
+                case TellStep(outcome, work):
+                    self.tell_step(outcome, work)
                 case Joined() | Overdue() | Aside() | Note() as information:
                     self.tell(information)
 

@@ -90,6 +90,22 @@ class OutsideLayers:
         return logits
 
     @contextmanager
+    def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Let a function of the first layer's input take the place of all layers.
+
+        Args:
+            forward: returns what the last layer would.
+        """
+        first = self.calls[0]
+
+        def run(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
+            y = forward(x) if call is first else x
+            return (y,) if call.in_tuple else y
+
+        with self._layers_replaced(run):
+            yield
+
+    @contextmanager
     def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
         """Let a function take the place of every layer, and undo it at the end."""
         for call in self.calls:

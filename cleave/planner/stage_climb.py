@@ -1,8 +1,8 @@
 """Arrangements of devices in stages that the closed form finds good: starts and changes of them.
 
 A start deals devices to stages and cuts the layers so that the stages take equally long by
-themselves. A change moves layers from one stage to another, or a device, swaps two devices, merges
-two stages, or changes where the loss is computed and of how many micro-batches inputs are kept.
+themselves. A change moves a layer from one stage to another, or a device; it swaps two devices, or
+two stages; or it changes where the loss is computed, or of how many micro-batches inputs are kept.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from cleave.planner.stage_estimate import (
 )
 from cleave.planner.stages import PlannedStage, PsCompute
 
-_BEGUN: Final = 32  # starts that are improved a few times
+_BEGUN: Final = 24  # starts that are improved a few times
 _BEGUN_ROUNDS: Final = 3
-_CLIMBS: Final = 16  # starts that are improved to the end
+_CLIMBS: Final = 10  # starts that are improved to the end
 _ROUNDS: Final = 60
 _GAIN: Final = 1e-6  # less is none
-_HALVINGS: Final = 20  # of an interval of times
+_LEAST_S: Final = 1e-12
+_HALVINGS: Final = 12  # of an interval of times
 
 
 class StageClimb:
@@ -82,10 +83,6 @@ class StageClimb:
                     active = self._improve(active)
             self._keep(most, alike=False)
         self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
-
-    def stages(self, number: int) -> tuple[tuple[PlannedStage, ...], int]:
-        """Return the stages of what was found, and of how many micro-batches inputs are kept."""
-        return self.planned(self.found, number)
 
     def planned(self, them: Arrangements, number: int) -> tuple[tuple[PlannedStage, ...], int]:
         """Return the stages of an arrangement, and of how many micro-batches inputs are kept."""
@@ -181,11 +178,10 @@ class StageClimb:
         stages, kept = self._stages, range(len(self._tables.kept_batches))
         cuts, place, losses = [], [], []
         for dealt in dict.fromkeys(self._deals()):
-            for loss in (False, True):
-                found = self._cuts(dealt, loss=loss)
-                placed = np.full(len(self._groups), stages)
-                for stage, members in enumerate(dealt):
-                    placed[list(members)] = stage
+            placed = np.full(len(self._groups), stages)
+            for stage, members in enumerate(dealt):
+                placed[list(members)] = stage
+            for loss, found in zip((False, True), self._cuts(dealt), strict=True):
                 cuts.append(found + [self._tables.layers] * (stages + 1 - len(found)))
                 place.append(placed)
                 losses.append(loss)
@@ -212,32 +208,21 @@ class StageClimb:
                 for number in order:
                     stage = min(range(stages), key=lambda s: (len(dealt[s]) > 0, speed[s]))
                     dealt[stage].append(number)
-                    speed[stage] += 1 / self._whole_s[number]
+                    speed[stage] += 1 / max(self._whole_s[number], _LEAST_S)
                 yield tuple(tuple(members) for members in dealt)
 
-    def _cuts(self, dealt: Sequence[Sequence[int]], *, loss: bool) -> list[int]:
-        """Return cuts with which no stage takes long, within the devices' memory if possible."""
-        layers = self._tables.layers
+    def _cuts(self, dealt: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Yield cuts with which no stage takes long: without the loss there, and with it.
+
+        They are within the devices' memory if possible.
+        """
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
             until.append([0.0, *accumulate(seconds)])
             reach.append(self._reach[list(members)].min(axis=0).tolist())
-        last_s = loss_s if loss else 0.0
-        high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
-        low, found = 0.0, _cut(until, reach, last_s, high)
-        if found is None:
-            reach = [[layers] * layers] * len(dealt)
-            found = _cut(until, reach, last_s, high)
-            assert found is not None
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            tried = _cut(until, reach, last_s, middle)
-            if tried is None:
-                low = middle
-            else:
-                high, found = middle, tried
-        return found
+        for last_s in (0.0, loss_s):
+            yield _balanced(until, reach, last_s)
 
     def _seconds_of_layers(self, members: Sequence[int]) -> tuple[list[float], float]:
         """Return how long each layer, and the loss, takes a stage of these groups by itself."""
@@ -263,15 +248,40 @@ def _shifts(stages: int) -> Integers:
     return np.array(found, np.intp).reshape(-1, stages + 1)
 
 
+def _balanced(
+    until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float
+) -> list[int]:
+    """Return the cuts with which the slowest stage takes least.
+
+    Args:
+        until: by stage, how long it takes for all layers before each, and for all.
+        reach: by stage and first layer, where memory says it must stop; left out if it cannot be.
+        last_s: what the last stage does besides.
+    """
+    high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
+    low, found = 0.0, _cut(until, reach, last_s, high)
+    if found is None:
+        layers = len(until[0]) - 1
+        reach = [[layers] * layers] * len(until)
+        found = _cut(until, reach, last_s, high)
+        assert found is not None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        tried = _cut(until, reach, last_s, middle)
+        if tried is None:
+            low = middle
+        else:
+            high, found = middle, tried
+    return found
+
+
 def _cut(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
 ) -> list[int] | None:
     """Return cuts with which each stage takes as many layers as it can; None if some are left.
 
     Args:
-        until: by stage, how long it takes for all layers before each, and for all.
-        reach: by stage and first layer, where it must stop.
-        last_s: what the last stage does besides.
+        until, reach, last_s: see `_balanced`.
         limit_s: how long a stage may take.
     """
     cuts, layers = [0], len(until[0]) - 1

@@ -65,10 +65,9 @@ class SimulatedDevice:
         computed_s, sent_s: when its processor and its uplink will have done what is known.
         under_way: number of units.
         kept: of how many micro-batches it keeps inputs of layers.
-        weights_s, computes_s, activations_s, gradients_s: how long, in all, weights take on its
-            downlink, it computes, activations take on the slower of its links, and gradients on
-            its uplink.
-        gradient_layers: how many layers these gradients are of.
+        computes_s: how long it computes in all.
+        weights_s, x_s: how long weights, and activations, take on its downlink in all.
+        y_s, gradients_s: how long activations, and gradients, take on its uplink in all.
     """
 
     rates: DeviceRates
@@ -79,9 +78,9 @@ class SimulatedDevice:
     kept: int = 0
     weights_s: float = 0.0
     computes_s: float = 0.0
-    activations_s: float = 0.0
+    x_s: float = 0.0
+    y_s: float = 0.0
     gradients_s: float = 0.0
-    gradient_layers: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -193,13 +192,12 @@ class StageSimulation:
         self._model = model
         self._kept_batches = kept_batches
         self._loss_s = model.loss.flops / ps.flops_per_s
-        self._loss_free_s = 0.0
+        self._loss_free_s = self._end_s = 0.0
         self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
         self._count = 0
 
     def end_s(self) -> float:
         """Simulate the step; return when the last sums are there."""
-        now_s = 0.0
         for stage in self.stages:
             self._load(stage)
         first = self.stages[0]
@@ -209,7 +207,7 @@ class StageSimulation:
         while self._events:
             now_s, _, happens, what = heapq.heappop(self._events)
             happens(now_s, what)
-        return now_s
+        return self._end_s
 
     def _at(self, time_s: float, happens: Callable[[float, Any], None], what: Any) -> None:
         self._count += 1
@@ -254,13 +252,13 @@ class StageSimulation:
         sent = stage.messages(self._model, tokens, forward=forward, kept=kept)
         unit = _Unit(stage, batch, device, forward, [activation] if back else [])
         device.under_way += 1
-        device.activations_s += activation / min(
-            device.rates.uplink_bytes_per_s, device.rates.downlink_bytes_per_s
-        )
+        device.x_s += sum(nbytes for nbytes, _ in sent) / device.rates.downlink_bytes_per_s
+        device.y_s += sum(unit.sends) / device.rates.uplink_bytes_per_s
         self._send_down(now_s, device, sent, unit)
 
     def _passed(self, now_s: float, unit: _Unit) -> None:
         """Note at the PS that a unit is done, and go on."""
+        self._end_s = now_s
         unit.device.under_way -= 1
         devices = {unit.device.rates.device}
         stage, batch = unit.stage, unit.batch
@@ -301,7 +299,6 @@ class StageSimulation:
             device = self.devices[number]
             device.under_way += 1
             device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
-            device.gradient_layers += len(sizes)
             unit = _Unit(stage, -1, device, False, sizes[::-1])
             self._at(max(now_s + device.rates.latency_s, device.computed_s), self._send_up, unit)
 

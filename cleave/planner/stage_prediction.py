@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from cleave.errors import PlanError
@@ -99,29 +99,33 @@ def predict(
 
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
     """Say in a sentence what takes most of the step."""
-    devices = [run.devices[number] for number in sorted(run.devices)]
-    slowest = max(devices, key=lambda device: device.gradients_s)
-    computing = max(devices, key=lambda device: device.computes_s)
-    passing = max(devices, key=lambda device: device.activations_s)
-    loading = max(devices, key=lambda device: device.weights_s)
     found = [
-        (
-            slowest.gradients_s,
-            f"the gradients of {slowest.gradient_layers} layers on the uplink of device "
-            f"{slowest.rates.device} take",
-        ),
-        (
-            loading.weights_s,
-            f"the weights on the downlink of device {loading.rates.device} take",
-        ),
-        (computing.computes_s, f"the multiplications of device {computing.rates.device} take"),
-        (passing.activations_s, f"activations take the links of device {passing.rates.device}"),
         (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
-        (run.ingress.passed_bytes * run.ingress.byte_s, "what it receives takes the PS's card"),
+        (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
         (ps.optimizer_s, "the optimizer takes"),
     ]
+    for number, device in sorted(run.devices.items()):
+        name = f"device {number}"
+        layers = _layers(stage.plan for stage in run.stages if number in stage.plan.devices)
+        found += [
+            (
+                device.gradients_s,
+                f"the gradients of {layers} on the uplink of device {number} take",
+            ),
+            (device.weights_s, f"the weights of {layers} on the downlink of device {number} take"),
+            (device.y_s, f"activations on the uplink of device {number} take"),
+            (device.x_s, f"activations on the downlink of device {number} take"),
+            (device.computes_s, f"the multiplications of {layers} on {name} take"),
+        ]
     if not run.stages[-1].plan.loss:
         loss_s = sum(model.tokens) * model.loss.flops / ps.flops_per_s
         found.append((loss_s, "the loss on the PS takes"))
-    seconds, what = max(found)
+    seconds, what = max(found, key=lambda each: each[0])
     return f"{what} {seconds:.3g} of {step_s:.3g} s"
+
+
+def _layers(stages: Iterable[PlannedStage]) -> str:
+    stages = list(stages)
+    number = sum(stage.stop - stage.first for stage in stages)
+    text = "1 layer" if number == 1 else f"{number} layers"
+    return f"{text} and the loss" if any(stage.loss for stage in stages) else text

@@ -29,7 +29,7 @@ _SIMULATED: Final = 12  # of the estimated best, before changes of the best of t
 _LEAST_SIMULATED: Final = 3
 _UNITS: Final = 600  # for each device, that are simulated in all,
 _LEAST_UNITS: Final = 4_000  # but so many at least
-_MOST_UNITS: Final = 50_000  # and at most
+_MOST_UNITS: Final = 30_000  # and at most
 _AT_ONCE: Final = 8  # changes of an arrangement
 _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
@@ -136,10 +136,12 @@ def _groupings(
     Either all groups get devices of every speed, or each gets those of like speed.
     """
     memory = np.array([device.memory_bytes for device in order])
+    roomiest = sorted(order, key=lambda device: (-device.memory_bytes, device.device))
     for stages in _numbers(min(tables.layers, len(order))):
         # Room for as many layers as a stage has on average.
         least = tables.memory_of_layers.diagonal(-(-tables.layers // stages)).min()
         roomy = [order[n] for n in np.flatnonzero(memory >= least).tolist()]
+        yield [[device] for device in roomiest[:stages]]
         for able in [roomy] if len(roomy) == len(order) else [roomy, list(order)]:
             most = min(len(able) // stages, len(tables.model.tokens))
             for size in _numbers(most):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.events import Event
-from cleave.scheduler.stage_work import StageOutcome
+from cleave.scheduler.stage_work import StageOutcome, StepWork
 from cleave.scheduler.tasks import ArrayRef, Task
 
 # --- from the scheduler to the session manager ---
@@ -154,6 +154,7 @@ class TellStep:
     """Tell the thread that waits for a step by stages what has come of it."""
 
     outcome: StageOutcome
+    work: StepWork | None = None
 
 
 @dataclass(slots=True)

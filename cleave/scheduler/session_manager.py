@@ -414,9 +414,13 @@ class SessionManager:
         """Go on with a micro-batch of that step, whose loss the PS has computed."""
         return self._carry_out(self.stages.give(batch, dy), now_s)
 
+    def withdraw_step(self, now_s: float) -> list[ForRuntime]:
+        """End the step by stages, if any; devices keep what the next one can use."""
+        return self._carry_out(self.stages.withdraw(), now_s)
+
     def end_steps(self, now_s: float) -> list[ForRuntime]:
         """End the step by stages, if any, and let devices forget what they hold for it."""
-        return self._carry_out(self.stages.withdraw(), now_s)
+        return self._carry_out(self.stages.end(), now_s)
 
     # --- what is carried out ---
 

@@ -132,11 +132,15 @@ class StageRuns:
         return self._step.give(batch, dy) if self._step is not None else []
 
     def withdraw(self) -> list[ForSteps]:
-        """End the step, if one is under way, and have devices forget what they hold for it."""
+        """End the step, if one is under way; devices keep what the next one can use."""
         if self._step is not None:
             self._step.withdraw()
         self._step = None
-        out: list[ForSteps] = []
+        return []
+
+    def end(self) -> list[ForSteps]:
+        """End the step, if one is under way, and have devices forget what they hold for it."""
+        out = self.withdraw()
         for store in self._stores.values():
             store.keep_only(())
             out += store.take()

@@ -241,7 +241,7 @@ class StageStep:
         if unit.batch not in stage.y:
             stage.y[unit.batch], stage.forward_by[unit.batch] = payload, unit.device
         if unit.stage + 1 == len(self._stages):
-            self._out.append(TellStep(OutputReady(unit.batch, payload)))
+            self._out.append(TellStep(OutputReady(unit.batch, payload), self.work))
             return
         following = self._stages[unit.stage + 1]
         if unit.batch not in following.x:  # else it was passed before
@@ -392,7 +392,7 @@ class StageStep:
     def _end(self, outcome: StepResult | StepFailed) -> None:
         self.ended = True
         self._units.clear()
-        self._out.append(TellStep(outcome))
+        self._out.append(TellStep(outcome, self.work))
 
     # --- devices ---
 

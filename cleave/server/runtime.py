@@ -98,7 +98,8 @@ class LiveRuntime(Runtime):
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
         self._checking = 0  # checks queued or running in the checker's thread
         self._finished: dict[int, threading.Event] = {}
-        self._outcomes: queue.SimpleQueue[StageOutcome] = queue.SimpleQueue()
+        self._step_work: StepWork | None = None
+        self._outcomes = queue.SimpleQueue[tuple[StageOutcome, StepWork | None]]()
         self._closed = False
         self._ending = False
 
@@ -384,7 +385,7 @@ class LiveRuntime(Runtime):
         # A thread that waits for a GEMM must not wait for ever.
         for job in list(self._futures):
             self.conclude(job, "the fleet was closed")
-        self.tell_step(StepFailed("the fleet was closed"))
+        self.tell_step(StepFailed("the fleet was closed"), None)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call this in the loop."""
@@ -459,8 +460,7 @@ class LiveRuntime(Runtime):
         """See `Runtime.begin_step`."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
-        while not self._outcomes.empty():
-            self._outcomes.get()
+        self._step_work = work
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def give(self, batch: int, dy: StageArray) -> None:
@@ -472,13 +472,16 @@ class LiveRuntime(Runtime):
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
-            self.tell_step(StepFailed(f"unexpected {type(error).__name__}: {error}"))
+            self.tell_step(StepFailed(f"unexpected {type(error).__name__}: {error}"), None)
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """See `Runtime.next_outcome`."""
         began_s = time.perf_counter()
         try:
-            return self._outcomes.get(timeout=timeout_s)
+            while True:
+                outcome, work = self._outcomes.get(timeout=timeout_s)
+                if work is None or work is self._step_work:  # else of a step that was given up
+                    return outcome
         except queue.Empty:
             return None
         finally:
@@ -486,9 +489,9 @@ class LiveRuntime(Runtime):
             self._counters.fleet_s += took_s
             self._counters.waited_s += took_s
 
-    def tell_step(self, outcome: StageOutcome) -> None:
+    def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
         """See `Runtime.tell_step`."""
-        self._outcomes.put(outcome)
+        self._outcomes.put((outcome, work))
 
     def quarantine(self, device: int, reason: str) -> None:
         """See `Runtime.quarantine`."""
@@ -499,6 +502,11 @@ class LiveRuntime(Runtime):
         if (record := self.manager.sessions.get(device)) is not None:
             self._tell_listener(EventKind.WRONG, record, reason)
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
+
+    def withdraw_step(self) -> None:
+        """See `Runtime.withdraw_step`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._step_call, self.manager.withdraw_step)
 
     def end_steps(self) -> None:
         """See `Runtime.end_steps`."""

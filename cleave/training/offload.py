@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from cleave import arrays
 from cleave.errors import UsageError
+from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Multiplier, Operand, Pending, Side
+from cleave.training.job import Method
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"
@@ -194,16 +196,25 @@ def _offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
     return type("OffloadedConv1D", (base,), {"forward": forward, "__doc__": "Conv1D on a fleet."})
 
 
-def offload(model: nn.Module, fleet: Multiplier) -> nn.Module:
-    """Send the multiplications of a model's linear layers to a fleet from now on.
+def offload(
+    model: nn.Module, fleet: Multiplier, *, method: str = "tiles", audit: float = 0.05
+) -> nn.Module:
+    """Send a model's linear layers, or whole layers, to a fleet from now on.
 
-    Every `nn.Linear` and transformers `Conv1D` in `model` is changed in place: same object, same
-    parameters, hooks and state dict. The caller's loop, optimizer and autocast work as before.
-    Subclasses of these layers keep their own forward.
+    By tiles, every `nn.Linear` and transformers `Conv1D` in `model` is changed in place: same
+    object, same parameters, hooks and state dict. The caller's loop, optimizer and autocast work as
+    before. Subclasses of these layers keep their own forward.
+
+    By stages, the `forward` of a causal language model of transformers is replaced: devices do the
+    forward and backward passes of its layers, and this process the rest. Each forward pass must be
+    followed by its backward pass before the next one, and each backward pass brings all gradients.
 
     Args:
-        model: on the CPU, with float32, bfloat16 or float16 weights.
+        model: on the CPU, with float32, bfloat16 or float16 weights; by stages with float32 ones,
+            and under autocast numbers travel in bfloat16.
         fleet: from `cleave.emulated`, or that of a server from `cleave.serve`.
+        method: `tiles` or `stages`.
+        audit: by stages, the chance that a device's part of a step is computed again here.
 
     Returns:
         `model` itself.
@@ -212,6 +223,10 @@ def offload(model: nn.Module, fleet: Multiplier) -> nn.Module:
         UsageError: when the model has no such layer, is offloaded already, is not on the CPU, or
             has weights of another dtype.
     """
+    if method not in (Method.TILES.value, Method.STAGES.value):
+        raise UsageError(f"method is {method!r}; use 'tiles' or 'stages'")
+    if method == Method.STAGES.value:
+        return _offload_by_stages(model, fleet, audit)
     conv1d = _conv1d()
     found: list[nn.Module] = []
     for name, module in model.named_modules():
@@ -241,12 +256,26 @@ def offload(model: nn.Module, fleet: Multiplier) -> nn.Module:
     return model
 
 
+def _offload_by_stages(model: nn.Module, fleet: Multiplier, audit: float) -> nn.Module:
+    from cleave.training.staged_forward import StagedForward  # with ONNX and transformers
+
+    if isinstance(vars(model).get("forward"), StagedForward):
+        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+    if not isinstance(fleet, Fleet):
+        raise UsageError(f"stages need a fleet of devices, not a {type(fleet).__name__}")
+    vars(model)["forward"] = StagedForward(model, fleet, audit)
+    return model
+
+
 def restore(model: nn.Module) -> nn.Module:
-    """Change the offloaded layers of a model back into plain ones.
+    """Change an offloaded model back into a plain one.
 
     Returns:
         `model` itself; a model that is not offloaded is returned unchanged.
     """
+    if (staged := getattr(vars(model).get("forward"), "close", None)) is not None:
+        staged()
+        del vars(model)["forward"]
     for module in model.modules():
         if "_cleave" in module.__dict__:
             object.__delattr__(module, "_cleave")

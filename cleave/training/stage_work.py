@@ -17,6 +17,7 @@ from cleave.arrays import Buffer, DType
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.stages import LayerCost, StageModel
+from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     LayerWork,
@@ -121,15 +122,16 @@ class ModelWork:
         values = arrays.unpack(payload, rows, shape[-1], dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
 
-    def add_gradients(
+    def gradients_of(
         self, gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]], dtype: DType
-    ) -> None:
-        """Add the sums of a step to the parameters' `grad`.
+    ) -> dict[int, Tensor]:
+        """Return the gradients of a step by the `id` of their parameter.
 
         Args:
             gradients: as `StepResult` has them.
             dtype: in which they travelled.
         """
+        found: dict[int, Tensor] = {}
         for (layer, name), groups in gradients.items():
             held = self._held_by_loss if layer == LOSS_LAYER else self._held[layer]
             parameter = held[name]
@@ -138,13 +140,22 @@ class ModelWork:
             for parts in groups:
                 first = 0
                 for part in parts:
-                    rows = len(part) // (shape.columns * dtype.itemsize)
-                    total[first : first + rows] += arrays.unpack(
-                        part, rows, shape.columns, dtype
-                    ).float32()
+                    rows = payload_bytes(part) // (shape.columns * dtype.itemsize)
+                    values = arrays.unpack(part, rows, shape.columns, dtype).float32()
+                    total[first : first + rows] += values
                     first += rows
-            found = torch.from_numpy(total).reshape(parameter.shape)
-            parameter.grad = found if parameter.grad is None else parameter.grad + found
+            found[id(parameter)] = torch.from_numpy(total).reshape(parameter.shape)
+        return found
+
+    def add_gradients(
+        self, gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]], dtype: DType
+    ) -> None:
+        """Add the gradients of a step to the parameters' `grad`; see `gradients_of`."""
+        found = self.gradients_of(gradients, dtype)
+        for parameter in self.model.parameters():
+            mine = found.get(id(parameter))
+            if mine is not None:
+                parameter.grad = mine if parameter.grad is None else parameter.grad + mine
 
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
         """Return what the layers cost, for the planner.

@@ -14,6 +14,7 @@ from torch import Tensor
 from cleave.arrays import DType
 from cleave.errors import FleetError, PlanError
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError
+from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import Embedded, OutsideLayers
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PsCompute, StagePlan, StagePlanner
@@ -60,6 +61,10 @@ class StageRuntime(Protocol):
         """See `Runtime.quarantine`."""
         ...
 
+    def withdraw_step(self) -> None:
+        """See `Runtime.withdraw_step`."""
+        ...
+
     def end_steps(self) -> None:
         """See `Runtime.end_steps`."""
         ...
@@ -99,6 +104,9 @@ class StagedModel:
 
     Attributes:
         plan: the plan of the last step.
+        work: as given.
+        runtime: as given.
+        gradients_dtype: the dtype in which gradients travel.
     """
 
     def __init__(
@@ -116,11 +124,11 @@ class StagedModel:
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.plan: StagePlan | None = None
-        self._work = work
-        self._runtime = runtime
+        self.work = work
+        self.runtime = runtime
         self._planner = planner
         self._ps = ps
-        self._gradients = gradients or work.dtype
+        self.gradients_dtype = gradients or work.dtype
         self._choice = choice
         self._auditor = auditor
         self._local_after_s = 0.0 if choice is not None else local_after_s
@@ -134,7 +142,7 @@ class StagedModel:
 
     def close(self) -> None:
         """Let devices forget what they hold."""
-        self._runtime.end_steps()
+        self.runtime.end_steps()
 
     def gradients(self, batch: Rows) -> float | None:
         """Add the gradients of the mean loss of a batch to the parameters; return that loss.
@@ -149,39 +157,47 @@ class StagedModel:
         counted = int((batch.targets >= 0).sum())
         scale = 1.0 / max(1, counted)
         while True:
-            plan = self._planned(batch)
+            plan = self.planned(batch)
             if plan is None:
                 return None
-            parts = self._cut(batch, self._parts)
-            embedded = [self._embed(part) for part in parts]
-            work = self._step_work(plan, parts, embedded, scale)
+            parts = self.cut(batch)
+            embedded = [self.embed(part) for part in parts]
+            work = self.step_work(plan, parts, embedded, scale)
             result, losses = self._step(work, parts, embedded, scale)
             faults = self._auditor.faults(work, result) if self._auditor is not None else []
             if not faults:
                 return self._take(result, embedded, losses)
             for fault in faults:  # nothing of the step was used yet: it is done again
                 self._note(f"device {fault.device} is quarantined: {fault.reason}")
-                self._runtime.quarantine(fault.device, fault.reason)
+                self.runtime.quarantine(fault.device, fault.reason)
             self.plan = None
-            for parameter in self._work.model.parameters():
+            for parameter in self.work.model.parameters():
                 parameter.grad = None
 
-    def _step_work(
+    def step_work(
         self,
         plan: StagePlan,
         parts: Sequence[Rows],
         embedded: Sequence[Embedded],
         scale: float,
     ) -> StepWork:
+        """Return a step for the fleet.
+
+        Args:
+            plan: its stages.
+            parts: the micro-batches.
+            embedded: the same before the first layer.
+            scale: what each token's loss counts.
+        """
         targets = [part.targets for part in parts]
         return StepWork(
-            layers=self._work.layers(embedded),
-            loss=self._work.loss(targets, scale) if plan.stages[-1].loss else None,
-            x=[self._work.activation(one.x) for one in embedded],
+            layers=self.work.layers(embedded),
+            loss=self.work.loss(targets, scale) if plan.stages[-1].loss else None,
+            x=[self.work.activation(one.x) for one in embedded],
             width=embedded[0].x.shape[-1],
             tokens=[part.ids.numel() for part in parts],
             stages=plan.stages,
-            gradients=self._gradients.value,
+            gradients=self.gradients_dtype.value,
             embeds=embedded[0].x.requires_grad,
             kept_batches=plan.kept_batches,
         )
@@ -194,15 +210,15 @@ class StagedModel:
         scale: float,
     ) -> tuple[StepResult, dict[int, float]]:
         """Have the fleet do a step; return what came, and the losses that were computed here."""
-        self._runtime.begin_step(work)
+        self.runtime.begin_step(work)
         losses: dict[int, float] = {}
         while True:
-            match self._next():
+            match self.next_outcome():
                 case OutputReady(number, payload):
                     part, x = parts[number], embedded[number].x
-                    y = self._work.tensor(payload, x.shape, self._work.dtype)
+                    y = self.work.tensor(payload, x.shape, self.work.dtype)
                     losses[number], dy = self._loss(y, part.targets, scale)
-                    self._runtime.give(number, self._work.activation(dy))
+                    self.runtime.give(number, self.work.activation(dy))
                 case StepFailed(reason):
                     raise FleetError(f"the step by stages cannot be completed: {reason}")
                 case StepResult() as result:
@@ -213,22 +229,43 @@ class StagedModel:
     ) -> float:
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
-            dx = self._work.tensor(payload, x.shape, self._work.dtype)
+            dx = self.work.tensor(payload, x.shape, self.work.dtype)
             torch.autograd.backward(x, dx.to(x.dtype))
         for number, payload in result.losses.items():
-            losses[number] = float(self._work.tensor(payload, (1, 1), DType.FP32))
-        self._work.add_gradients(result.gradients, self._gradients)
+            losses[number] = float(self.work.tensor(payload, (1, 1), DType.FP32))
+        self.work.add_gradients(result.gradients, self.gradients_dtype)
         return sum(losses[number] for number in sorted(losses))
 
-    def _embed(self, part: Rows) -> Embedded:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._work.dtype is DType.BF16):
+    @property
+    def calls(self) -> Sequence[LayerCall]:
+        """Return how the model calls its layers."""
+        return self.work.graphs.calls
+
+    def refuse_faults(self, work: StepWork, result: StepResult) -> None:
+        """Audit a step that cannot be done again.
+
+        Raises:
+            FleetError: when something is wrong; the device is quarantined.
+        """
+        faults = self._auditor.faults(work, result) if self._auditor is not None else []
+        for fault in faults:
+            self.runtime.quarantine(fault.device, fault.reason)
+        if faults:
+            raise FleetError(
+                f"device {faults[0].device} is quarantined: {faults[0].reason}; nothing of this "
+                f"backward pass was used, do the step again"
+            )
+
+    def embed(self, part: Rows) -> Embedded:
+        """Do what the model does before its first layer."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16):
             return self._outside.embed(part.ids, part.mask)
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
         """Compute a micro-batch's loss and its gradients here; return it and that of `y`."""
         y.requires_grad_()
-        held: dict[str, Any] = dict(self._work.model.named_parameters())
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._work.dtype is DType.BF16):
+        held: dict[str, Any] = dict(self.work.model.named_parameters())
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16):
             logits = self._outside.logits(held, y.reshape(-1, 1, y.shape[-1]))
         each = F.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
@@ -240,7 +277,7 @@ class StagedModel:
 
     # --- the plan ---
 
-    def _planned(self, batch: Rows) -> StagePlan | None:
+    def planned(self, batch: Rows) -> StagePlan | None:
         """Return the plan for the devices that are there; wait for devices if there is none.
 
         Raises:
@@ -248,7 +285,7 @@ class StagedModel:
         """
         waited_s = 0.0
         while True:
-            devices = self._runtime.stage_devices()
+            devices = self.runtime.stage_devices()
             wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
             if self.plan is None or wanted != self._planned_for:
                 self._parts = min(len(batch.ids), max(4, 2 * len(devices)), _MOST_MICRO_BATCHES)
@@ -260,16 +297,16 @@ class StagedModel:
                 return None
             if self._stop():
                 raise AbandonedError("training is to stop")
-            self._runtime.next_outcome(LOOK_S)
+            self.runtime.next_outcome(LOOK_S)
             waited_s += LOOK_S
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
-            self._say(f"{then}: {self._runtime.why_no_stages()}")
+            self._say(f"{then}: {self.runtime.why_no_stages()}")
             return None
-        tokens = [part.ids.numel() for part in self._cut(batch, self._parts)]
-        costs = self._work.costs(tokens, batch.ids.shape[1], self._gradients)
+        tokens = [part.ids.numel() for part in self.cut(batch)]
+        costs = self.work.costs(tokens, batch.ids.shape[1], self.gradients_dtype)
         began_s = time.perf_counter()
         try:
             plan = self._planner(costs, devices, self._ps)
@@ -291,13 +328,14 @@ class StagedModel:
             self._said = text
             self._note(text)
 
-    @staticmethod
-    def _cut(batch: Rows, parts: int) -> list[Rows]:
+    def cut(self, batch: Rows) -> list[Rows]:
+        """Return the micro-batches of a batch."""
+        parts = self._parts
         masks = [None] * parts if batch.mask is None else batch.mask.tensor_split(parts)
         pieces = zip(batch.ids.tensor_split(parts), batch.targets.tensor_split(parts), strict=True)
         return [Rows(i, t, m) for (i, t), m in zip(pieces, masks, strict=True)]
 
-    def _next(self) -> StageOutcome:
+    def next_outcome(self) -> StageOutcome:
         """Return the next outcome of the step.
 
         Raises:
@@ -305,13 +343,13 @@ class StagedModel:
         """
         stopping_s = 0.0
         while True:
-            outcome = self._runtime.next_outcome(LOOK_S)
+            outcome = self.runtime.next_outcome(LOOK_S)
             if outcome is not None:
                 return outcome
             if self._stop():
                 stopping_s += LOOK_S
-                if stopping_s >= STEP_END_S or not self._runtime.stage_devices():
-                    self._runtime.end_steps()
+                if stopping_s >= STEP_END_S or not self.runtime.stage_devices():
+                    self.runtime.end_steps()
                     raise AbandonedError("training is to stop")
 
 

@@ -1,0 +1,717 @@
+"""Steps by stages on fleets in virtual time, beside their plans, tiles and the server alone.
+
+    python -m benchmarks.stage_fleets [--only opt-125m,opt-1.3b,...] [--seed 42] [--steps 2]
+                                      [--micro-batches 8,16,32,64,128] [--ps-gflops 500]
+                                      [--optimizer-mparams 1000] [--no-tiles] [--no-thermal]
+                                      [--json]
+    python -m benchmarks.stage_fleets --crossing [--plot crossing.png] [--computers 8]
+                                      [--computer-gflops 500] [--computer-gb 16] [--card-gbit 1]
+
+Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and OPT-1.3B, 256 and
+1024 devices of the published fleet OPT-13B. Every message of a step travels, by sizes alone. Sent
+and summed in bf16, computed in fp32. A plan is made for each number of micro-batches, and the best
+is taken. Frozen parameters travel in the first step, which is not counted. The PS's optimizer
+counts. Exit code 1 if a goal is missed, or if plan and virtual time differ by more than 5 %.
+
+`--crossing` compares predicted steps by stages with the server alone, for equal computers with
+links of their own, and checks by virtual time on both sides of where stages begin to win.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from cleave.arrays import DType
+from cleave.errors import PlanError
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import plan_step
+from cleave.planner.stage_events import costs_of
+from cleave.planner.stage_prediction import local_step_s, working_bytes
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PlannedStage, PsCompute, StagePlan
+from cleave.workload.registry import find_model
+from cleave.workload.step import step_gemms
+from emulator.sized_stages import Adapters, EmulatedSteps, SizedModel, run_steps
+from emulator.virtual import Arithmetic, VirtualRuntime
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import find_fleet
+
+HOME: Final = (
+    ("iphone-13-pro", 1),
+    ("snapdragon-8-gen-2", 2),
+    ("snapdragon-888", 2),
+    ("macbook-air-m1", 1),
+    ("core-i7-12700h", 2),
+    ("rtx-3060-laptop", 1),
+)
+RANK: Final = 8
+DIFFERENCE: Final = 0.05
+
+_GBIT: Final = 1e9 / 8
+_MBIT: Final = 1e6 / 8
+_WIDTH: Final = 80
+_LISTED: Final = 12  # stages that are shown one by one
+_CROSSING_MODELS: Final = ("opt-125m", "opt-1.3b", "llama2-7b")
+_CROSSING_TOKENS: Final = tuple(1024 * 2**n for n in range(9))
+_CROSSING_UPLINKS: Final = (5, 20, 100, 1000)
+_CROSSING_DOWNLINK: Final = 5  # times the uplink
+_CROSSING_LATENCY_S: Final = 0.01
+_CROSSING_SEQUENCE: Final = 512
+_CROSSING_MICRO_BATCHES: Final = (8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is trained where.
+
+    Attributes:
+        name: of the line.
+        model: its name.
+        rows, sequence: sequences of a batch, and tokens of each.
+        fleet: a name of `find_fleet`, or `home`.
+        card_gbit: the server's network card, each way; 0 for no limit.
+        goal_s: most seconds that a step should take.
+        adapters: what is trained instead of the whole model.
+    """
+
+    name: str
+    model: str
+    rows: int
+    sequence: int
+    fleet: str
+    card_gbit: float
+    goal_s: float
+    adapters: Adapters | None = None
+
+
+LINES: Final = (
+    Line("opt-125m", "opt-125m", 64, 512, "home", 1, 12),
+    Line("opt-1.3b", "opt-1.3b", 64, 512, "home", 1, 80),
+    Line("opt-1.3b-lora", "opt-1.3b", 64, 512, "home", 1, 30, Adapters(RANK)),
+    Line("opt-13b-256", "opt-13b", 128, 1024, "paper-256", 10, 500),
+    Line("opt-13b-1024", "opt-13b", 128, 1024, "paper-1024", 0, 290),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all lines have in common.
+
+    Attributes:
+        micro_batches: numbers of which the best is taken.
+        ps_flops_per_s: of the server, for the loss and for the whole step alone.
+        optimizer_per_s: parameters that its optimizer steps in a second.
+        seed: of what is drawn for links.
+        steps: that are emulated.
+        tiles: whether they are planned too.
+        thermal: whether devices slow down as they get hot.
+    """
+
+    micro_batches: Sequence[int]
+    ps_flops_per_s: float
+    optimizer_per_s: float
+    seed: int
+    steps: int
+    tiles: bool
+    thermal: bool
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The best plan for a line.
+
+    Attributes:
+        model: with the number of micro-batches that was best.
+        plan: of its stages.
+        ps: what was planned with.
+        took_s: wall seconds of all plans.
+    """
+
+    model: SizedModel
+    plan: StagePlan
+    ps: PsCompute
+    took_s: float
+
+
+def planned(
+    makes: Sequence[Callable[[], SizedModel]],
+    devices: Sequence[DeviceRates],
+    card: PsRates,
+    settings: Settings,
+) -> Planned:
+    """Return the best plan of these models, which differ in their micro-batches.
+
+    Raises:
+        PlanError: when there is none.
+    """
+    began_s, best, reason = time.perf_counter(), None, PlanError("no micro-batches")
+    for make in makes:
+        model = make()
+        optimizer_s = model.trained_parameters / settings.optimizer_per_s
+        ps = PsCompute(settings.ps_flops_per_s, optimizer_s, card)
+        try:
+            plan = plan_stages(model.costs(), devices, ps)
+        except PlanError as error:
+            reason = error
+            continue
+        if best is None or plan.step_s < best.plan.step_s:
+            best = Planned(model, plan, ps, 0.0)
+    if best is None:
+        raise reason
+    return replace(best, took_s=time.perf_counter() - began_s)
+
+
+def emulated(runtime: VirtualRuntime, found: Planned, steps: int) -> EmulatedSteps:
+    """Run steps of a plan in virtual time."""
+    token_s = found.model.loss_flops / found.ps.flops_per_s
+    loss_s = [token_s * tokens for tokens in found.model.tokens]
+    return run_steps(runtime, lambda: found.model.work(found.plan), loss_s, steps)
+
+
+def fleet_of(line: Line, settings: Settings) -> list[FleetDevice]:
+    """Return the devices of a line; they state their throughput in fp32, in which graphs run."""
+    if line.fleet != "home":
+        return find_fleet(line.fleet)
+    text = "".join(
+        f'[[group]]\nprofile = "{profile}"\ncount = {count}\nnetwork = "wifi-lan"\n'
+        for profile, count in HOME
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "home.toml"
+        path.write_text(text)
+        devices = find_fleet(str(path), seed=settings.seed)
+    return devices if settings.thermal else [replace(d, thermal=None) for d in devices]
+
+
+def card_of(gbit: float) -> PsRates:
+    """Return a network card; 0 for no limit."""
+    rate = gbit * _GBIT or float("inf")
+    return PsRates(rate, rate)
+
+
+# --- the lines ---
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a line came to.
+
+    Attributes:
+        line: which.
+        problem: why there are no stages; empty if there are.
+        alone_s: a step that the server does alone.
+        tiles_s: a step by tiles as predicted; 0 if it was not.
+        found, steps: the plan, and what it took; None if there is none.
+        names: of devices.
+        took_s: wall seconds of the emulation.
+    """
+
+    line: Line
+    problem: str
+    alone_s: float
+    tiles_s: float
+    names: dict[int, str]
+    found: Planned | None = None
+    steps: EmulatedSteps | None = None
+    took_s: float = 0.0
+
+    @property
+    def virtual_s(self) -> float:
+        """Return the virtual time of a step, with the optimizer; infinite if there is none."""
+        if self.found is None or self.steps is None:
+            return float("inf")
+        return self.steps.steps[-1].seconds + self.found.ps.optimizer_s
+
+    @property
+    def ratio(self) -> float:
+        """Return the planned time as a share of the virtual time."""
+        return self.found.plan.step_s / self.virtual_s if self.found is not None else 0.0
+
+    @property
+    def good(self) -> bool:
+        """Say whether the goal is met, and the plan as good as it should be."""
+        return self.virtual_s <= self.line.goal_s and abs(1 - self.ratio) <= DIFFERENCE
+
+    def memory(self) -> dict[int, tuple[int, int]]:
+        """Return by device what was planned, and what was found with the runs as planned.
+
+        Sizes alone have no runs: what graphs need beside their arrays is the plan's own figure.
+        """
+        if self.found is None or self.steps is None:
+            return {}
+        costs = self.found.model.costs()
+        most: dict[int, int] = {}
+        for stage in self.found.plan.stages:
+            working = max(working_bytes(costs, c.working_bytes) for c in costs_of(costs, stage))
+            for device in stage.devices:
+                most[device] = max(most.get(device, 0), working)
+        return {
+            device: (round(planned), self.steps.memory_bytes.get(device, 0) + most[device])
+            for device, planned in self.found.plan.memory_bytes.items()
+        }
+
+
+def measured(line: Line, settings: Settings) -> Row:
+    """Plan a line, and emulate it."""
+    spec, card = find_model(line.model), card_of(line.card_gbit)
+    profiles = fleet_of(line, settings)
+    runtime = VirtualRuntime(profiles, None, Arithmetic.NONE, card, verify=False)
+    rates = list(runtime.stage_devices().values())
+    names = {d.id: d.profile.name for d in runtime.devices.values()}
+    makes = [
+        lambda parts=parts: SizedModel(
+            spec, line.rows, line.sequence, parts, DType.BF16, None, line.adapters
+        )
+        for parts in settings.micro_batches
+        if parts <= line.rows
+    ]
+    one = makes[0]()
+    optimizer_s = one.trained_parameters / settings.optimizer_per_s
+    alone_s = local_step_s(one.costs(), PsCompute(settings.ps_flops_per_s, optimizer_s, card))
+    tiles_s = 0.0
+    if settings.tiles and line.adapters is None:
+        gemms = step_gemms(spec, line.rows, line.sequence, fused_siblings=True)
+        tiles_s = plan_step(TilePlanner(card), gemms, ElementBytes(2, 2), rates, card).predicted_s
+    try:
+        found = planned(makes, rates, card, settings)
+    except PlanError as error:
+        return Row(line, str(error), alone_s, tiles_s, names)
+    began_s = time.perf_counter()
+    steps = emulated(runtime, found, settings.steps)
+    took_s = time.perf_counter() - began_s
+    return Row(line, "", alone_s, tiles_s, names, found, steps, took_s)
+
+
+def stages_text(stages: Sequence[PlannedStage], names: dict[int, str]) -> str:
+    """Say which layers are where."""
+    if len(stages) <= _LISTED:
+        return "; ".join(
+            f"{stage.first + 1} to {stage.stop}{' and the loss' if stage.loss else ''} on "
+            + ", ".join(names[device] for device in stage.devices)
+            for stage in stages
+        )
+    layers = sorted(stage.stop - stage.first for stage in stages)
+    devices = sorted(len(stage.devices) for stage in stages)
+    where = "on the last stage" if stages[-1].loss else "on the server"
+    return (
+        f"{len(stages)} stages of {layers[0]} to {layers[-1]} layers, each on {devices[0]} to "
+        f"{devices[-1]} devices; the loss {where}"
+    )
+
+
+def show(row: Row) -> Iterator[str]:
+    """Yield lines of text, the first of the table."""
+    line = row.line
+    tiles = f"{row.tiles_s:8.0f}" if row.tiles_s else f"{'-':>8}"
+    if row.found is None or row.steps is None:
+        yield (
+            f"{line.name:<15}{line.goal_s:6.0f}{'-':>9}{'-':>9}{'-':>8}{tiles}{row.alone_s:8.0f}"
+            f"{'-':>8}{'-':>8}  no"
+        )
+        yield from textwrap.wrap(f"no stages: {row.problem}", _WIDTH - 2)
+        return
+    found, last = row.found, row.steps.steps[-1]
+    plan = found.plan
+    yield (
+        f"{line.name:<15}{line.goal_s:6.0f}{plan.step_s:9.2f}{row.virtual_s:9.2f}"
+        f"{row.ratio:8.3f}{tiles}{row.alone_s:8.0f}{last.downlink_bytes / 1e9:8.2f}"
+        f"{last.uplink_bytes / 1e9:8.2f}"
+        f"  {'yes' if row.virtual_s <= line.goal_s else 'no'}"
+    )
+    memory = row.memory()
+    most = max(memory.values())
+    shares = [got / wanted for wanted, got in memory.values()]
+    batches = len(found.model.tokens)
+    parts = (
+        f"{batches} micro-batches, of {plan.kept_batches} inputs are kept; layers "
+        f"{stages_text(plan.stages, row.names)}",
+        plan.reason,
+        f"first step {row.steps.steps[0].seconds + found.ps.optimizer_s:.2f} s, optimizer "
+        f"{found.ps.optimizer_s:.2f} s; the PS keeps {last.kept_bytes / 1e9:.2f} GB; memory of "
+        f"the device that needs most {most[0] / 1e6:.0f} MB planned, {most[1] / 1e6:.0f} MB found; "
+        f"of all, {min(shares):.2f} to {max(shares):.2f} of the plan; planned in "
+        f"{found.took_s:.1f} s, emulated in {row.took_s:.1f} s",
+    )
+    for part in parts:
+        yield from textwrap.wrap(part, _WIDTH - 2)
+
+
+HEAD: Final = (
+    f"{'':<15}{'goal':>6}{'plan':>9}{'virtual':>9}{'plan/':>8}{'tiles':>8}{'alone':>8}"
+    f"{'GB':>8}{'GB':>8}\n"
+    f"{'':<15}{'s':>6}{'s':>9}{'s':>9}{'virtual':>8}{'s':>8}{'s':>8}{'down':>8}{'up':>8}  met"
+)
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """Return a row for machines."""
+    line = row.line
+    found: dict[str, Any] = {
+        "line": line.name,
+        "model": line.model,
+        "rows": line.rows,
+        "sequence": line.sequence,
+        "fleet": line.fleet,
+        "card_gbit": line.card_gbit,
+        "goal_s": line.goal_s,
+        "alone_s": row.alone_s,
+        "tiles_s": row.tiles_s or None,
+        "problem": row.problem,
+    }
+    if row.found is None or row.steps is None:
+        return found
+    plan = row.found.plan
+    return found | {
+        "micro_batches": len(row.found.model.tokens),
+        "kept_batches": plan.kept_batches,
+        "stages": [
+            {"first": s.first, "stop": s.stop, "devices": list(s.devices), "loss": s.loss}
+            for s in plan.stages
+        ],
+        "reason": plan.reason,
+        "optimizer_s": row.found.ps.optimizer_s,
+        "plan_s": plan.step_s,
+        "virtual_s": [step.seconds + row.found.ps.optimizer_s for step in row.steps.steps],
+        "ratio": row.ratio,
+        "downlink_bytes": [step.downlink_bytes for step in row.steps.steps],
+        "uplink_bytes": [step.uplink_bytes for step in row.steps.steps],
+        "ps_kept_bytes": row.steps.steps[-1].kept_bytes,
+        "memory_bytes": {
+            row.names[device]: {"planned": wanted, "found": got}
+            for device, (wanted, got) in row.memory().items()
+        },
+    }
+
+
+# --- the crossing ---
+
+
+@dataclass(frozen=True)
+class Computers:
+    """Equal computers, each behind a link of its own.
+
+    Attributes:
+        count: how many.
+        flops_per_s: of each, in fp32.
+        memory_bytes: that each offers.
+        card: of the server.
+    """
+
+    count: int
+    flops_per_s: float
+    memory_bytes: int
+    card: PsRates
+
+    def runtime(self, uplink_mbit: float) -> VirtualRuntime:
+        """Return them with these uplinks, in virtual time."""
+        devices = [
+            FleetDevice(
+                name=f"computer-{number}",
+                flops_per_s=self.flops_per_s,
+                downlink_bytes_per_s=_CROSSING_DOWNLINK * uplink_mbit * _MBIT,
+                uplink_bytes_per_s=uplink_mbit * _MBIT,
+                latency_s=_CROSSING_LATENCY_S,
+                memory_bytes=self.memory_bytes,
+            )
+            for number in range(self.count)
+        ]
+        return VirtualRuntime(devices, None, Arithmetic.NONE, self.card, verify=False)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A batch on computers behind some uplink.
+
+    Attributes:
+        tokens: of the batch.
+        alone_s: the server alone.
+        stages_s: as predicted; infinite if there is no plan.
+        virtual_s: by stages in virtual time; 0 if it was not emulated.
+    """
+
+    tokens: int
+    alone_s: float
+    stages_s: float
+    virtual_s: float = 0.0
+
+    @property
+    def wins(self) -> bool:
+        """Say whether stages are predicted to be faster than the server alone."""
+        return self.stages_s < self.alone_s
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One model behind one uplink.
+
+    Attributes:
+        model: its name.
+        adapters: whether they alone are trained.
+        uplink_mbit: of each computer.
+        points: by rising tokens.
+        problem: of the last plan that failed.
+    """
+
+    model: str
+    adapters: bool
+    uplink_mbit: float
+    points: Sequence[Point]
+    problem: str = ""
+
+    @property
+    def first(self) -> int | None:
+        """Return the index of the first point from which on stages always win."""
+        found = None
+        for number in reversed(range(len(self.points))):
+            if not self.points[number].wins:
+                break
+            found = number
+        return found
+
+    @property
+    def from_tokens(self) -> float | None:
+        """Return from how many tokens on stages win, between points by straight logarithms."""
+        number = self.first
+        if number is None or number == 0:
+            return None if number is None else float(self.points[0].tokens)
+        below, above = self.points[number - 1 : number + 1]
+        if below.stages_s == float("inf"):
+            return float(above.tokens)
+        low = math.log(below.stages_s / below.alone_s)
+        high = math.log(above.stages_s / above.alone_s)
+        share = low / (low - high)
+        return float(below.tokens * (above.tokens / below.tokens) ** share)
+
+
+def curve(
+    model: str, uplink_mbit: float, computers: Computers, settings: Settings, *, lora: bool
+) -> Curve:
+    """Predict steps at all sizes of a batch, and emulate them where stages begin to win."""
+    spec, adapters = find_model(model), Adapters(RANK) if lora else None
+    rates = list(computers.runtime(uplink_mbit).stage_devices().values())
+    points: list[Point] = []
+    plans: list[Planned | None] = []
+    problem = ""
+    for tokens in _CROSSING_TOKENS:
+        rows = tokens // _CROSSING_SEQUENCE
+        parts = sorted({min(rows, count) for count in _CROSSING_MICRO_BATCHES})
+        makes = [
+            lambda count=count, rows=rows: SizedModel(
+                spec, rows, _CROSSING_SEQUENCE, count, DType.BF16, None, adapters
+            )
+            for count in parts
+        ]
+        one = makes[0]()
+        optimizer_s = one.trained_parameters / settings.optimizer_per_s
+        alone = PsCompute(settings.ps_flops_per_s, optimizer_s, computers.card)
+        alone_s = local_step_s(one.costs(), alone)
+        try:
+            found = planned(makes, rates, computers.card, settings)
+        except PlanError as error:
+            problem = str(error)
+            points.append(Point(tokens, alone_s, float("inf")))
+            plans.append(None)
+            continue
+        points.append(Point(tokens, alone_s, found.plan.step_s))
+        plans.append(found)
+    made = Curve(model, lora, uplink_mbit, points, problem)
+    first = len(points) if made.first is None else made.first
+    for number in (first - 1, first):
+        if 0 <= number < len(points) and (found_there := plans[number]) is not None:
+            steps = emulated(computers.runtime(uplink_mbit), found_there, settings.steps)
+            virtual_s = steps.steps[-1].seconds + found_there.ps.optimizer_s
+            points[number] = replace(points[number], virtual_s=virtual_s)
+    return replace(made, points=points)
+
+
+def show_curve(made: Curve) -> str:
+    """Return a line of the table."""
+    tokens, number = made.from_tokens, made.first
+    what = f"{made.model}{' LoRA' if made.adapters else ''}"
+    if tokens is None or number is None:
+        text, at = "never", made.points[-1]
+    else:
+        sign = "<=" if number == 0 else ""
+        text, at = f"{sign}{tokens:,.0f}", made.points[number]
+    before = made.points[number - 1] if number else None
+
+    def times(point: Point | None) -> str:
+        if point is None:
+            return f"{'-':>9}{'-':>8}{'-':>8}"
+        return f"{point.alone_s:9.1f}{point.stages_s:8.1f}{point.virtual_s:8.1f}"
+
+    return f"{what:<15}{made.uplink_mbit:5.0f}{text:>10}{times(before)}{times(at)}"
+
+
+CROSSING_HEAD: Final = (
+    f"{'':<15}{'uplink':>6}{'from':>9}{'just below it, s':>25}{'just above it, s':>25}\n"
+    f"{'':<15}{'Mbit/s':>6}{'tokens':>9}{'alone':>9}{'stages':>8}{'virtual':>8}"
+    f"{'alone':>9}{'stages':>8}{'virtual':>8}"
+)
+
+
+def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
+    """Draw how much faster than the server alone stages are, a panel for each model."""
+    from matplotlib.figure import Figure
+
+    panels = sorted({(c.model, c.adapters) for c in curves}, key=lambda p: (p[1], p[0]))
+    rows = len({adapters for _, adapters in panels})
+    figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, len(panels) // rows, sharex=True, sharey=True, squeeze=False)
+    for panel, (model, adapters) in zip(axes.flat, panels, strict=True):
+        for made in (c for c in curves if (c.model, c.adapters) == (model, adapters)):
+            points = [p for p in made.points if p.stages_s < float("inf")]
+            panel.plot(
+                [p.tokens for p in points],
+                [p.alone_s / p.stages_s for p in points],
+                marker=".",
+                label=f"{made.uplink_mbit:g} Mbit/s up",
+            )
+        panel.axhline(1, color="black", linewidth=0.8)
+        panel.set(xscale="log", yscale="log", title=f"{model}{', LoRA' if adapters else ''}")
+        panel.set_xticks(_CROSSING_TOKENS, [f"{t // 1024}k" for t in _CROSSING_TOKENS])
+        panel.set_xticks([], minor=True)
+        panel.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
+        panel.set_yticks([], minor=True)
+        panel.grid(linewidth=0.3)
+    for panel in axes[-1]:
+        panel.set_xlabel("tokens a step")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("the server alone / stages")
+    axes[0][0].legend(fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=150)
+
+
+# --- the program ---
+
+
+def fleets(options: argparse.Namespace, settings: Settings) -> bool:
+    """Print the table of lines; say whether all goals are met."""
+    wanted = [line for line in LINES if not options.only or line.name in options.only.split(",")]
+    rows = []
+    if not options.json:
+        said = (
+            f"Nine home devices on wifi-lan, links drawn with seed {settings.seed}, and the "
+            f"published fleet; compute in fp32{'' if settings.thermal else ', never hot'}, "
+            f"everything sent in bf16. The server computes {settings.ps_flops_per_s / 1e9:g} "
+            f"GFLOP/s (the loss where it is there, and all of a step alone) and its optimizer "
+            f"steps {settings.optimizer_per_s / 1e6:g} million parameters a second. Step "
+            f"{settings.steps} of each line."
+        )
+        print(textwrap.fill(said, _WIDTH), HEAD, sep="\n", flush=True)
+    for line in wanted:
+        row = measured(line, settings)
+        rows.append(row)
+        if not options.json:
+            first, *more = show(row)
+            print(first, *(f"  {text}" for text in more), sep="\n", flush=True)
+    if options.json:
+        print(json.dumps([as_json(row) for row in rows], indent=1))
+    return all(row.good for row in rows)
+
+
+def crossing(options: argparse.Namespace, settings: Settings) -> bool:
+    """Print the table of crossings and draw it; say whether virtual time agrees."""
+    computers = Computers(
+        options.computers,
+        options.computer_gflops * 1e9,
+        round(options.computer_gb * 1e9),
+        card_of(options.card_gbit),
+    )
+    title = (
+        f"{computers.count} computers of {options.computer_gflops:g} GFLOP/s and "
+        f"{options.computer_gb:g} GB, uplinks of their own, downlinks {_CROSSING_DOWNLINK} times "
+        f"as fast, {_CROSSING_LATENCY_S * 1000:g} ms; the server: {options.ps_gflops:g} GFLOP/s, "
+        f"a card of {options.card_gbit:g} Gbit/s"
+    )
+    if not options.json:
+        said = (
+            f"{title}; sequences of {_CROSSING_SEQUENCE} tokens in bf16, computed in fp32; LoRA of "
+            f"rank {RANK}. From so many tokens a step on, stages are predicted to be faster than "
+            f"the server alone."
+        )
+        print(textwrap.fill(said, _WIDTH), CROSSING_HEAD, sep="\n", flush=True)
+    curves = []
+    for model in _CROSSING_MODELS:
+        for lora in (False, True):
+            for uplink in _CROSSING_UPLINKS:
+                made = curve(model, uplink, computers, settings, lora=lora)
+                curves.append(made)
+                if not options.json:
+                    print(show_curve(made), flush=True)
+    if options.json:
+        print(json.dumps([crossing_json(made) for made in curves], indent=1))
+    if options.plot:
+        draw(curves, options.plot, "\n".join(textwrap.wrap(title, 110)))
+    emulated_points = [p for made in curves for p in made.points if p.virtual_s]
+    return all((p.virtual_s < p.alone_s) == p.wins for p in emulated_points)
+
+
+def crossing_json(made: Curve) -> dict[str, Any]:
+    """Return a curve for machines."""
+    return {
+        "model": made.model,
+        "lora_rank": RANK if made.adapters else None,
+        "uplink_mbit": made.uplink_mbit,
+        "from_tokens": made.from_tokens,
+        "problem": made.problem,
+        "points": [
+            {
+                "tokens": p.tokens,
+                "alone_s": p.alone_s,
+                "stages_s": p.stages_s if p.stages_s < float("inf") else None,
+                "virtual_s": p.virtual_s or None,
+            }
+            for p in made.points
+        ],
+    }
+
+
+def main() -> None:
+    """Run the benchmark; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="names of lines, separated by commas")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--micro-batches", default="8,16,32,64,128")
+    parser.add_argument("--ps-gflops", type=float, default=500.0)
+    parser.add_argument("--optimizer-mparams", type=float, default=1000.0, help="a second")
+    parser.add_argument("--no-tiles", action="store_true")
+    parser.add_argument("--no-thermal", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--crossing", action="store_true")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--computers", type=int, default=8)
+    parser.add_argument("--computer-gflops", type=float, default=500.0)
+    parser.add_argument("--computer-gb", type=float, default=16.0)
+    parser.add_argument("--card-gbit", type=float, default=1.0)
+    options = parser.parse_args()
+    settings = Settings(
+        [int(count) for count in options.micro_batches.split(",")],
+        options.ps_gflops * 1e9,
+        options.optimizer_mparams * 1e6,
+        options.seed,
+        options.steps,
+        tiles=not options.no_tiles,
+        thermal=not options.no_thermal,
+    )
+    good = crossing(options, settings) if options.crossing else fleets(options, settings)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

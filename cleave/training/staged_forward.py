@@ -1,0 +1,220 @@
+"""`cleave.offload(model, fleet, method="stages")`: a model in anybody's training loop.
+
+The model's `forward` is replaced. It looks at what the layers are called with, sends the batch
+through all of them at once, and then does the rest of the model with what came back. The backward
+pass goes the same way. Each backward pass brings all gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave.arrays import DType
+from cleave.errors import FleetError, UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.selection import measure_ps
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.outside import Embedded, OutsideLayers
+from cleave.machine.backends import TorchBackend
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PsCompute, StagePlan
+from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork
+from cleave.training.audits import Auditor
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import Rows, StagedModel
+
+_OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels", "use_cache",
+                        "return_dict", "logits_to_keep", "output_attentions",
+                        "output_hidden_states", "num_items_in_batch")  # fmt: skip
+_NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
+
+
+class StagedForward:
+    """Takes the place of a model's `forward`.
+
+    Args:
+        model: a causal language model of transformers.
+        fleet: trains its layers.
+        audit: the chance that a device's part of a step is computed again here.
+    """
+
+    def __init__(self, model: nn.Module, fleet: Fleet, audit: float) -> None:
+        self._model = model
+        self._fleet = fleet
+        self._audit = audit
+        self._signature = inspect.signature(model.forward)
+        self._staged: dict[tuple[int, bool, DType], StagedModel] = {}
+        self._under_way: _Pass | None = None
+
+    def close(self) -> None:
+        """Let devices forget what they hold."""
+        self._fleet.runtime.end_steps()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the model's forward pass with its layers on the fleet."""
+        del vars(self._model)["forward"]  # what looks at the model calls it
+        try:
+            return self._forward(args, kwargs)
+        finally:
+            vars(self._model)["forward"] = self
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = self._signature.bind(*args, **kwargs).arguments
+        given |= given.pop("kwargs", {})
+        unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
+        asked = [n for n in _NO_OUTPUTS if given.get(n)]
+        if unknown or asked or given.get("input_ids") is None:
+            names = ", ".join(unknown + asked) or "no input_ids"
+            raise UsageError(
+                f"a model that is trained by stages was called with {names}; call it with "
+                f"input_ids and attention_mask only, or offload it by tiles"
+            )
+        ids, mask = given["input_ids"], given.get("attention_mask")
+        if mask is not None and bool(mask.all()):
+            mask = None  # transformers leaves it out as well
+        staged = self._of(ids.shape[1], mask is not None)
+        one = _Pass(self, staged, Rows(ids, ids, mask))
+        trained = [p for call in staged.calls for p in call.layer.parameters() if p.requires_grad]
+        outside = OutsideLayers(self._model, staged.calls)
+
+        def through(x: Tensor) -> Tensor:
+            found: Tensor = _Layers.apply(one, x, *trained)  # type: ignore[no-untyped-call]
+            return found
+
+        one.prepare()
+        with outside.layers_as_one(through):
+            return self._model.forward(*args, **{**kwargs, "use_cache": False})
+
+    def _of(self, tokens: int, padded: bool) -> StagedModel:
+        bf16 = torch.is_autocast_enabled("cpu")
+        dtype = DType.BF16 if bf16 else DType.FP32
+        key = tokens, padded, dtype
+        if key not in self._staged:
+            graphs = model_graphs(self._model, tokens, GraphCache.of_user(), padded=padded)
+            speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
+            self._staged[key] = StagedModel(
+                ModelWork(self._model, graphs, dtype),
+                self._fleet.runtime,
+                plan_stages,
+                PsCompute(speed.flops_per_s, 0.0),
+                auditor=Auditor(self._audit),
+            )
+        return self._staged[key]
+
+    def begin(self, one: _Pass) -> None:
+        """Note that a forward pass begins; one without its backward pass is given up."""
+        if self._under_way is not None:
+            self._under_way.given_up = True
+            self._fleet.runtime.withdraw_step()
+        self._under_way = one
+
+    def end(self, one: _Pass) -> None:
+        """Note that a pass is over."""
+        if self._under_way is one:
+            self._under_way = None
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One forward pass of the layers, and its backward pass."""
+
+    owner: StagedForward
+    staged: StagedModel
+    batch: Rows
+    given_up: bool = False
+    parts: Sequence[Rows] = ()
+    embedded: Sequence[Embedded] = ()
+    plan: StagePlan | None = None
+    work: StepWork | None = None
+
+    def prepare(self) -> None:
+        """Plan the pass, and see what the layers are called with."""
+        self.plan = self.staged.planned(self.batch)
+        self.parts = self.staged.cut(self.batch)
+        with torch.no_grad():
+            self.embedded = [self.staged.embed(part) for part in self.parts]
+
+    def forward(self, x: Tensor, *, backward: bool) -> Tensor:
+        """Return what the last layer returns."""
+        self.owner.begin(self)
+        if self.plan is None:
+            raise FleetError("no device is there that can train whole layers")
+        stages = [replace(stage, loss=False) for stage in self.plan.stages]
+        rows = [len(part.ids) for part in self.parts]
+        pieces = torch.split(x.detach(), rows)
+        given = [
+            Embedded(piece.requires_grad_(backward), one.beside)
+            for piece, one in zip(pieces, self.embedded, strict=True)
+        ]
+        self.work = self.staged.step_work(
+            replace(self.plan, stages=tuple(stages)), self.parts, given, 1.0
+        )
+        self.staged.runtime.begin_step(self.work)
+        outputs: dict[int, Tensor] = {}
+        while len(outputs) < len(self.parts):
+            match self.staged.next_outcome():
+                case OutputReady(number, payload):
+                    outputs[number] = self.staged.work.tensor(
+                        payload, pieces[number].shape, self.staged.work.dtype
+                    )
+                case StepFailed(reason):
+                    raise FleetError(f"the step by stages cannot be completed: {reason}")
+                case _:
+                    raise AssertionError("a step ended before its backward pass")
+        if not backward:
+            self.staged.runtime.withdraw_step()
+            self.owner.end(self)
+        return torch.cat([outputs[number] for number in range(len(self.parts))])
+
+    def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the gradient of the layers' input, and of parameters by their `id`."""
+        if self.given_up or self.work is None:
+            raise UsageError(
+                "the backward pass of a forward pass after which there was another one: by stages, "
+                "each forward pass is followed by its backward pass"
+            )
+        rows = [len(part.ids) for part in self.parts]
+        for number, piece in enumerate(torch.split(dy, rows)):
+            self.staged.runtime.give(number, self.staged.work.activation(piece))
+        while True:
+            match self.staged.next_outcome():
+                case StepFailed(reason):
+                    raise FleetError(f"the step by stages cannot be completed: {reason}")
+                case StepResult() as result:
+                    break
+        self.owner.end(self)
+        self.staged.refuse_faults(self.work, result)
+        shape = dy.shape
+        dx = [
+            self.staged.work.tensor(
+                result.dx[number], (len(part.ids), *shape[1:]), self.staged.work.dtype
+            )
+            for number, part in enumerate(self.parts)
+        ]
+        return torch.cat(dx), self.staged.work.gradients_of(
+            result.gradients, self.staged.gradients_dtype
+        )
+
+
+class _Layers(torch.autograd.Function):
+    """All layers of a model, on a fleet."""
+
+    @staticmethod
+    def forward(ctx: Any, one: _Pass, x: Tensor, *trained: Tensor) -> Tensor:
+        needed = any(ctx.needs_input_grad)
+        ctx.one, ctx.trained = one, [id(parameter) for parameter in trained]
+        return one.forward(x, backward=needed).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (dy,) = grads
+        dx, found = ctx.one.backward(dy)
+        return None, dx.to(dy.dtype), *(found.get(key) for key in ctx.trained)

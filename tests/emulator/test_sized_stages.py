@@ -1,0 +1,285 @@
+"""Steps by stages of sizes alone: figures of real models, what travels, what it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cleave.arrays import DType
+from cleave.errors import FleetError, ProtocolError, UsageError
+from cleave.planner.plan import PsRates
+from cleave.planner.stage_prediction import predict
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StagePlan
+from cleave.scheduler.stage_work import StageArray
+from cleave.workload.registry import find_model, spec_from_config
+from emulator.sized_stages import Adapters, EmulatedSteps, SizedModel, run_steps
+from emulator.virtual import Arithmetic, VirtualRuntime
+from profiles.fleet_device import FleetDevice
+
+SEQUENCE = 16
+MB = 10**6
+
+
+def device(number: int, **changed: Any) -> FleetDevice:
+    values: dict[str, Any] = {
+        "flops_per_s": 1e9, "downlink_bytes_per_s": 4e6, "uplink_bytes_per_s": 2e6,
+        "latency_s": 0.002, "memory_bytes": 100 * MB, **changed,
+    }  # fmt: skip
+    return FleetDevice(name=f"device-{number}", **values)
+
+
+def runtime_of(devices: int, **changed: Any) -> VirtualRuntime:
+    profiles = [device(number, **changed) for number in range(devices)]
+    return VirtualRuntime(profiles, None, Arithmetic.NONE, verify=False)
+
+
+def plan_of(*stages: PlannedStage, kept_batches: int = 2) -> StagePlan:
+    return StagePlan(stages, kept_batches, 0.0, {}, 0, 0)
+
+
+def run(
+    runtime: VirtualRuntime, model: SizedModel, plan: StagePlan, loss_s: float = 0.0, steps: int = 2
+) -> EmulatedSteps:
+    return run_steps(runtime, lambda: model.work(plan), [loss_s] * len(model.tokens), steps)
+
+
+def nbytes(arrays: Sequence[StageArray]) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+TWO = PlannedStage(0, 1, (1,)), PlannedStage(1, 2, (2,))
+TWO_WITH_LOSS = PlannedStage(0, 1, (1,)), PlannedStage(1, 2, (2,), loss=True)
+
+
+# --- against real models ---
+
+
+def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
+    """The work of a real model whose layers have no graphs, and the model."""
+    import torch
+    from onnx import helper
+
+    from cleave.graphs.calls import layer_calls
+    from cleave.graphs.layer_graphs import LayerGraphs, parameters_of
+    from cleave.graphs.loss_graph import export_loss
+    from cleave.graphs.model_graphs import ModelGraphs
+    from cleave.training.stage_work import ModelWork
+    from tests.graphs.models import small_model, with_lora
+
+    # As many key-value heads as heads: with fewer, a real model's attention is counted too low.
+    changed = {"num_key_value_heads": 4} if family == "llama" else {}
+    model = small_model(family, **changed)
+    if lora:
+        model = with_lora(model)
+    calls = layer_calls(model, torch.arange(2 * SEQUENCE).reshape(2, SEQUENCE))
+    nothing = helper.make_model(helper.make_graph([], "nothing", [], [])).SerializeToString()
+    layers = []
+    for call in calls:
+        trained = tuple(n for n, p in call.layer.named_parameters() if p.requires_grad)
+        layers.append(LayerGraphs(nothing, nothing, tuple(parameters_of(call.layer)), trained))
+    graphs = ModelGraphs(calls, layers, export_loss(model, calls))
+    return ModelWork(model, graphs, DType.BF16), model
+
+
+def in_bytes(cost: LayerCost) -> tuple[int, int, int, int]:
+    return cost.frozen_bytes, cost.weight_bytes, cost.gradient_bytes, cost.sum_bytes
+
+
+def sizes(arrays: dict[str, StageArray]) -> Counter[tuple[int, int]]:
+    return Counter((array.rows, array.columns) for array in arrays.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_figures_are_those_of_a_real_model(family: str) -> None:
+    real, model = real_model(family, lora=False)
+    spec = spec_from_config(model.config.to_dict(), family)
+    sized = SizedModel(spec, 5, SEQUENCE, 2, DType.BF16, DType.FP32)
+    mine = sized.costs()
+    theirs = real.costs([3 * SEQUENCE, 2 * SEQUENCE], SEQUENCE, DType.FP32)
+    assert (mine.tokens, mine.width, mine.element_bytes) == ([48, 32], 32, 2)
+    assert mine.embeds == theirs.embeds
+    assert len(mine.layers) == len(theirs.layers)
+    for cost, expected in zip(
+        [*mine.layers, mine.loss], [*theirs.layers, theirs.loss], strict=True
+    ):
+        assert in_bytes(cost) == in_bytes(expected)
+        assert cost.flops == pytest.approx(expected.flops, rel=0.02)
+        assert cost.forward_flops == pytest.approx(expected.forward_flops, rel=0.02)
+        assert cost.working_bytes == pytest.approx(expected.working_bytes, rel=0.02)
+    held = real.model.model.decoder.layers[0] if family == "opt" else real.model.model.layers[0]
+    shapes = Counter(tuple(p.shape) if p.dim() > 1 else (1, p.numel()) for p in held.parameters())
+    assert sizes(dict(sized.work(plan_of(*TWO)).layers[0].parameters)) == shapes
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_a_real_model_with_adapters() -> None:
+    real, model = real_model("llama", lora=True)
+    spec = spec_from_config(model.config.to_dict(), "llama")
+    mine = SizedModel(spec, 4, SEQUENCE, 2, adapters=Adapters(4, down=True)).costs()
+    theirs = real.costs([32, 32], SEQUENCE, DType.BF16)
+    for cost, expected in zip(
+        [*mine.layers, mine.loss], [*theirs.layers, theirs.loss], strict=True
+    ):
+        assert in_bytes(cost) == in_bytes(expected)
+    assert mine.embeds == theirs.embeds == False  # noqa: E712
+
+
+# --- the model ---
+
+
+def test_flops_of_a_frozen_head_are_those_of_its_input_gradient() -> None:
+    spec = find_model("opt-nano")
+    full, adapted = SizedModel(spec, 2, 8, 1), SizedModel(spec, 2, 8, 1, adapters=Adapters(2))
+    assert full.loss_flops == 6 * spec.vocabulary * spec.width
+    assert adapted.loss_flops == 4 * spec.vocabulary * spec.width
+
+
+def test_a_projected_embedding_is_in_the_head() -> None:
+    spec = find_model("opt-350m")
+    head = {tensor.name: (tensor.rows, tensor.columns) for tensor in SizedModel(spec, 1, 8, 1).head}
+    assert head == {"project_out.weight": (512, 1024), "lm_head.weight": (50272, 512)}
+
+
+@pytest.mark.parametrize("name", ["opt-nano", "llama-nano", "opt-350m", "llama2-70b"])
+def test_layers_and_head_have_the_parameters_of_the_model(name: str) -> None:
+    spec = find_model(name)
+    model = SizedModel(spec, 1, 8, 1)
+    held = spec.layers * sum(tensor.size for tensor in model.layer)
+    held += sum(tensor.size for tensor in model.head)
+    opt = name.startswith("opt")
+    outside = (spec.max_positions + 2) * spec.width if opt else 0
+    outside += spec.vocabulary * spec.width if not spec.tied_head else 0
+    outside += spec.embedding_width * spec.width if spec.embedding_width != spec.width else 0
+    assert held + outside == spec.parameters == model.trained_parameters
+
+
+def test_adapters_alone_are_trained() -> None:
+    spec = find_model("llama-nano")
+    model = SizedModel(spec, 1, 8, 1, adapters=Adapters(2, down=True))
+    sides = 64 + 64, 64 + 32, 176 + 64  # of queries, of values, and down
+    assert model.trained_parameters == 2 * 2 * sum(sides)
+
+
+@pytest.mark.parametrize("parts", [0, 5])
+def test_a_batch_is_cut_into_its_sequences_at_most(parts: int) -> None:
+    with pytest.raises(UsageError, match=f"4 sequences cannot be cut into {parts} micro-batches"):
+        SizedModel(find_model("opt-nano"), 4, 8, parts)
+
+
+def test_only_trained_parameters_are_new_in_every_step() -> None:
+    model = SizedModel(find_model("llama-nano"), 4, 8, 2, adapters=Adapters(2))
+    one, other = model.work(plan_of(*TWO_WITH_LOSS)), model.work(plan_of(*TWO_WITH_LOSS))
+    for first, second in zip(one.layers, other.layers, strict=True):
+        assert first.forward is second.forward
+        assert first.beside == second.beside
+        new = {
+            name for name, array in first.parameters.items() if array is not second.parameters[name]
+        }
+        assert new == {f"parameter:{name}" for name in first.sums}
+        assert len(new) == 4
+    assert one.loss is not None
+    assert other.loss is not None
+    assert one.loss.parameters == other.loss.parameters
+    assert not one.embeds
+
+
+# --- steps ---
+
+
+def test_what_travels_in_a_step() -> None:
+    model = SizedModel(find_model("opt-nano"), 4, 32, 4)
+    with_ps, with_loss = (
+        run(runtime_of(2), model, plan_of(*stages, kept_batches=4)).steps[1]
+        for stages in (TWO, TWO_WITH_LOSS)
+    )
+    costs = model.costs()
+    layers = sum(cost.weight_bytes for cost in costs.layers)
+    activations = 4 * 32 * 64 * 2
+    messages = 30_000
+    down = layers + 4 * activations  # x and dy of two stages
+    assert down < with_ps.downlink_bytes < down + messages
+    assert down < with_ps.uplink_bytes < down + messages  # y and dx, and gradients
+    down = layers + costs.loss.weight_bytes + 3 * activations  # the loss makes its own dy
+    targets = 4 * 32 * 8
+    assert down + targets < with_loss.downlink_bytes < down + targets + messages
+    assert down < with_loss.uplink_bytes < down + messages
+
+
+def test_frozen_parameters_travel_once() -> None:
+    model = SizedModel(find_model("opt-nano"), 4, 32, 4, adapters=Adapters(2))
+    first, second, third = run(runtime_of(2), model, plan_of(*TWO_WITH_LOSS), steps=3).steps
+    frozen = sum(cost.frozen_bytes for cost in (*model.costs().layers, model.costs().loss))
+    graphs = 2 * 30_000 + 6_000  # of layers to both devices, and of the loss
+    assert first.downlink_bytes - second.downlink_bytes == pytest.approx(frozen + graphs, rel=0.02)
+    assert second.downlink_bytes == pytest.approx(third.downlink_bytes, rel=1e-2)
+    assert first.seconds > 1.1 * second.seconds
+    assert second.seconds == pytest.approx(third.seconds, rel=1e-3)
+
+
+def test_the_ps_computes_losses_one_after_another_while_devices_go_on() -> None:
+    model = SizedModel(find_model("opt-nano"), 4, 32, 4)
+    seconds = [
+        run(runtime_of(2), model, plan_of(*TWO), loss_s).steps[1].seconds
+        for loss_s in (0.0, 0.01, 10.0)
+    ]
+    assert seconds[1] < seconds[0] + 0.02  # of the four losses, one or two are waited for
+    assert seconds[2] == pytest.approx(40.0 + seconds[0], abs=seconds[0])
+    assert seconds[2] > 40.0
+
+
+def test_memory_is_that_of_the_schedulers_own_account_and_as_predicted() -> None:
+    model = SizedModel(find_model("llama-nano"), 4, 32, 4)
+    runtime = runtime_of(2)
+    found = run(runtime, model, plan_of(*TWO_WITH_LOSS))
+    costs = model.costs()
+    for number, stage in enumerate(TWO_WITH_LOSS, 1):
+        rates = runtime.stage_devices()
+        plan = predict(costs, [stage], 2, rates, PsCompute(1e9, 0.0)) if stage.first else None
+        held = runtime.manager.stages.occupied_bytes(number)
+        assert held <= found.memory_bytes[number]
+        if plan is not None:
+            assert found.memory_bytes[number] <= plan.memory_bytes[number]
+    (first, _) = found.steps
+    activations = 4 * 32 * 64 * 2
+    gradients = sum(cost.gradient_bytes for cost in (*costs.layers, costs.loss))
+    losses = 4 * 4
+    assert first.kept_bytes == 4 * activations + gradients + losses
+
+
+@pytest.mark.parametrize("loss", [False, True])
+def test_a_step_of_adapters_takes_as_long_as_predicted(loss: bool) -> None:
+    model = SizedModel(find_model("opt-tiny"), 12, 64, 12, adapters=Adapters(4))
+    runtime = runtime_of(3, flops_per_s=2e10)
+    stages = PlannedStage(0, 2, (1, 3)), PlannedStage(2, 4, (2,), loss)
+    ps = PsCompute(2e10, 0.0, PsRates())
+    plan = predict(model.costs(), stages, 2, runtime.stage_devices(), ps)
+    loss_s = [model.loss_flops * tokens / ps.flops_per_s for tokens in model.tokens]
+    found = run_steps(runtime, lambda: model.work(plan), loss_s)
+    assert found.steps[1].seconds == pytest.approx(plan.step_s, rel=0.05)
+    assert found.steps[1].downlink_bytes == pytest.approx(plan.downlink_bytes, rel=0.05)
+    assert found.steps[1].uplink_bytes == pytest.approx(plan.uplink_bytes, rel=0.05)
+
+
+def test_a_device_is_never_sent_more_than_it_offers() -> None:
+    model = SizedModel(find_model("opt-125m"), 2, 64, 2)
+    plan = plan_of(PlannedStage(0, 12, (1, 2)))
+    with pytest.raises(ProtocolError, match="does not fit"):
+        run(runtime_of(2, memory_bytes=20 * MB), model, plan)
+
+
+def test_a_step_without_devices_ends() -> None:
+    runtime = runtime_of(2)
+    for number in (1, 2):
+        runtime.lose(number, in_s=0.05)
+    with pytest.raises(FleetError, match="every emulated device is gone"):
+        run(runtime, SizedModel(find_model("opt-nano"), 2, 8, 2), plan_of(*TWO))
+
+
+def test_observers_are_those_from_before() -> None:
+    runtime = runtime_of(2)
+    run(runtime, SizedModel(find_model("opt-nano"), 2, 8, 2), plan_of(*TWO), steps=1)
+    assert runtime.observers == []
