@@ -313,21 +313,20 @@ def stages_text(stages: Sequence[PlannedStage], names: dict[int, str]) -> str:
 def show(row: Row) -> Iterator[str]:
     """Yield lines of text, the first of the table."""
     line = row.line
-    tiles = f"{row.tiles_s:8.0f}" if row.tiles_s else f"{'-':>8}"
+    tiles = f"{row.tiles_s:7.0f}" if row.tiles_s else f"{'-':>7}"
     if row.found is None or row.steps is None:
         yield (
-            f"{line.name:<15}{line.goal_s:6.0f}{'-':>9}{'-':>9}{'-':>8}{tiles}{row.alone_s:8.0f}"
-            f"{'-':>8}{'-':>8}  no"
+            f"{line.name:<14}{line.goal_s:5.0f}{'-':>8}{'-':>9}{'-':>9}{tiles}{row.alone_s:7.0f}"
+            f"{'-':>7}{'-':>7}{'no':>6}"
         )
         yield from textwrap.wrap(f"no stages: {row.problem}", _WIDTH - 2)
         return
     found, last = row.found, row.steps.steps[-1]
     plan = found.plan
     yield (
-        f"{line.name:<15}{line.goal_s:6.0f}{plan.step_s:9.2f}{row.virtual_s:9.2f}"
-        f"{row.ratio:8.3f}{tiles}{row.alone_s:8.0f}{last.downlink_bytes / 1e9:8.2f}"
-        f"{last.uplink_bytes / 1e9:8.2f}"
-        f"  {'yes' if row.virtual_s <= line.goal_s else 'no'}"
+        f"{line.name:<14}{line.goal_s:5.0f}{plan.step_s:8.2f}{row.virtual_s:9.2f}{row.ratio:9.3f}"
+        f"{tiles}{row.alone_s:7.0f}{last.downlink_bytes / 1e9:7.2f}{last.uplink_bytes / 1e9:7.2f}"
+        f"{'yes' if row.virtual_s <= line.goal_s else 'no':>6}"
     )
     memory = row.memory()
     most = max(memory.values())
@@ -348,9 +347,9 @@ def show(row: Row) -> Iterator[str]:
 
 
 HEAD: Final = (
-    f"{'':<15}{'goal':>6}{'plan':>9}{'virtual':>9}{'plan/':>8}{'tiles':>8}{'alone':>8}"
-    f"{'GB':>8}{'GB':>8}\n"
-    f"{'':<15}{'s':>6}{'s':>9}{'s':>9}{'virtual':>8}{'s':>8}{'s':>8}{'down':>8}{'up':>8}  met"
+    f"{'':<14}{'goal':>5}{'plan':>8}{'virtual':>9}{'plan/':>9}{'tiles':>7}{'alone':>7}"
+    f"{'GB':>7}{'GB':>7}{'goal':>6}\n"
+    f"{'':<14}{'s':>5}{'s':>8}{'s':>9}{'virtual':>9}{'s':>7}{'s':>7}{'down':>7}{'up':>7}{'met':>6}"
 )
 
 

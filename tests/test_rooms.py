@@ -45,9 +45,9 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
     } | NUMBERS,
     "simulator": {"cleave.energy", "cleave.planner", "cleave.workload"} | NUMBERS,
     "emulator": {
-        "cleave.arrays", "cleave.device", "cleave.energy", "cleave.fleet", "cleave.machine",
-        "cleave.planner", "cleave.protocol", "cleave.scheduler", "cleave.transport",
-        "cleave.verify", "cleave.workload",
+        "cleave.arrays", "cleave.device", "cleave.energy", "cleave.fleet", "cleave.graph_names",
+        "cleave.machine", "cleave.planner", "cleave.protocol", "cleave.scheduler",
+        "cleave.transport", "cleave.verify", "cleave.workload",
     } | NUMBERS,
     "profiles.measuring": {
         "cleave.arrays", "cleave.device", "cleave.fleet", "cleave.machine", "cleave.planner",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations
+from math import perm
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,7 @@ _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # starts that are improved to the end
 _ROUNDS: Final = 60
 _GAIN: Final = 1e-6  # less is none
+_FEW_ORDERS: Final = 24  # of devices in stages are all tried
 _LEAST_S: Final = 1e-12
 _HALVINGS: Final = 12  # of an interval of times
 
@@ -200,6 +202,9 @@ class StageClimb:
             return
         roomy = np.lexsort((np.arange(len(self._groups)), -self._columns.memory)).tolist()
         for stages in range(1, self._stages + 1):
+            if perm(len(self._groups), stages) <= _FEW_ORDERS:
+                for chosen in permutations(range(len(self._groups)), stages):
+                    yield tuple((number,) for number in chosen)
             for order in (self._order, roomy):
                 yield tuple((number,) for number in order[:stages])
                 yield tuple((number,) for number in reversed(order[:stages]))

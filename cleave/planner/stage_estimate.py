@@ -250,7 +250,7 @@ class Estimator:
         speed = 1 / np.maximum(each_s, _LEAST_S)
         share = speed / spread.gather(spread.total(speed * columns.count))
         least = np.minimum(UNITS_AT_ONCE, np.ceil(batches / np.maximum(1.0, devices)))
-        takes = np.maximum(np.ceil(batches * share - 1e-6), least)
+        takes = np.maximum(batches * share, 1.0)
 
         weights = tables.weights[cells] * stages.count
         gradients = tables.gradients[cells] * stages.count
@@ -259,12 +259,12 @@ class Estimator:
         down = weights.sum(axis=1) + moved * passes.sum(axis=1)
         up = moved * (tables.forwards[cells] + tables.returns[cells]).sum(axis=1)
         up += gradients.sum(axis=1)
-        loaded_s = spread.most(tables.weights[cell] / columns.downlink)
+        loaded_s = spread.total(tables.weights[cell] / columns.downlink * share * columns.count)
         course = _Course(
             ready_s=np.maximum(loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
-            ahead_s=spread.most(one_ahead_s).T,
+            ahead_s=spread.total(one_ahead_s * share * columns.count).T,
             others_ahead_s=spread.most((takes - 1) * each_ahead_s).T,
-            back_s=spread.most(one_back_s).T,
+            back_s=spread.total(one_back_s * share * columns.count).T,
             others_back_s=spread.most((takes - 1) * each_back_s).T,
             others_s=spread.most((takes - 1) * each_s).T,
             gradients_s=spread.most(tables.gradients[cell] / columns.uplink).T,

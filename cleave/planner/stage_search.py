@@ -33,7 +33,7 @@ _MOST_UNITS: Final = 30_000  # and at most
 _AT_ONCE: Final = 8  # changes of an arrangement
 _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
-_WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
+_WORTH: Final = 2.0  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
 
 

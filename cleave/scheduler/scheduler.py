@@ -222,8 +222,12 @@ class Scheduler:
 
     def _rated(self, event: events.DeviceRated, now_s: float) -> None:
         device = self._devices.get(event.rates.device)
-        if device is not None:
-            device.rates = event.rates
+        if device is None:
+            return
+        device.rates = event.rates
+        if device.occupied_bytes > device.rates.memory_bytes:  # stages need it
+            self.device_memory.clear(device)
+            self._tell_forgotten(device)
 
     def _welcome(self, newcomer: int, now_s: float) -> None:
         """Give a device the tasks that waited for one, and some of what others are busy with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 
@@ -73,6 +73,7 @@ class Session:
     suspects: Suspects = field(default_factory=Suspects)
     setbacks: Setbacks = field(default_factory=Setbacks)
     pace: Pace = field(default_factory=Pace)
+    reserved_bytes: int = 0  # of its memory, for stages
     noted_s: float | None = None  # when a failure of it was last said
     rates: DeviceRates | None = None
     claimed_flops_per_s: float = 0.0  # in its hello, bounded; `rates` has what it showed
@@ -101,9 +102,10 @@ class Session:
 
     @property
     def planned_rates(self) -> DeviceRates:
-        """Return the rates to plan with: as measured or stated, corrected by the device's pace."""
+        """Return the rates to plan with: corrected by its pace, without what stages use."""
         assert self.rates is not None
-        return self.pace.estimate.of(self.rates)
+        left = max(0, self.rates.memory_bytes - self.reserved_bytes)
+        return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ these return decisions; only this one tells the scheduler and ends sessions.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from cleave.arrays import Buffer
@@ -21,6 +21,7 @@ from cleave.scheduler.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.device_history import DeviceHistory
 from cleave.scheduler.gemm_job import GemmJob, GemmTask
+from cleave.scheduler.handshake import bounded
 from cleave.scheduler.instructions import (
     Check,
     Close,
@@ -39,6 +40,7 @@ from cleave.scheduler.instructions import (
     SendRun,
     SendStage,
     Stuck,
+    TellStep,
 )
 from cleave.scheduler.joining import Joining, superseded
 from cleave.scheduler.pace_judging import common_delay_of, judge_paces
@@ -47,7 +49,7 @@ from cleave.scheduler.result_judging import ResultJudge, wrong_form
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.stage_runs import StageRuns, StagesOn
-from cleave.scheduler.stage_work import StageArray, StageOrder, StepWork
+from cleave.scheduler.stage_work import OutputReady, StageArray, StageOrder, StepWork
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.trials import Trials
 from cleave.verify import Judgement
@@ -407,8 +409,32 @@ class SessionManager:
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a training step by stages; see `StageStep`."""
-        return self._carry_out(self.stages.begin(work), now_s)
+        """Start a training step by stages; see `StageStep`.
+
+        Devices that take part have no memory for tiles until it ends.
+        """
+        planned = {device for stage in work.stages for device in stage.devices}
+        reserved = self._reserve(dict.fromkeys(planned), now_s)
+        return reserved + self._carry_out(self.stages.begin(work), now_s)
+
+    def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
+        """Keep tiles out of some bytes of devices' memory, or of all of it."""
+        done: list[ForRuntime] = []
+        for device, nbytes in devices.items():
+            session = self.sessions.get(device)
+            if session is None or session.rates is None:
+                continue
+            session.reserved_bytes = session.rates.memory_bytes if nbytes is None else nbytes
+            done += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
+        return done
+
+    def _give_back_memory(self, now_s: float) -> list[ForRuntime]:
+        """Let tiles have what stages do not use any more."""
+        return self._reserve(
+            {s.id: self.stages.occupied_bytes(s.id) for s in self.sessions.values()
+             if s.reserved_bytes != self.stages.occupied_bytes(s.id)},
+            now_s,
+        )  # fmt: skip
 
     def give(self, batch: int, dy: StageArray, now_s: float) -> list[ForRuntime]:
         """Go on with a micro-batch of that step, whose loss the PS has computed."""
@@ -416,11 +442,11 @@ class SessionManager:
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
         """End the step by stages, if any; devices keep what the next one can use."""
-        return self._carry_out(self.stages.withdraw(), now_s)
+        return self._carry_out(self.stages.withdraw(), now_s) + self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
         """End the step by stages, if any, and let devices forget what they hold for it."""
-        return self._carry_out(self.stages.end(), now_s)
+        return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
 
     # --- what is carried out ---
 
@@ -439,6 +465,8 @@ class SessionManager:
                             asked.expected[message.id] = task
                             asked.cancelled_runs.sent(message.id)
                         done.append(Send(device, message))
+                case TellStep(outcome) if not isinstance(outcome, OutputReady):
+                    done += [decision, *self._give_back_memory(now_s)]
                 case _ if isinstance(decision, events.Event):
                     done += self._do(decision, now_s)
                 case _:

@@ -17,7 +17,6 @@ from cleave.arrays import Buffer, DType
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.stages import LayerCost, StageModel
-from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     LayerWork,
@@ -140,7 +139,7 @@ class ModelWork:
             for parts in groups:
                 first = 0
                 for part in parts:
-                    rows = payload_bytes(part) // (shape.columns * dtype.itemsize)
+                    rows = memoryview(part).nbytes // (shape.columns * dtype.itemsize)
                     values = arrays.unpack(part, rows, shape.columns, dtype).float32()
                     total[first : first + rows] += values
                     first += rows

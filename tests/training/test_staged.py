@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cleave import arrays
 from cleave.arrays import DType
 from cleave.errors import FleetError, PlanError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError
+from cleave.fleet.product import Side
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.plan import DeviceRates
@@ -22,6 +25,7 @@ from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
+from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model, trained, with_lora
 
 pytestmark = pytest.mark.slow
@@ -235,3 +239,28 @@ def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: Gra
         found = staged(model, ModelGraphs(graphs.calls, other.layers, graphs.loss), fleet)
         with pytest.raises(FleetError, match="too many devices failed"):
             found.gradients(rows(batches(1)[0]))
+
+
+def test_tiles_and_stages_share_a_devices_memory(cache: GraphCache) -> None:
+    """What tiles keep there makes room for a step, and tiles get what the step leaves."""
+    model = small_model("opt")
+    graphs = model_graphs(model, TOKENS, cache)
+    devices = [replace(device, memory_bytes=16 * 2**20) for device in paper_fleet(2)]
+    with emulated(devices, seed=1) as fleet:
+        found = staged(model, graphs, fleet)
+        a = arrays.empty(1000, 1000, DType.FP32)
+        a.array[...] = 1
+        operand = fleet.operand(a)
+        for ids in batches(2):
+            out = arrays.empty(1000, 1000, DType.FP32)
+            fleet.submit(Side(operand), Side(operand), out).result()
+            assert float(out.array[0, 0]) == 1000
+            found.gradients(rows(ids))
+            manager = fleet.runtime.manager
+            manager.validate()
+            for session in manager.sessions.values():
+                held = manager.stages.occupied_bytes(session.id)
+                assert session.planned_rates.memory_bytes == 16 * 2**20 - held
+        found.close()
+        assert all(s.reserved_bytes == 0 for s in fleet.runtime.manager.sessions.values())
+        assert fleet.device_count == 2
