@@ -33,7 +33,7 @@ class PartLoader(BatchLoader):
         return ids.tensor_split(ranks)[rank], labels.tensor_split(ranks)[rank]
 
 
-def halved(state: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def halved(bucket: Any) -> torch.futures.Future[Tensor]:
     """Average gradients as bf16, as torch's own hook does, which wants NCCL."""
     given = bucket.buffer()
     small = (given / dist.get_world_size()).to(torch.bfloat16)
@@ -72,7 +72,7 @@ def main() -> None:
         trainer.model, init_sync=False, gradient_as_bucket_view=True
     )
     if options.dtype == "bf16":
-        trainer.model.register_comm_hook(None, halved)
+        trainer.model.register_comm_hook(None, lambda _, bucket: halved(bucket))
     dist.barrier()
     for step in range(job.steps):
         record = trainer.train_step()

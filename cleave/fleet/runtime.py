@@ -193,7 +193,9 @@ class Runtime(ABC):
     def stage_devices(self) -> dict[int, DeviceRates]:
         """Return the devices that can run stages and may be given work now, with their rates."""
         able = self.manager.stages.able
-        return {r.device: r for r in self.manager.scheduler.rates if r.device in able}
+        rates = [r for r in self.manager.scheduler.rates if r.device in able]
+        # Tiles may have less of their memory while stages hold something there.
+        return {r.device: replace(r, memory_bytes=able[r.device]) for r in rates}
 
     def why_no_stages(self) -> str:
         """Say in a sentence why no device can train whole layers now; empty if one can."""

@@ -28,10 +28,12 @@ from cleave.planner.stage_estimate import (
 from cleave.planner.stages import PlannedStage, PsCompute
 
 _BEGUN: Final = 24  # starts that are improved a few times
+_BEGUN_FIXED: Final = 4  # where groups stay
 _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # starts that are improved to the end
-_ROUNDS: Final = 60
+_ROUNDS: Final = 40
 _GAIN: Final = 1e-6  # less is none
+_FEW_STAGES: Final = 12
 _FEW_ORDERS: Final = 24  # of devices in stages are all tried
 _LEAST_S: Final = 1e-12
 _HALVINGS: Final = 12  # of an interval of times
@@ -74,7 +76,7 @@ class StageClimb:
         self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
         self.found = self._starts()
         self.seconds = self._estimator.seconds(self.found)
-        self._keep(_BEGUN, alike=False)
+        self._keep(_BEGUN_FIXED if fixed else _BEGUN, alike=False)
 
     def climb(self) -> None:
         """Improve what was found as long as a change helps."""
@@ -102,9 +104,11 @@ class StageClimb:
         """Return all changes of each arrangement, equally many, one arrangement after the other."""
         stages, groups, kept = self._stages, len(self._groups), len(self._tables.kept_batches)
         shifts, (one, other) = _shifts(stages), np.triu_indices(groups, 1)
-        earlier, later = np.triu_indices(stages, 1)
+        swaps = [
+            (n, n + distance) for distance in _distances(stages) for n in range(stages - distance)
+        ]
         moves = 0 if self._fixed else groups * (stages + 1)
-        sizes = len(shifts), len(earlier), moves, 0 if self._fixed else len(one), 1, kept
+        sizes = len(shifts), len(swaps), moves, 0 if self._fixed else len(one), 1, kept
         begins = [0, *accumulate(sizes)]
         each = begins[-1]
         cuts = np.repeat(them.cuts[:, None], each, axis=1)
@@ -114,7 +118,7 @@ class StageClimb:
 
         cuts[:, : len(shifts)] += shifts
         lengths = np.diff(them.cuts, axis=1)
-        for at, (one_stage, other_stage) in enumerate(zip(earlier, later, strict=True), begins[1]):
+        for at, (one_stage, other_stage) in enumerate(swaps, begins[1]):
             cuts[:, at, one_stage + 1 : other_stage + 1] += (
                 lengths[:, other_stage] - lengths[:, one_stage]
             )[:, None]
@@ -180,10 +184,12 @@ class StageClimb:
         stages, kept = self._stages, range(len(self._tables.kept_batches))
         cuts, place, losses = [], [], []
         for dealt in dict.fromkeys(self._deals()):
-            placed = np.full(len(self._groups), stages)
-            for stage, members in enumerate(dealt):
-                placed[list(members)] = stage
-            for loss, found in zip((False, True), self._cuts(dealt), strict=True):
+            for loss in (False, True):
+                at_end = self._roomy_last(dealt) if loss else dealt
+                placed = np.full(len(self._groups), stages)
+                for stage, members in enumerate(at_end):
+                    placed[list(members)] = stage
+                found = self._cuts(at_end, loss=loss)
                 cuts.append(found + [self._tables.layers] * (stages + 1 - len(found)))
                 place.append(placed)
                 losses.append(loss)
@@ -216,18 +222,24 @@ class StageClimb:
                     speed[stage] += 1 / max(self._whole_s[number], _LEAST_S)
                 yield tuple(tuple(members) for members in dealt)
 
-    def _cuts(self, dealt: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Yield cuts with which no stage takes long: without the loss there, and with it.
+    def _roomy_last(self, dealt: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Return the same with a last stage that has memory for the loss, if any has."""
+        needed, memory = self._tables.memory_of_loss, self._columns.memory
+        for n in reversed(range(len(dealt))):
+            if memory[list(dealt[n])].min() >= needed:
+                return [*dealt[:n], *dealt[n + 1 :], dealt[n]]
+        used = {number for members in dealt for number in members}
+        free = [(n,) for n in self._order if n not in used and memory[n] >= needed]
+        return [*dealt[:-1], *(free[:1] or dealt[-1:])]
 
-        They are within the devices' memory if possible.
-        """
+    def _cuts(self, dealt: Sequence[Sequence[int]], *, loss: bool) -> list[int]:
+        """Return cuts with which no stage takes long, within the devices' memory if possible."""
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
             until.append([0.0, *accumulate(seconds)])
             reach.append(self._reach[list(members)].min(axis=0).tolist())
-        for last_s in (0.0, loss_s):
-            yield _balanced(until, reach, last_s)
+        return _balanced(until, reach, loss_s if loss else 0.0)
 
     def _seconds_of_layers(self, members: Sequence[int]) -> tuple[list[float], float]:
         """Return how long each layer, and the loss, takes a stage of these groups by itself."""
@@ -245,12 +257,17 @@ class StageClimb:
 def _shifts(stages: int) -> Integers:
     """Return changes of cuts that move a layer from one stage to another, shape (., stages + 1)."""
     found = []
-    for first in range(1, stages):
-        for last in range(first, stages):
+    for distance in _distances(stages):
+        for first in range(1, stages - distance + 1):
             shift = np.zeros(stages + 1, np.intp)
-            shift[first : last + 1] = 1
+            shift[first : first + distance] = 1
             found += [shift, -shift]
     return np.array(found, np.intp).reshape(-1, stages + 1)
+
+
+def _distances(stages: int) -> list[int]:
+    """Return how far apart stages are of which one changes with the other: few if many."""
+    return [n for n in range(1, stages) if stages <= _FEW_STAGES or n.bit_count() == 1]
 
 
 def _balanced(

@@ -114,6 +114,7 @@ class StageTables:
             layer's input is returned; else 0.
         memory: bytes that a device needs, by index of `kept_batches`, then by cell.
         memory_of_layers: the same by first and stop, where nothing is kept and without the loss.
+        memory_of_loss: the same of the last layer and the loss.
         by_layer: rows of bytes of weights and of gradients, and of FLOPs for a token; a column for
             each layer and one for the loss.
     """
@@ -139,6 +140,7 @@ class StageTables:
         self.returns = (ordered * np.stack([returns, returns])).astype(float).ravel()
         self.memory = self._memory(costs)
         self.memory_of_layers = self.memory[0].reshape(2, side, side)[0]
+        self.memory_of_loss = float(self.memory[0].reshape(2, side, side)[1, -2, -1])
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
@@ -229,7 +231,7 @@ class Estimator:
         tables, columns, batches = self.tables, self.columns, self._batches
         cells, cell = stages.cells, stages.cell
         again = np.maximum(0.0, 1 - stages.kept * stages.count / batches)  # share not kept
-        devices, repeats = spread.gather(stages.count), spread.gather(again)
+        repeats = spread.gather(again)
 
         # By device: seconds of its downlink, processor and uplink for a micro-batch.
         forwards = tables.forwards[cell]
@@ -246,10 +248,9 @@ class Estimator:
         each_back_s = _most(*back_s, one_back_s / UNITS_AT_ONCE)
         each_s = _most(*both_s, (one_ahead_s + one_back_s) / UNITS_AT_ONCE)
 
-        # Devices of a stage take micro-batches when they are free, the slow ones also get some.
+        # Devices of a stage take micro-batches when they are free.
         speed = 1 / np.maximum(each_s, _LEAST_S)
         share = speed / spread.gather(spread.total(speed * columns.count))
-        least = np.minimum(UNITS_AT_ONCE, np.ceil(batches / np.maximum(1.0, devices)))
         takes = np.maximum(batches * share, 1.0)
 
         weights = tables.weights[cells] * stages.count
@@ -259,12 +260,12 @@ class Estimator:
         down = weights.sum(axis=1) + moved * passes.sum(axis=1)
         up = moved * (tables.forwards[cells] + tables.returns[cells]).sum(axis=1)
         up += gradients.sum(axis=1)
-        loaded_s = spread.total(tables.weights[cell] / columns.downlink * share * columns.count)
+        loaded_s = spread.most(tables.weights[cell] / columns.downlink)
         course = _Course(
             ready_s=np.maximum(loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
-            ahead_s=spread.total(one_ahead_s * share * columns.count).T,
+            ahead_s=spread.most(one_ahead_s).T,
             others_ahead_s=spread.most((takes - 1) * each_ahead_s).T,
-            back_s=spread.total(one_back_s * share * columns.count).T,
+            back_s=spread.most(one_back_s).T,
             others_back_s=spread.most((takes - 1) * each_back_s).T,
             others_s=spread.most((takes - 1) * each_s).T,
             gradients_s=spread.most(tables.gradients[cell] / columns.uplink).T,

@@ -33,8 +33,11 @@ _MOST_UNITS: Final = 30_000  # and at most
 _AT_ONCE: Final = 8  # changes of an arrangement
 _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
-_WORTH: Final = 2.0  # changes that are estimated to be slower than by this are not simulated
+_WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
+
+_Grouping = tuple[tuple[DeviceRates, ...], ...]
+"""Devices of each stage."""
 
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
@@ -106,8 +109,20 @@ def _climbs(
         yield climb
         return
     order = _by_speed(tables, devices)
-    few = StageClimb(tables, [[device] for device in order[:_FEW]], ps)
-    grouped = [StageClimb(tables, groups, ps, fixed=True) for groups in _groupings(tables, order)]
+    fastest = order[:_FEW]
+    with_loss = [device for device in order if device.memory_bytes >= tables.memory_of_loss][:1]
+    if with_loss and with_loss[0] not in fastest:
+        fastest[-1] = with_loss[0]
+    few = StageClimb(tables, [[device] for device in fastest], ps)
+    groupings: dict[_Grouping, None] = {}
+    for grouping in _groupings(tables, order):
+        groupings[grouping] = None
+        holds = [min(d.memory_bytes for d in group) for group in grouping]
+        if with_loss and max(holds) < tables.memory_of_loss and with_loss[0] not in grouping[-1]:
+            others = [tuple(d for d in group if d not in with_loss) for group in grouping[:-1]]
+            if all(others):
+                groupings[*others, tuple(with_loss)] = None
+    grouped = [StageClimb(tables, grouping, ps, fixed=True) for grouping in groupings]
     grouped.sort(key=lambda climb: min(climb.seconds, default=np.inf))
     for climb in (few, *grouped[:_GROUPINGS]):
         climb.climb()
@@ -128,9 +143,7 @@ def _by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Devic
     return sorted(devices, key=seconds)
 
 
-def _groupings(
-    tables: StageTables, order: Sequence[DeviceRates]
-) -> Iterator[list[list[DeviceRates]]]:
+def _groupings(tables: StageTables, order: Sequence[DeviceRates]) -> Iterator[_Grouping]:
     """Yield ways to make the fastest devices groups, one for each stage.
 
     Either all groups get devices of every speed, or each gets those of like speed.
@@ -141,14 +154,13 @@ def _groupings(
         # Room for as many layers as a stage has on average.
         least = tables.memory_of_layers.diagonal(-(-tables.layers // stages)).min()
         roomy = [order[n] for n in np.flatnonzero(memory >= least).tolist()]
-        yield [[device] for device in roomiest[:stages]]
+        yield tuple((device,) for device in roomiest[:stages])
         for able in [roomy] if len(roomy) == len(order) else [roomy, list(order)]:
             most = min(len(able) // stages, len(tables.model.tokens))
             for size in _numbers(most):
-                chosen = able[: size * stages]
-                yield [chosen[n::stages] for n in range(stages)]
-                if size > 1:
-                    yield [chosen[n * size : (n + 1) * size] for n in range(stages)]
+                chosen = tuple(able[: size * stages])
+                yield tuple(chosen[n::stages] for n in range(stages))
+                yield tuple(chosen[n * size : (n + 1) * size] for n in range(stages))
 
 
 def _numbers(most: int) -> list[int]:

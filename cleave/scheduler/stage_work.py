@@ -130,6 +130,7 @@ class StepWork:
         embeds: whether the gradient of the first layer's input is wanted.
         kept_batches: of how many micro-batches a device may keep the inputs of layers between
             forward and backward; those of others are computed again.
+        token: tells this step from others; copies with other devices have the same.
     """
 
     layers: Sequence[LayerWork]
@@ -141,6 +142,7 @@ class StepWork:
     gradients: str
     embeds: bool = True
     kept_batches: int = 2
+    token: object = field(default_factory=object)
 
     @property
     def dtype(self) -> str:

@@ -98,7 +98,7 @@ class LiveRuntime(Runtime):
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
         self._checking = 0  # checks queued or running in the checker's thread
         self._finished: dict[int, threading.Event] = {}
-        self._step_work: StepWork | None = None
+        self._step_token: object = None
         self._outcomes = queue.SimpleQueue[tuple[StageOutcome, StepWork | None]]()
         self._closed = False
         self._ending = False
@@ -460,7 +460,7 @@ class LiveRuntime(Runtime):
         """See `Runtime.begin_step`."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
-        self._step_work = work
+        self._step_token = work.token
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def give(self, batch: int, dy: StageArray) -> None:
@@ -480,7 +480,7 @@ class LiveRuntime(Runtime):
         try:
             while True:
                 outcome, work = self._outcomes.get(timeout=timeout_s)
-                if work is None or work is self._step_work:  # else of a step that was given up
+                if work is None or work.token is self._step_token:  # else it was given up
                     return outcome
         except queue.Empty:
             return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 
 import cleave
 from cleave.arrays import DType
-from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages import PsCompute
 from cleave.protocol import messages
@@ -24,7 +22,7 @@ from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
-from tests.graphs.models import plain_gradients, small_model, trained
+from tests.graphs.models import plain_gradients, shared_cache, small_model, trained
 from tests.training.test_staged import EvenStages
 
 pytestmark = pytest.mark.slow
@@ -89,11 +87,11 @@ def upload(message: Message) -> bool:
 @pytest.mark.parametrize("when", [backward, upload])
 @pytest.mark.parametrize("loss", [False, True])
 def test_a_killed_process_costs_no_exactness(
-    loss: bool, when: Callable[[Message], bool], tmp_path: Path
+    loss: bool, when: Callable[[Message], bool], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model = small_model("opt")
     plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache(tmp_path))
+    graphs = model_graphs(model, TOKENS, shared_cache(tmp_path_factory))
     torch.manual_seed(4)
     batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(4)]
     with (

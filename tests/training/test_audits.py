@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from cleave.training.staged import StagedModel
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
-from tests.graphs.models import plain_gradients, small_model
+from tests.graphs.models import plain_gradients, shared_cache, small_model
 from tests.training.test_staged import PS, TOKENS, EvenStages, assert_close, batches, rows
 
 pytestmark = pytest.mark.slow
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> GraphCache:
-    return GraphCache(Path(tmp_path_factory.mktemp("graphs")))
+    return shared_cache(tmp_path_factory)
 
 
 class Lying(VirtualRuntime):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
-from tests.graphs.models import plain_gradients, small_model, trained, with_lora
+from tests.graphs.models import plain_gradients, shared_cache, small_model, trained, with_lora
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +36,7 @@ PS = PsCompute(1e11, 0.0)
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> GraphCache:
-    return GraphCache(Path(tmp_path_factory.mktemp("graphs")))
+    return shared_cache(tmp_path_factory)
 
 
 class EvenStages:
@@ -123,7 +122,7 @@ def test_ten_steps_lose_as_plain_pytorch_does(clip: float | None, cache: GraphCa
 
 
 def test_16_bit_numbers_on_the_wire_change_losses_little(cache: GraphCache) -> None:
-    model = small_model("qwen3")
+    model = small_model("llama")
     plain = copy.deepcopy(model)
     graphs = model_graphs(model, TOKENS, cache)
     with emulated(3, seed=1) as fleet:
@@ -234,9 +233,9 @@ def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> 
 def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: GraphCache) -> None:
     model = small_model("opt")
     graphs = model_graphs(model, TOKENS, cache)
-    other = model_graphs(model, TOKENS + 2, cache)  # of another length
+    broken = [replace(one, backward=one.forward) for one in graphs.layers]
     with emulated(6, seed=1) as fleet:
-        found = staged(model, ModelGraphs(graphs.calls, other.layers, graphs.loss), fleet)
+        found = staged(model, ModelGraphs(graphs.calls, broken, graphs.loss), fleet)
         with pytest.raises(FleetError, match="too many devices failed"):
             found.gradients(rows(batches(1)[0]))
 
