@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cleave import graph_names as names
 from cleave.arrays import Array
 from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
-from cleave import graph_names as names
 from cleave.machine.graph_session import GraphSession
 from tests.graphs.models import small_model, with_lora
 

@@ -21,6 +21,7 @@ within 1e-4 in fp32, 2e-2 in bf16. Ends with 1 if they are not, or if a method f
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -58,6 +59,7 @@ _START_S: Final = 180.0  # in which a server listens and devices have joined
 _END_S: Final = 10.0  # in which a process ends when it is asked to
 _TAIL: Final = 12  # lines of a log that are shown
 _PORT: Final = 29_500  # of DDP, inside a namespace
+_PR_SET_PDEATHSIG: Final = 1
 _WIDTH: Final = 80
 _COLUMNS: Final = 6  # of losses in a table
 
@@ -218,6 +220,7 @@ class Processes:
                 stderr=stderr,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         self.started.append(Started(name, process, out, err))
         return self.started[-1]
@@ -267,6 +270,12 @@ class Processes:
 
     def _told(self, what: str) -> str:
         return "\n".join([what, *(one.tail() for one in self.started)])
+
+
+def _end_with_parent() -> None:
+    """Have a new process end when this one is killed, where the system can (Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def peak_bytes(pid: int | str) -> int:

@@ -148,6 +148,14 @@ class StageDevice:
 
     # --- memory ---
 
+    def load(self, arrays: Iterable[StageArray | StageGraph]) -> None:
+        """Send what the device will need, unless it holds it."""
+        for array in arrays:
+            if isinstance(array, StageGraph):
+                self._put_graph(array)
+            else:
+                self._put(array)
+
     def keep_only(self, wanted: Iterable[StageArray | StageGraph]) -> None:
         """Drop everything that is not wanted any more."""
         keep = {self._sent[w] for w in wanted if w in self._sent}

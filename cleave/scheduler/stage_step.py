@@ -130,7 +130,13 @@ class StageStep:
         for device, arrays_wanted in wanted.items():
             self._store(device).keep_only(arrays_wanted)
             self._out += self._store(device).take()
-        return self._go_on()
+        out = self._go_on()
+        # Later stages get their parameters while the first one computes.
+        for stage in self._stages[1:]:
+            for device in stage.devices:
+                self._store(device).load(arrays_of(self.work, stage.plan))
+                out += self._store(device).take()
+        return out
 
     def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
         """Note that a device ran a graph."""

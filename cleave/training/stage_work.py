@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
+from cleave.errors import PlanError
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.stages import LayerCost, StageModel
@@ -27,6 +28,8 @@ from cleave.scheduler.stage_work import (
 )
 
 _FP32_BYTES: Final = 4
+_MESSAGE_BYTES: Final = 255 * 2**20  # of the protocol's largest message, what an array may take
+_TOO_LARGE_BYTES: Final = 2**60  # no device has so much memory
 _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 _INDICES: Final = {torch.int64: "int64", torch.bool: "bool"}
 
@@ -79,7 +82,7 @@ class ModelWork:
                 }
                 for one in embedded
             ]
-            flops = _layer_flops(held, tokens)
+            flops = _layer_flops(held, tokens, embedded[0].x.shape[-1])
             sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
             trained = sum(t.numel() for n, t in held.items() if n in sums and t.dim() > 1)
             backward_flops = 2 * flops + 2 * trained
@@ -107,8 +110,9 @@ class ModelWork:
     @property
     def loss_flops(self) -> int:
         """Return the FLOPs of the loss and its gradients, for each token."""
-        held = self._held_by_loss
-        return 6 * sum(held[n].numel() for n in self.graphs.loss.parameters if held[n].dim() > 1)
+        held, trained = self._held_by_loss, self.graphs.loss.trainable
+        matrices = [n for n in self.graphs.loss.parameters if held[n].dim() > 1]
+        return sum((6 if n in trained else 4) * held[n].numel() for n in matrices)
 
     def activation(self, tensor: Tensor) -> StageArray:
         """Return activations, or their gradients, as they travel."""
@@ -163,11 +167,20 @@ class ModelWork:
             tokens: of each micro-batch.
             sequence: tokens of a sequence.
             gradients: the dtype in which gradients travel.
+
+        Raises:
+            PlanError: when a layer has a parameter that fits no message.
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
         for held, graphs in zip(self._held, self.graphs.layers, strict=True):
-            flops = _layer_flops(held, sequence)
+            largest = self._largest_bytes(held, graphs.parameters)
+            if largest > _MESSAGE_BYTES:
+                raise PlanError(
+                    f"a parameter of {largest / 1e6:.0f} MB fits no message of "
+                    f"{_MESSAGE_BYTES / 1e6:.0f} MB; train this model by tiles, or in bf16"
+                )
+            flops = _layer_flops(held, sequence, width)
             cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
             trained = sum(held[n].numel() for n in graphs.trainable if held[n].dim() > 1)
             heads = getattr(self.model.config, "num_attention_heads", 1)
@@ -176,6 +189,8 @@ class ModelWork:
             layers.append(LayerCost(*cost, 3 * flops + 2 * trained, flops, working))
         loss = self.graphs.loss
         cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
+        if self._largest_bytes(self._held_by_loss, loss.parameters) > _MESSAGE_BYTES:
+            cost = (_TOO_LARGE_BYTES, *cost[1:])  # the PS computes the loss
         vocabulary = max(self._held_by_loss[n].shape[0] for n in loss.parameters)
         head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary)
         embeds = any(p.requires_grad for p in self._outside_parameters())
@@ -196,6 +211,9 @@ class ModelWork:
         frozen = sum(held[n].numel() for n in parameters) - trained
         each = self.dtype.itemsize
         return frozen * each, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
+
+    def _largest_bytes(self, held: Mapping[str, Tensor], parameters: Sequence[str]) -> int:
+        return self.dtype.itemsize * max((held[n].numel() for n in parameters), default=0)
 
     def _parameter(self, tensor: Tensor) -> StageArray:
         if not tensor.is_floating_point():
@@ -254,8 +272,13 @@ def _indices(tensor: Tensor) -> StageArray:
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload)
 
 
-def _layer_flops(held: Mapping[str, Tensor], tokens: int) -> int:
-    """Return the FLOPs of a layer's forward pass, for each token of a sequence of `tokens`."""
+def _layer_flops(held: Mapping[str, Tensor], tokens: int, width: int) -> int:
+    """Return the FLOPs of a layer's forward pass, for each token of a sequence of `tokens`.
+
+    Args:
+        held: its tensors.
+        tokens: length of a sequence.
+        width: of activations, taken for that of all heads together.
+    """
     matrices = [t for t in held.values() if t.dim() > 1]
-    width = min((min(t.shape) for t in matrices), default=0)
     return 2 * sum(t.numel() for t in matrices) + 4 * tokens * width

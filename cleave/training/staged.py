@@ -17,7 +17,7 @@ from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import Embedded, OutsideLayers
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import PsCompute, StagePlan, StagePlanner
+from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.scheduler.stage_work import (
     OutputReady,
     StageArray,
@@ -31,7 +31,7 @@ from cleave.training.job import Method
 from cleave.training.methods import MethodChoice
 from cleave.training.stage_work import ModelWork
 
-_MOST_MICRO_BATCHES: Final = 32
+_MOST_MICRO_BATCHES: Final = 64
 
 
 class StageRuntime(Protocol):
@@ -288,7 +288,6 @@ class StagedModel:
             devices = self.runtime.stage_devices()
             wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
             if self.plan is None or wanted != self._planned_for:
-                self._parts = min(len(batch.ids), max(4, 2 * len(devices)), _MOST_MICRO_BATCHES)
                 self.plan = self._new_plan(batch, list(devices.values()))
                 self._planned_for = wanted
             if self.plan is not None:
@@ -305,14 +304,25 @@ class StagedModel:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
             self._say(f"{then}: {self.runtime.why_no_stages()}")
             return None
-        tokens = [part.ids.numel() for part in self.cut(batch)]
-        costs = self.work.costs(tokens, batch.ids.shape[1], self.gradients_dtype)
         began_s = time.perf_counter()
-        try:
-            plan = self._planner(costs, devices, self._ps)
-        except PlanError as error:
-            self._say(f"there is no plan for stages: {error}")
+        rows = len(batch.ids)
+        few = min(rows, max(4, 2 * len(devices)))
+        best: tuple[StagePlan, StageModel, int] | None = None
+        refused = ""
+        for parts in sorted({few, min(rows, 2 * few), min(rows, _MOST_MICRO_BATCHES)}):
+            tokens = [len(part) * batch.ids.shape[1] for part in batch.ids.tensor_split(parts)]
+            try:
+                costs = self.work.costs(tokens, batch.ids.shape[1], self.gradients_dtype)
+                found = self._planner(costs, devices, self._ps)
+            except PlanError as error:
+                refused = str(error)
+                continue
+            if best is None or found.step_s < best[0].step_s:
+                best = found, costs, parts
+        if best is None:
+            self._say(f"there is no plan for stages: {refused}")
             return None
+        plan, costs, self._parts = best
         took_s = time.perf_counter() - began_s
         said = f"{describe(plan)}, planned in {took_s:.2g} s"
         if self._choice is not None:
