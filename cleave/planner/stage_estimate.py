@@ -24,7 +24,7 @@ import numpy.typing as npt
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.shape import Floats
 from cleave.planner.stage_events import UNITS_AT_ONCE
-from cleave.planner.stage_prediction import input_bytes, working_bytes
+from cleave.planner.stage_prediction import input_bytes, widened_bytes, working_bytes
 from cleave.planner.stages import LayerCost, PsCompute, StageModel
 
 Integers = npt.NDArray[np.intp]
@@ -169,6 +169,7 @@ class StageTables:
     def _memory(self, costs: Sequence[LayerCost]) -> Floats:
         held = self._sums([c.frozen_bytes + c.weight_bytes + c.sum_bytes for c in costs])
         held += self._largest([c.sum_bytes for c in costs])
+        held += self._largest([widened_bytes(self.model, c) for c in costs])
         held += self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
         number = np.maximum(0, np.arange(self.layers + 1) - np.arange(self.layers + 1)[:, None])
         found = []

@@ -9,7 +9,7 @@ from typing import Final
 from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_events import UNITS_AT_ONCE, StageSimulation, costs_of
-from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 
 GRAPH_BYTES: Final = 100_000
 """The graphs of a stage."""
@@ -35,9 +35,17 @@ def held_bytes(model: StageModel, stage: PlannedStage, kept_batches: int) -> int
     return (
         sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
         + max(cost.sum_bytes for cost in costs)  # before and after an addition
+        + max(widened_bytes(model, cost) for cost in costs)
         + working_bytes(model, max(cost.working_bytes for cost in costs))
         + input_bytes(model, stage.stop - stage.first, 0 if stage.loss else kept_batches)
     )
+
+
+def widened_bytes(model: StageModel, cost: LayerCost) -> int:
+    """Return what a layer's parameters take as fp32, which graphs compute in, while it runs."""
+    if model.element_bytes >= _FP32_BYTES:
+        return 0
+    return (cost.frozen_bytes + cost.weight_bytes) * _FP32_BYTES // model.element_bytes
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
