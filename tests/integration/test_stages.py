@@ -114,6 +114,7 @@ def test_a_killed_process_costs_no_exactness(
 
         found = trained(model, disturbed, batches, clip=1.0)
         staged.close()
+        wait_for_devices(server)  # none is just connecting when the server closes
     assert strikes.struck == len(batches)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
     assert found == pytest.approx(expected, rel=1e-4)
