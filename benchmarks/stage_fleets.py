@@ -339,8 +339,7 @@ def show(row: Row) -> Iterator[str]:
     shares = [got / wanted for wanted, got in memory.values()]
     batches = len(found.model.tokens)
     parts = (
-        f"{batches} micro-batches, of {plan.kept_batches} inputs are kept; layers "
-        f"{stages_text(plan.stages, row.names)}",
+        f"{batches} micro-batches; layers {stages_text(plan.stages, row.names)}",
         plan.reason,
         f"first step {row.steps.steps[0].seconds + found.ps.optimizer_s:.2f} s, optimizer "
         f"{found.ps.optimizer_s:.2f} s; the PS keeps {last.kept_bytes / 1e9:.2f} GB; memory of "
@@ -379,7 +378,7 @@ def as_json(row: Row) -> dict[str, Any]:
     plan = row.found.plan
     return found | {
         "micro_batches": len(row.found.model.tokens),
-        "kept_batches": plan.kept_batches,
+        "kept_batches": {row.names[d]: kept for d, kept in plan.kept_batches.items()},
         "stages": [
             {"first": s.first, "stop": s.stop, "devices": list(s.devices), "loss": s.loss}
             for s in plan.stages

@@ -2,7 +2,7 @@
 
 A start deals devices to stages and cuts the layers so that the stages take equally long by
 themselves. A change moves a layer from one stage to another, or a device; it swaps two devices, or
-two stages; or it changes where the loss is computed, or of how many micro-batches inputs are kept.
+two stages; or it changes where the loss is computed.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class StageClimb:
             self._keep(most, alike=False)
         self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
 
-    def planned(self, them: Arrangements, number: int) -> tuple[tuple[PlannedStage, ...], int]:
-        """Return the stages of an arrangement, and of how many micro-batches inputs are kept."""
+    def planned(self, them: Arrangements, number: int) -> tuple[PlannedStage, ...]:
+        """Return the stages of an arrangement."""
         cuts, place = them.cuts[number].tolist(), them.place[number].tolist()
         loss, layers = bool(them.loss[number]), self._tables.layers
         found = []
@@ -98,23 +98,22 @@ class StageClimb:
                 here = [d for n, d in enumerate(self._groups) if place[n] == stage]
                 ids = tuple(sorted(device.device for group in here for device in group))
                 found.append(PlannedStage(first, stop, ids, loss and stop == layers))
-        return tuple(found), self._tables.kept_batches[int(them.kept[number])]
+        return tuple(found)
 
     def changes(self, them: Arrangements) -> Arrangements:
         """Return all changes of each arrangement, equally many, one arrangement after the other."""
-        stages, groups, kept = self._stages, len(self._groups), len(self._tables.kept_batches)
+        stages, groups = self._stages, len(self._groups)
         shifts, (one, other) = _shifts(stages), np.triu_indices(groups, 1)
         swaps = [
             (n, n + distance) for distance in _distances(stages) for n in range(stages - distance)
         ]
         moves = 0 if self._fixed else groups * (stages + 1)
-        sizes = len(shifts), len(swaps), moves, 0 if self._fixed else len(one), 1, kept
+        sizes = len(shifts), len(swaps), moves, 0 if self._fixed else len(one), 1
         begins = [0, *accumulate(sizes)]
         each = begins[-1]
         cuts = np.repeat(them.cuts[:, None], each, axis=1)
         place = np.repeat(them.place[:, None], each, axis=1)
         loss = np.repeat(them.loss[:, None], each, axis=1)
-        kept_there = np.repeat(them.kept[:, None], each, axis=1)
 
         cuts[:, : len(shifts)] += shifts
         lengths = np.diff(them.cuts, axis=1)
@@ -131,12 +130,10 @@ class StageClimb:
             rows = begins[3] + np.arange(len(one))
             place[:, rows, one], place[:, rows, other] = them.place[:, other], them.place[:, one]
         loss[:, begins[4]] ^= True
-        kept_there[:, begins[5] :] = np.arange(kept)
         return Arrangements(
             cuts.reshape(-1, stages + 1),
             place.reshape(-1, groups),
             loss.ravel(),
-            kept_there.ravel(),
         )
 
     def estimate(self, them: Arrangements) -> Floats:
@@ -181,7 +178,7 @@ class StageClimb:
     # --- starts ---
 
     def _starts(self) -> Arrangements:
-        stages, kept = self._stages, range(len(self._tables.kept_batches))
+        stages = self._stages
         cuts, place, losses = [], [], []
         for dealt in dict.fromkeys(self._deals()):
             for loss in (False, True):
@@ -193,12 +190,10 @@ class StageClimb:
                 cuts.append(found + [self._tables.layers] * (stages + 1 - len(found)))
                 place.append(placed)
                 losses.append(loss)
-        repeats = len(kept)
         return Arrangements(
-            np.repeat(np.array(cuts, np.intp).reshape(-1, stages + 1), repeats, axis=0),
-            np.repeat(np.array(place, np.intp).reshape(-1, len(self._groups)), repeats, axis=0),
-            np.repeat(np.array(losses, bool), repeats),
-            np.tile(np.arange(repeats), len(losses)),
+            np.array(cuts, np.intp).reshape(-1, stages + 1),
+            np.array(place, np.intp).reshape(-1, len(self._groups)),
+            np.array(losses, bool),
         )
 
     def _deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -24,8 +24,13 @@ import numpy.typing as npt
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.shape import Floats
 from cleave.planner.stage_events import UNITS_AT_ONCE
-from cleave.planner.stage_prediction import input_bytes, widened_bytes, working_bytes
-from cleave.planner.stages import LayerCost, PsCompute, StageModel
+from cleave.planner.stage_prediction import (
+    input_bytes,
+    kept_bytes,
+    widened_bytes,
+    working_bytes,
+)
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel
 
 Integers = npt.NDArray[np.intp]
 Truths = npt.NDArray[np.bool_]
@@ -45,27 +50,23 @@ class Arrangements:
         place: the stage of each column of devices, or the number of stages where it has none,
             shape (arrangements, columns).
         loss: whether the last stage computes the loss.
-        kept: the index of `StageTables.kept_batches`.
     """
 
     cuts: Integers
     place: Integers
     loss: Truths
-    kept: Integers
 
     def __len__(self) -> int:
         return len(self.cuts)
 
     @property
-    def parts(self) -> tuple[Integers, Integers, Truths, Integers]:
+    def parts(self) -> tuple[Integers, Integers, Truths]:
         """Return all arrays."""
-        return self.cuts, self.place, self.loss, self.kept
+        return self.cuts, self.place, self.loss
 
     def take(self, chosen: Integers) -> Arrangements:
         """Return the arrangements at these indices."""
-        return Arrangements(
-            self.cuts[chosen], self.place[chosen], self.loss[chosen], self.kept[chosen]
-        )
+        return Arrangements(self.cuts[chosen], self.place[chosen], self.loss[chosen])
 
     def put(self, chosen: Integers, others: Arrangements) -> None:
         """Replace the arrangements at these indices."""
@@ -106,14 +107,15 @@ class StageTables:
 
     Attributes:
         layers: their number.
-        kept_batches: the numbers of micro-batches, of which inputs are kept, that are tried.
         weights, gradients: bytes that each device receives and sends.
         forward, backward, again: FLOPs for a token of the forward unit, of the backward unit, and
             of what that computes again where nothing was kept.
         forwards, returns: 1 where there is a forward unit, and where the gradient of the first
             layer's input is returned; else 0.
-        memory: bytes that a device needs, by index of `kept_batches`, then by cell.
-        memory_of_layers: the same by first and stop, where nothing is kept and without the loss.
+        memory: bytes that a device needs where it keeps no inputs of layers.
+        kept: bytes that it takes to keep the inputs of layers of one micro-batch; infinite where
+            none are kept.
+        memory_of_layers: `memory` by first and stop, without the loss.
         memory_of_loss: the same of the last layer and the loss.
         by_layer: rows of bytes of weights and of gradients, and of FLOPs for a token; a column for
             each layer and one for the loss.
@@ -122,8 +124,7 @@ class StageTables:
     def __init__(self, model: StageModel) -> None:
         self.model = model
         self.layers = len(model.layers)
-        batches, side = len(model.tokens), self.layers + 1
-        self.kept_batches = sorted({min(kept, batches) for kept in (0, 1, 2, 4, batches)})
+        side = self.layers + 1
         costs = [*model.layers, model.loss]
         ordered = np.arange(side)[:, None] < np.arange(side)
         through = self._sums([cost.forward_flops for cost in costs])
@@ -138,9 +139,14 @@ class StageTables:
         self.forwards = (ordered * alone).ravel()
         returns = (np.arange(side) > 0)[:, None] | np.full(side, model.embeds)
         self.returns = (ordered * np.stack([returns, returns])).astype(float).ravel()
+        number = np.maximum(0, np.arange(side) - np.arange(side)[:, None])
+        self._inputs = number * kept_bytes(model, PlannedStage(0, 1, ()))
+        self.kept = np.stack(
+            [np.where(number > 0, self._inputs, np.inf), np.full((side, side), np.inf)]
+        ).ravel()
         self.memory = self._memory(costs)
-        self.memory_of_layers = self.memory[0].reshape(2, side, side)[0]
-        self.memory_of_loss = float(self.memory[0].reshape(2, side, side)[1, -2, -1])
+        self.memory_of_layers = self.memory.reshape(2, side, side)[0]
+        self.memory_of_loss = float(self.memory.reshape(2, side, side)[1, -2, -1])
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
@@ -171,15 +177,8 @@ class StageTables:
         held += self._largest([c.sum_bytes for c in costs])
         held += self._largest([widened_bytes(self.model, c) for c in costs])
         held += self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
-        number = np.maximum(0, np.arange(self.layers + 1) - np.arange(self.layers + 1)[:, None])
-        found = []
-        for kept in self.kept_batches:
-            plain, with_loss = (
-                np.array([0, *(input_bytes(self.model, n + 1, k) for n in range(self.layers))])
-                for k in (kept, 0)
-            )
-            found.append((held + np.stack([plain[number], with_loss[number]])).ravel())
-        return np.array(found)
+        held += input_bytes(self.model) + self._inputs
+        return held.ravel()
 
 
 class Estimator:
@@ -218,20 +217,22 @@ class Estimator:
         row = np.arange(len(place))[:, None]
         cell = np.concatenate([cells, np.zeros_like(row)], axis=1)[row, place]
         possible = (stop >= first).all(axis=1) & ((count > 0) == (stop > first)).all(axis=1)
-        memory = tables.memory[arrangements.kept[:, None], cell] / self.columns.memory
-        missing = np.maximum(0.0, memory - 1).sum(axis=1)
+        spare = self.columns.memory - tables.memory[cell]
+        missing = np.maximum(0.0, -spare / self.columns.memory).sum(axis=1)
         found = np.where(possible, TOO_LARGE_S * (1 + missing), np.inf)
         chosen = np.flatnonzero(possible & (missing == 0))
         if len(chosen):
-            kept = np.array(tables.kept_batches)[arrangements.kept[chosen]]
-            stages = _Stages(cells[chosen], cell[chosen], count[chosen], kept[:, None])
-            found[chosen] = self._seconds(stages, _Spread(place[chosen], first.shape[1]))
+            spread = _Spread(place[chosen], first.shape[1])
+            kept = np.minimum(self._batches, spare[chosen] // tables.kept[cell[chosen]])
+            total = spread.total(kept * self.columns.count)
+            stages = _Stages(cells[chosen], cell[chosen], count[chosen], total)
+            found[chosen] = self._seconds(stages, spread)
         return found
 
     def _seconds(self, stages: _Stages, spread: _Spread) -> Floats:
         tables, columns, batches = self.tables, self.columns, self._batches
         cells, cell = stages.cells, stages.cell
-        again = np.maximum(0.0, 1 - stages.kept * stages.count / batches)  # share not kept
+        again = np.maximum(0.0, 1 - stages.kept / batches)  # share not kept
         repeats = spread.gather(again)
 
         # By device: seconds of its downlink, processor and uplink for a micro-batch.
@@ -281,12 +282,12 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """Cells of stages and of columns of devices, devices of stages, and kept micro-batches."""
+    """Cells of stages and of columns of devices; devices and kept micro-batches of stages."""
 
     cells: Integers
     cell: Integers
     count: Floats
-    kept: Integers
+    kept: Floats
 
 
 class _Spread:

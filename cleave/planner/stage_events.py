@@ -1,9 +1,9 @@
 """A step by stages, simulated event by event.
 
-The simulated PS gives out units as `cleave.scheduler.stage_step` does: backward passes before
-forward passes, the last stage first, two units at once to each device, and it takes a stage's sums
-when every micro-batch has passed it. Trained weights go to all devices when the step begins, layer
-by layer; frozen ones are there from the step before.
+The simulated PS gives out units as `cleave.scheduler.stage_step` does: forward and backward passes
+in turn, the last stage first, two units at once to each device, and it takes a stage's sums when
+every micro-batch has passed it. Trained weights go to all devices when the step begins, layer by
+layer; frozen ones are there from the step before.
 
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
 passes a link also passes the PS's network card, after everything that began to pass it before. The
@@ -65,6 +65,7 @@ class SimulatedDevice:
         computed_s, sent_s: when its processor and its uplink will have done what is known.
         under_way: number of units.
         kept: of how many micro-batches it keeps inputs of layers.
+        went_back: whether its last unit was a backward pass.
         computes_s: how long it computes in all.
         weights_s, x_s: how long weights, and activations, take on its downlink in all.
         y_s, gradients_s: how long activations, and gradients, take on its uplink in all.
@@ -76,6 +77,7 @@ class SimulatedDevice:
     sent_s: float = 0.0
     under_way: int = 0
     kept: int = 0
+    went_back: bool = False
     weights_s: float = 0.0
     computes_s: float = 0.0
     x_s: float = 0.0
@@ -174,7 +176,7 @@ class StageSimulation:
         self,
         model: StageModel,
         stages: Sequence[PlannedStage],
-        kept_batches: int,
+        kept_batches: Mapping[int, int],
         devices_by_id: Mapping[int, DeviceRates],
         ps: PsCompute,
     ) -> None:
@@ -226,17 +228,33 @@ class StageSimulation:
         if device.under_way >= UNITS_AT_ONCE:
             return False
         stages = self._stages_of[number]
+        if device.went_back:
+            return self._ask_forward(now_s, device, stages) or self._ask_backward(
+                now_s, device, stages
+            )
+        return self._ask_backward(now_s, device, stages) or self._ask_forward(now_s, device, stages)
+
+    def _ask_backward(
+        self, now_s: float, device: SimulatedDevice, stages: Iterable[_Stage]
+    ) -> bool:
+        number = device.rates.device
         for stage in stages:
             if (found := stage.next_backward(number)) is not None:
                 batch, kept = found
+                device.went_back = True
                 device.kept -= kept
                 stage.summed.add(number)
                 self._give(now_s, stage, number, batch, forward=False, kept=kept)
                 return True
+        return False
+
+    def _ask_forward(self, now_s: float, device: SimulatedDevice, stages: Iterable[_Stage]) -> bool:
+        number = device.rates.device
         for stage in stages:
             if stage.forward:
                 batch = heapq.heappop(stage.forward)
-                if device.kept < self._kept_batches:
+                device.went_back = False
+                if device.kept < self._kept_batches.get(number, 0):
                     device.kept += 1
                     stage.kept_by[batch] = number
                 self._give(now_s, stage, number, batch, forward=True, kept=False)

@@ -29,7 +29,8 @@ def held_bytes(model: StageModel, stage: PlannedStage, kept_batches: int) -> int
     Args:
         model: the model and the batch.
         stage: of which layers, and whether with the loss.
-        kept_batches: of so many micro-batches the inputs of layers stay there.
+        kept_batches: of so many micro-batches the inputs of layers stay there, beside those of the
+            one that is computed.
     """
     costs = costs_of(model, stage)
     return (
@@ -37,8 +38,26 @@ def held_bytes(model: StageModel, stage: PlannedStage, kept_batches: int) -> int
         + max(cost.sum_bytes for cost in costs)  # before and after an addition
         + max(widened_bytes(model, cost) for cost in costs)
         + working_bytes(model, max(cost.working_bytes for cost in costs))
-        + input_bytes(model, stage.stop - stage.first, 0 if stage.loss else kept_batches)
+        + input_bytes(model)
+        + (1 + kept_batches) * kept_bytes(model, stage)
     )
+
+
+def kept_bytes(model: StageModel, stage: PlannedStage) -> int:
+    """Return the memory that the inputs of a stage's layers take for each micro-batch."""
+    return (stage.stop - stage.first) * max(model.tokens) * model.width * _FP32_BYTES
+
+
+def most_kept(model: StageModel, stage: PlannedStage, offered_bytes: int) -> int:
+    """Return of how many micro-batches a device with this memory can keep inputs of layers.
+
+    Where the stage computes the loss there are none: its backward pass follows at once.
+    """
+    each = kept_bytes(model, stage)
+    if stage.loss or not each:
+        return 0
+    spare = offered_bytes - held_bytes(model, stage, 0)
+    return min(len(model.tokens), max(0, spare // each))
 
 
 def widened_bytes(model: StageModel, cost: LayerCost) -> int:
@@ -53,26 +72,15 @@ def working_bytes(model: StageModel, of_token: float) -> int:
     return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
 
 
-def input_bytes(model: StageModel, layers: int, kept_batches: int) -> int:
-    """Return the memory for activations: inputs of layers, and what comes and goes.
-
-    There are the inputs of micro-batches that are kept and of the one that is computed, and x, y,
-    dy and dx of two units.
-
-    Args:
-        model: the model and the batch.
-        layers: how many the stage has.
-        kept_batches: of how many micro-batches inputs are kept.
-    """
-    tokens = sorted(model.tokens, reverse=True)
-    rows = layers * sum(tokens[: kept_batches + 1]) + 4 * sum(tokens[:UNITS_AT_ONCE])
+def input_bytes(model: StageModel) -> int:
+    """Return the memory for activations that come and go: x, y, dy and dx of two units."""
+    rows = 4 * sum(sorted(model.tokens, reverse=True)[:UNITS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
 
 
 def predict(
     model: StageModel,
     stages: Sequence[PlannedStage],
-    kept_batches: int,
     devices_by_id: Mapping[int, DeviceRates],
     ps: PsCompute,
 ) -> StagePlan:
@@ -81,28 +89,29 @@ def predict(
     Args:
         model: the model and the batch.
         stages: in order; together all layers once.
-        kept_batches: of how many micro-batches a device may keep inputs of layers.
-        devices_by_id: at least the devices of the stages.
+        devices_by_id: at least the devices of the stages; each is in one stage at most.
         ps: the PS.
 
     Raises:
         PlanError: when a device has too little memory.
     """
     memory: dict[int, int] = {}
+    kept: dict[int, int] = {}
     for stage in stages:
         for device in stage.devices:
-            memory[device] = memory.get(device, 0) + held_bytes(model, stage, kept_batches)
-    for device, needed in memory.items():
-        if needed > (offered := devices_by_id[device].memory_bytes):
-            raise PlanError(
-                f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
-                f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
-            )
-    run = StageSimulation(model, stages, kept_batches, devices_by_id, ps)
+            offered = devices_by_id[device].memory_bytes
+            kept[device] = most_kept(model, stage, offered)
+            memory[device] = held_bytes(model, stage, kept[device])
+            if memory[device] > offered:
+                raise PlanError(
+                    f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
+                    f"{memory[device] / 1e6:.0f} MB: offer more, or give it fewer layers"
+                )
+    run = StageSimulation(model, stages, kept, devices_by_id, ps)
     step_s = run.end_s() + ps.optimizer_s
     down, up = run.egress.passed_bytes, run.ingress.passed_bytes
     reason = _reason(model, run, ps, step_s)
-    return StagePlan(tuple(stages), kept_batches, step_s, memory, round(down), round(up), reason)
+    return StagePlan(tuple(stages), kept, step_s, memory, round(down), round(up), reason)
 
 
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:

@@ -186,7 +186,7 @@ class _Judge:
     ps: PsCompute
     units_left: int = 0
     best: StagePlan | None = None
-    _seen: set[tuple[tuple[PlannedStage, ...], int]] = field(default_factory=set)
+    _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
     _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(
         default_factory=list
     )
@@ -197,9 +197,8 @@ class _Judge:
         if planned in self._seen or (self.units_left <= 0 and len(self._seen) >= _LEAST_SIMULATED):
             return False
         self._seen.add(planned)
-        stages, kept = planned
-        self.units_left -= 2 * len(stages) * len(self.model.tokens)
-        plan = predict(self.model, stages, kept, self.devices, self.ps)
+        self.units_left -= 2 * len(planned) * len(self.model.tokens)
+        plan = predict(self.model, planned, self.devices, self.ps)
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
         if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):

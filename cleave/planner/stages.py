@@ -90,8 +90,8 @@ class StagePlan:
 
     Attributes:
         stages: in order.
-        kept_batches: of how many micro-batches a device may keep inputs of layers for the backward
-            pass.
+        kept_batches: by device, of how many micro-batches it may keep inputs of layers for the
+            backward pass.
         step_s: the predicted seconds of a step, its optimizer included.
         memory_bytes: by device, what it needs at most.
         downlink_bytes, uplink_bytes: of all devices together.
@@ -99,7 +99,7 @@ class StagePlan:
     """
 
     stages: tuple[PlannedStage, ...]
-    kept_batches: int
+    kept_batches: dict[int, int]
     step_s: float
     memory_bytes: dict[int, int]
     downlink_bytes: int

@@ -112,6 +112,7 @@ class StageStep:
         self._stages = [_Stage(plan, list(plan.devices)) for plan in work.stages]
         self._units: set[Unit] = set()
         self._taking: dict[Unit, Generation] = {}
+        self._went_back: set[int] = set()  # devices whose last unit was a backward pass
         self._failed: dict[int, str] = {}  # devices that get no more work in this step, and why
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
@@ -301,17 +302,30 @@ class StageStep:
         return asked
 
     def _ask(self, device: int) -> bool:
-        """Ask a device for a unit: a backward pass if there is one, of the last stage first."""
-        mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
-        for number, stage in reversed(mine):
+        """Ask a device for a unit, forward and backward in turn where there are both.
+
+        Backward passes alone would let later stages run dry, forward passes alone the earlier ones.
+        """
+        mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices][::-1]
+        if device in self._went_back:
+            return self._ask_some_forward(mine, device) or self._ask_some_backward(mine, device)
+        return self._ask_some_backward(mine, device) or self._ask_some_forward(mine, device)
+
+    def _ask_some_backward(self, mine: Iterable[tuple[int, _Stage]], device: int) -> bool:
+        for number, stage in mine:
             batch = self._next_backward(stage, device)
             if batch is not None:
+                self._went_back.add(device)
                 self._ask_backward(number, stage, device, batch)
                 return True
-        for number, stage in reversed(mine):
-            ready = sorted(stage.x.keys() - stage.forward)
+        return False
+
+    def _ask_some_forward(self, mine: Iterable[tuple[int, _Stage]], device: int) -> bool:
+        for number, stage in mine:
+            ready = stage.x.keys() - stage.forward
             if ready and not stage.plan.loss:
-                self._ask_forward(number, stage, device, ready[0])
+                self._went_back.discard(device)
+                self._ask_forward(number, stage, device, min(ready))
                 return True
         return False
 
@@ -325,7 +339,7 @@ class StageStep:
         return next((batch for batch in ready if batch not in stage.kept), None)
 
     def _ask_forward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
-        keep = self._kept_on(device) < self.work.kept_batches
+        keep = self._kept_on(device) < self.work.kept_batches.get(device, 0)
         unit = self._unit(UnitKind.FORWARD, number, batch, device)
         stage.forward.add(batch)
         self._store(device).forward(self.work, stage.plan, unit, stage.x[batch], keep=keep)

@@ -128,7 +128,7 @@ class StepWork:
         stages: the plan.
         gradients: the dtype in which sums travel.
         embeds: whether the gradient of the first layer's input is wanted.
-        kept_batches: of how many micro-batches a device may keep the inputs of layers between
+        kept_batches: by device, of how many micro-batches it may keep the inputs of layers between
             forward and backward; those of others are computed again.
         token: tells this step from others; copies with other devices have the same.
     """
@@ -141,7 +141,7 @@ class StepWork:
     stages: Sequence[PlannedStage]
     gradients: str
     embeds: bool = True
-    kept_batches: int = 2
+    kept_batches: Mapping[int, int] = field(default_factory=dict)
     token: object = field(default_factory=object)
 
     @property

@@ -37,7 +37,8 @@ def runtime_of(devices: int, **changed: Any) -> VirtualRuntime:
 
 
 def plan_of(*stages: PlannedStage, kept_batches: int = 2) -> StagePlan:
-    return StagePlan(stages, kept_batches, 0.0, {}, 0, 0)
+    kept = {device: kept_batches for stage in stages for device in stage.devices}
+    return StagePlan(stages, kept, 0.0, {}, 0, 0)
 
 
 def run(
@@ -238,7 +239,7 @@ def test_memory_is_that_of_the_schedulers_own_account_and_as_predicted() -> None
     costs = model.costs()
     for number, stage in enumerate(TWO_WITH_LOSS, 1):
         rates = runtime.stage_devices()
-        plan = predict(costs, [stage], 2, rates, PsCompute(1e9, 0.0)) if stage.first else None
+        plan = predict(costs, [stage], rates, PsCompute(1e9, 0.0)) if stage.first else None
         held = runtime.manager.stages.occupied_bytes(number)
         assert held <= found.memory_bytes[number]
         if plan is not None:
@@ -256,7 +257,7 @@ def test_a_step_of_adapters_takes_as_long_as_predicted(loss: bool) -> None:
     runtime = runtime_of(3, flops_per_s=2e10)
     stages = PlannedStage(0, 2, (1, 3)), PlannedStage(2, 4, (2,), loss)
     ps = PsCompute(2e10, 0.0, PsRates())
-    plan = predict(model.costs(), stages, 2, runtime.stage_devices(), ps)
+    plan = predict(model.costs(), stages, runtime.stage_devices(), ps)
     loss_s = [model.loss_flops * tokens / ps.flops_per_s for tokens in model.tokens]
     found = run_steps(runtime, lambda: model.work(plan), loss_s)
     assert found.steps[1].seconds == pytest.approx(plan.step_s, rel=0.05)

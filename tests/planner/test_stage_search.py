@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, count, pairwise, product
@@ -107,9 +107,12 @@ def check_right(plan: StagePlan, model: StageModel, fleet: Sequence[DeviceRates]
     assert set(plan.memory_bytes) == set(used)
     for stage in plan.stages:
         for device in stage.devices:
-            assert plan.memory_bytes[device] == held_bytes(model, stage, plan.kept_batches)
+            kept = plan.kept_batches[device]
+            assert 0 <= kept <= len(model.tokens)
+            assert plan.memory_bytes[device] == held_bytes(model, stage, kept)
             assert plan.memory_bytes[device] <= offered[device]
-    assert 0 <= plan.kept_batches <= len(model.tokens)
+            if not stage.loss and kept < len(model.tokens):  # it keeps as many as it can
+                assert held_bytes(model, stage, kept + 1) > offered[device]
 
 
 @few
@@ -118,7 +121,7 @@ def test_plans_are_right(model: StageModel, fleet: list[DeviceRates], ps: PsComp
     plan = planned(model, fleet, ps)
     if plan is not None:
         check_right(plan, model, fleet)
-        again = predict(model, plan.stages, plan.kept_batches, {d.device: d for d in fleet}, ps)
+        again = predict(model, plan.stages, {d.device: d for d in fleet}, ps)
         assert again == plan
 
 
@@ -186,13 +189,13 @@ def all_stages(layers: int, devices: Sequence[int]) -> Iterator[tuple[PlannedSta
 def test_small_plans_are_close_to_the_best_of_all(
     model: StageModel, fleet: list[DeviceRates], ps: PsCompute
 ) -> None:
-    by_id, batches = {device.device: device for device in fleet}, len(model.tokens)
+    by_id = {device.device: device for device in fleet}
     best: list[float] = []
     for stages in all_stages(len(model.layers), sorted(by_id)):
-        for loss, kept in product((False, True), {min(n, batches) for n in (0, 1, 2, 4, batches)}):
+        for loss in (False, True):
             tried = (*stages[:-1], replace(stages[-1], loss=loss))
             try:
-                best.append(predict(model, tried, kept, by_id, ps).step_s)
+                best.append(predict(model, tried, by_id, ps).step_s)
             except PlanError:
                 continue
     plan = planned(model, fleet, ps)
@@ -277,7 +280,7 @@ def test_too_little_memory_is_said() -> None:
 def test_a_prediction_says_which_device_has_too_little_memory() -> None:
     devices = {0: HOME[0], 2: replace(HOME[2], memory_bytes=10**7)}
     with pytest.raises(PlanError, match="device 2 offers 10 MB of memory, but its layers need"):
-        predict(OPT_125M, [PlannedStage(0, 12, (0, 2))], 0, devices, PS)
+        predict(OPT_125M, [PlannedStage(0, 12, (0, 2))], devices, PS)
 
 
 def test_the_ps_alone_computes_no_forward_pass_twice() -> None:
@@ -298,7 +301,7 @@ class TimedStep:
         self,
         model: StageModel,
         stages: Sequence[PlannedStage],
-        kept_batches: int,
+        kept_batches: Mapping[int, int],
         devices: dict[int, DeviceRates],
         ps: PsCompute,
     ) -> None:
@@ -315,7 +318,7 @@ class TimedStep:
             now_s, _, happens = heapq.heappop(self._events)
             self._carry_out(now_s, happens())
 
-    def _work(self, stages: Sequence[PlannedStage], kept_batches: int) -> StepWork:
+    def _work(self, stages: Sequence[PlannedStage], kept_batches: Mapping[int, int]) -> StepWork:
         layers = []
         for layer in self._model.layers:
             sums = {"w": SumShape(1, layer.gradient_bytes // 4)}
@@ -391,9 +394,9 @@ def test_units_at_once_are_those_of_the_scheduler() -> None:
 
 
 @few
-@given(st.data(), fleets(4, (30, 30)), st.integers(0, 5), st.booleans())
+@given(st.data(), fleets(4, (2, 30)), st.booleans())
 def test_predictions_are_what_the_scheduler_does(
-    data: st.DataObject, fleet: list[DeviceRates], kept_batches: int, loss: bool
+    data: st.DataObject, fleet: list[DeviceRates], loss: bool
 ) -> None:
     layer = LayerCost(0, 0, 400_000, 400_000, 42e6, 14e6, 40e3)
     tokens = data.draw(st.lists(st.sampled_from([8, 16, 64]), min_size=1, max_size=8))
@@ -403,6 +406,9 @@ def test_predictions_are_what_the_scheduler_does(
     devices = {device.device: device for device in fleet}
     stages = data.draw(st.sampled_from(list(all_stages(layers, sorted(devices)))))
     stages = (*stages[:-1], replace(stages[-1], loss=loss))
-    predicted = predict(model, stages, kept_batches, devices, PS)
-    real = TimedStep(model, stages, kept_batches, devices, PS)
+    try:
+        predicted = predict(model, stages, devices, PS)
+    except PlanError:
+        return  # too little memory for these stages
+    real = TimedStep(model, stages, predicted.kept_batches, devices, PS)
     assert predicted.step_s == pytest.approx(real.end_s, rel=1e-3)

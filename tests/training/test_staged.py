@@ -55,7 +55,7 @@ class EvenStages:
             PlannedStage(cuts[n], cuts[n + 1], tuple(ids[n::count]), self.loss and n == count - 1)
             for n in range(count)
         )
-        return StagePlan(stages, 2, 1.0, {}, 0, 0)
+        return StagePlan(stages, {d: 2 for s in stages for d in s.devices}, 1.0, {}, 0, 0)
 
 
 def batches(count: int) -> list[Tensor]:
