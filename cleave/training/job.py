@@ -111,7 +111,7 @@ class JobSpec:
     eval_batches: int = 8
     checkpoint_every: int | str = DEFAULT
     memory: str = "auto"
-    method: str = "tiles"
+    method: str = "auto"
     audit: float = 0.05
     offload: str = "all"
     journal: bool = False
@@ -137,10 +137,8 @@ class JobSpec:
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "
                 "makes none; give it a number of steps or a time"
             )
-        if self.journal and self.method in (Method.STAGES.value, Method.AUTO.value):
-            raise UsageError(
-                f"--journal keeps products of tiles; leave it out with --method {self.method}"
-            )
+        if self.journal and self.method == Method.STAGES.value:
+            raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         for name, kind in (

@@ -32,10 +32,17 @@ class Prediction:
         return Method.STAGES if self.stages_s <= self.tiles_s else Method.TILES
 
     def __str__(self) -> str:
-        return (
-            f"a step is predicted to take {self.stages_s:.3g} s by stages, {self.tiles_s:.3g} s by "
-            f"tiles and {self.local_s:.3g} s on the parameter server alone"
-        )
+        ways = [
+            f"{seconds:.3g} s {how}"
+            for seconds, how in (
+                (self.stages_s, "by stages"),
+                (self.tiles_s, "by tiles"),
+                (self.local_s, "on the parameter server alone"),
+            )
+            if seconds < float("inf")
+        ]
+        text = " and ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
+        return f"a step is predicted to take {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +71,30 @@ class MethodChoice:
         return Prediction(plan.step_s, self._tiles_s(), local_step_s(model, self.ps))
 
     def _tiles_s(self) -> float:
-        epoch, devices = self.fleet.runtime.fleet_rates()
-        element = ElementBytes(self.dtype.itemsize, self.dtype.itemsize)
-        total_s = 0.0
-        for gemm in self.gemms:
-            try:
-                found = self.selector.decide(gemm.gemm, element, self.dtype, devices, epoch)
-            except PlanError:
-                return float("inf")
-            total_s += gemm.count * min(found.fleet_s, found.ps_s)
-        return total_s + self.ps.optimizer_s
+        predicted = predict_without_stages(self.gemms, self.dtype, self.fleet, self.selector)
+        return predicted.tiles_s + self.ps.optimizer_s
+
+
+def predict_without_stages(
+    gemms: Sequence[StepGemm], dtype: DType, fleet: Fleet, selector: Selector
+) -> Prediction:
+    """Return how long the multiplications of a step take, where no device can train whole layers.
+
+    Args:
+        gemms: of a step.
+        dtype: of the multiplications.
+        fleet: whose devices are asked about.
+        selector: predicts GEMMs on the fleet and here.
+    """
+    epoch, devices = fleet.runtime.fleet_rates()
+    element = ElementBytes(dtype.itemsize, dtype.itemsize)
+    tiles_s = local_s = 0.0
+    for gemm in gemms:
+        try:
+            found = selector.decide(gemm.gemm, element, dtype, devices, epoch)
+        except PlanError:
+            found = selector.decide(gemm.gemm, element, dtype, [], epoch)
+            tiles_s = float("inf")
+        tiles_s += gemm.count * min(found.fleet_s, found.ps_s) if devices else float("inf")
+        local_s += gemm.count * found.ps_s
+    return Prediction(float("inf"), tiles_s, local_s)

@@ -83,26 +83,49 @@ class Optimizer:
         Returns:
             What `backward` returned.
         """
+        self._begin(rate)
+        if self.in_backward:
+            loss = self._step_in_backward(backward)
+        else:
+            loss = backward()
+            self._step()
+        self.applied = False
+        return loss
+
+    def step_whole(self, rate: float, gradients: Callable[[], float | None]) -> float | None:
+        """Do one update with gradients that do not come from a backward pass here.
+
+        Args:
+            rate: the learning rate.
+            gradients: sets the gradients of all parameters and returns the loss; or sets none and
+                returns None, and nothing is updated.
+
+        Returns:
+            What `gradients` returned.
+        """
+        self._begin(rate)
+        loss = gradients()
+        if loss is not None:
+            self._step()
+            self.applied = False
+        return loss
+
+    def _begin(self, rate: float) -> None:
         self.forget_gradients()
         for optimizer in self._optimizers.values():
             optimizer.param_groups[0]["lr"] = rate
-        loss = self._step_in_backward(backward) if self.in_backward else self._step(backward)
-        self.applied = False
-        return loss
 
     def forget_gradients(self) -> None:
         """Free all gradients."""
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
-    def _step(self, backward: Callable[[], float]) -> float:
-        loss = backward()
+    def _step(self) -> None:
         if self.clip:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
         self.applied = True
         for optimizer in self._optimizers.values():
             optimizer.step()
-        return loss
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
         scale = 1.0

@@ -16,16 +16,11 @@ from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import (
     AbandonedError,
-    Fallback,
-    FallbackFleet,
     FleetPresence,
-    Leaving,
 )
 from cleave.fleet.runtime import FleetCounters
-from cleave.fleet.selection import Kept, SelectiveFleet, Selector
-from cleave.machine.backends import TorchBackend
+from cleave.fleet.selection import Kept
 from cleave.machine.sensors import total_memory_bytes
-from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
     LoadedCheckpoint,
@@ -42,18 +37,17 @@ from cleave.training.job import (
     JobSpec,
     MemoryMode,
     Method,
-    OffloadMode,
     Precision,
     default_learning_rate,
 )
+from cleave.training.job_fleet import FleetReports, JobFleet
 from cleave.training.journal import (
     Journal,
     JournalCounters,
-    JournaledFleet,
     discard,
     holds_beginning,
 )
-from cleave.training.offload import hold_weights, offload, restore
+from cleave.training.offload import hold_weights, restore
 from cleave.training.optimizer import Optimizer, Schedule
 from cleave.training.records import (
     DiskRecord,
@@ -67,8 +61,6 @@ from cleave.training.records import (
     to_dict,
 )
 from cleave.training.run_folder import RunFolder
-from cleave.training.stage_setup import staged_model
-from cleave.training.staged import Rows, StagedModel
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.workload.models.build import (
     ModelSource,
@@ -243,29 +235,23 @@ class Trainer:
         self.step = 0
         self.context = context
         self.patience = context.patience(lambda: self.step)
-        method = Method(job.method)
-        by_stages = context.fleet is not None and method in (Method.STAGES, Method.AUTO)
-        lean = _lean(job, spec) and not by_stages  # stages leave no activations here
+        lean = _lean(job, spec) and job.method != Method.STAGES.value  # which leaves nothing here
         if lean:
             enable_checkpointing(model)
         self.journal = _open_journal(job, run, context, base, self.patience)
-        self.fallback: FallbackFleet | None = None
-        self.selection: SelectiveFleet | None = None
-        self.staged: StagedModel | None = None
-        selector = Selector(TilePlanner(), TorchBackend())
-        if context.fleet is not None and by_stages:  # layers are looked at before they are changed
-            self.staged = staged_model(
-                job, spec, model, context.fleet, selector, stop=context.stop, note=self._note
+        self.fleet: JobFleet | None = None
+        if context.fleet is not None and job.method != Method.LOCAL.value:
+            self.fleet = JobFleet(
+                job,
+                spec,
+                model,
+                context.fleet,
+                self.journal,
+                checkpointing=lean,
+                clock=context.clock,
+                stop=context.stop,
+                reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
             )
-        if context.fleet is not None and method in (Method.TILES, Method.AUTO):
-            leaving = Leaving(context.stop, self._applied, TorchBackend(), context.clock)
-            self.fallback = FallbackFleet(
-                context.fleet, self._presence, _fallback(job), leaving, self._stuck
-            )
-            auto = job.offload == OffloadMode.AUTO.value or method is Method.AUTO
-            self.selection = SelectiveFleet(self.fallback, context.fleet, selector, keep=auto)
-            fleet = self.selection
-            offload(model, JournaledFleet(fleet, self.journal) if self.journal else fleet)
         self.job = job
         self.model = model.train()
         self.corpus = dataset.corpus
@@ -286,13 +272,11 @@ class Trainer:
         self.schedule = Schedule(peak, max(1, warmup), job.steps)
 
     def close(self) -> None:
-        """Close the journal, and withdraw what is still under way on the fleet."""
-        if self.staged is not None:
-            self.staged.close()
+        """Withdraw what is still under way on the fleet, and close the journal."""
+        if self.fleet is not None:
+            self.fleet.close()
         if self.journal is not None:
             self.journal.close()
-        if self.context.fleet is not None:
-            self.context.fleet.abandon()
 
     def run(self) -> DoneRecord:
         """Do the remaining steps; report and return the run's final record."""
@@ -363,7 +347,7 @@ class Trainer:
 
     def _kept(self) -> Kept:
         """Return what stayed on the PS, or what `--offload auto` would have kept there."""
-        return self.selection.kept() if self.selection else Kept(0, 0, 0.0, ())
+        return self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
 
     def train_step(self) -> StepRecord:
         """Do one optimizer step.
@@ -379,7 +363,7 @@ class Trainer:
         data, random = self.loader.state(), rng_state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
-            loss = self.optimizer.step(rate, lambda: self._backward(batches))
+            loss = self._update(rate, batches)
         except AbandonedError:
             self.loader.restore(data)
             restore_rng(random)
@@ -413,13 +397,16 @@ class Trainer:
             journal_saved_s=journal.saved_s - journal_before.saved_s,
         )
 
+    def _update(self, rate: float, batches: list[tuple[Tensor, Tensor]]) -> float:
+        """Do one update of all parameters; return the mean loss over all micro-batches."""
+        if (fleet := self.fleet) is not None:
+            loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
+            if loss is not None:
+                return loss
+        return self.optimizer.step(rate, lambda: self._backward(batches))
+
     def _backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         """Compute gradients of the mean loss over all micro-batches; return that loss."""
-        if self.staged is not None:
-            ids, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-            loss_there = self.staged.gradients(Rows(ids, labels))
-            if loss_there is not None:
-                return loss_there
         total = 0.0
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for ids, labels in batches:
@@ -523,9 +510,7 @@ class Trainer:
         return self.context.fleet.clock if self.context.fleet else "wall"
 
     def _counters(self) -> FleetCounters:
-        if self.fallback is not None:
-            return self.fallback.counters()
-        return self.context.fleet.counters() if self.context.fleet else FleetCounters()
+        return self.fleet.counters() if self.fleet else FleetCounters()
 
     def _journal_counters(self) -> JournalCounters:
         return replace(self.journal.counters) if self.journal else JournalCounters()
@@ -552,12 +537,6 @@ _PRESENCE = {
     FleetPresence.ABSENT: "no device is there to work; training waits",
     FleetPresence.LOCAL: "no device is there to work; training goes on on the parameter server",
 }
-
-
-def _fallback(job: JobSpec) -> Fallback | None:
-    if job.fallback != FallbackMode.LOCAL.value:
-        return None
-    return Fallback(TorchBackend(), job.fallback_after_s)
 
 
 def _open_journal(

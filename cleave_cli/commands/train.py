@@ -74,13 +74,14 @@ def train(
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",
     method: Annotated[
-        str, typer.Option(help="tiles, stages (whole layers on devices), local (PS alone) or auto.")
-    ] = "tiles",
+        str, typer.Option(help="stages (whole layers on devices), tiles, local (PS alone) or auto.")
+    ] = "auto",
     audit: Annotated[
         float, typer.Option(help="Chance that the PS repeats a device's part of a stage.")
     ] = 0.05,
     offload: Annotated[
-        str, typer.Option(help="all, or auto: keep on the PS what it does sooner alone.")
+        str,
+        typer.Option(help="By tiles: all, or auto: keep on the PS what it does sooner alone."),
     ] = "all",
     journal: Annotated[
         bool, typer.Option("--journal/--no-journal", help="Resume inside a step after a crash.")
@@ -124,6 +125,8 @@ def train(
     settings: dict[str, Any] = {
         key: value for key, value in context.params.items() if key not in _NOT_OF_THE_JOB
     }
+    if "offload" in given and "method" not in given:  # an option of tiles
+        settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
     if attach and not server:

@@ -77,14 +77,17 @@ def server(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
 def training(corpus_file: Path, steps: int) -> tuple[str, ...]:
     """The command that trains opt-tiny for some steps, small ones."""
     return (
-        "train", "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(steps),
+        "train", "--method", "tiles",
+        "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(steps),
         "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
     )  # fmt: skip
 
 
 def training_job(corpus_file: Path, steps: int) -> JobSpec:
     """What `training` trains."""
-    return JobSpec("opt-tiny", str(corpus_file), steps, batch=1, seq=16, checkpoint_every=0)
+    return JobSpec(
+        "opt-tiny", str(corpus_file), steps, batch=1, seq=16, checkpoint_every=0, method="tiles"
+    )
 
 
 def losses(records: Iterable[dict[str, Any]]) -> list[float]:

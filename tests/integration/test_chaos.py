@@ -60,7 +60,15 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
     # A device that says nothing is waited for so long; what it is here changes no outcome.
     monkeypatch.setattr("cleave.protocol.limits.SILENCE_S", 3.0)
     monkeypatch.setattr("cleave.protocol.limits.HEARTBEAT_S", 0.3)
-    job = JobSpec("opt-nano", str(corpus_file), MOST_STEPS, batch=2, seq=32, checkpoint_every=0)
+    job = JobSpec(
+        "opt-nano",
+        str(corpus_file),
+        MOST_STEPS,
+        batch=2,
+        seq=32,
+        checkpoint_every=0,
+        method="tiles",
+    )
     scripts = {slot: Script(lines) for slot, lines in SCRIPTS.items()}
     expected = {fault for lines in SCRIPTS.values() for fault, _ in lines}
     assert expected == set(Fault)

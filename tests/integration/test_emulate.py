@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -42,7 +43,15 @@ from emulator.realtime import RealTimeCounters, RealTimeFleet
 from profiles.availability import Availability, Durations
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
-from tests.integration.processes import CLEAVE, PATIENCE_S, records, run, started, wait_for_event
+from tests.integration.processes import (
+    CLEAVE,
+    PATIENCE_S,
+    printing,
+    records,
+    run,
+    started,
+    wait_for_event,
+)
 
 DEVICE = FleetDevice("test", 1e10, 1e7, 1e7, 0.002, 2**30)
 
@@ -174,7 +183,13 @@ def test_real_and_emulated_devices_train_together(
 ) -> None:
     served.fleet.planner = EvenSlabs()
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=3, batch=2, seq=16, checkpoint_every=0
+        model="opt-nano",
+        data=str(corpus_file),
+        steps=3,
+        batch=2,
+        seq=16,
+        checkpoint_every=0,
+        method="tiles",
     )
     losses = {}
     for where in ("plain", "fleet"):
@@ -315,7 +330,8 @@ def test_its_own_server_can_be_trained_on_and_ends_with_it(
     with started("emulate", "--devices", "3", "--json", cwd=tmp_path) as (process, lines):
         serving = wait_for_event(lines, "serving")
         trained = run(
-            "train", "--server", serving["operator_url"], "--model", "opt-nano", "--data",
+            "train", "--method", "tiles",
+            "--server", serving["operator_url"], "--model", "opt-nano", "--data",
             str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
             "--checkpoint-every", "0", "--json",
         )  # fmt: skip
@@ -472,11 +488,9 @@ def test_too_few_file_descriptors_say_how_to_raise_the_limit() -> None:
 def test_a_low_limit_of_file_descriptors_is_raised_where_that_is_allowed(
     served: Server,
 ) -> None:
-    options = ("--devices", "70", "--server", served.url, "--duration", "1", "--json")
-    answer = subprocess.run(
-        [*CLEAVE, "emulate", *options],
-        capture_output=True, text=True, timeout=PATIENCE_S,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)),
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
-    assert records(answer.stdout)[-1]["joined"] == 70
+    command = [*CLEAVE, "emulate", "--devices", "70", "--server", served.url, "--json"]
+    with printing(["sh", "-c", f"ulimit -Sn 64 && exec {shlex.join(command)}"]) as (process, lines):
+        until(lambda: served.fleet.device_count == 70)
+        process.send_signal(signal.SIGINT)
+        assert wait_for_event(lines, "summary")["joined"] == 70
+        assert process.wait(PATIENCE_S) == 0

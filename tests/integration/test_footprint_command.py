@@ -22,7 +22,8 @@ def document(*arguments: str) -> Any:
 
 def test_a_run_ends_with_its_energy_and_is_accounted_for(tmp_path: Path) -> None:
     done = run(
-        "train", "--model", "opt-tiny", "--steps", "2", "--batch", "2", "--seq", "32",
+        "train", "--method", "tiles",
+        "--model", "opt-tiny", "--steps", "2", "--batch", "2", "--seq", "32",
         "--devices", "2", "--fleet", "laptops", "--runs", str(tmp_path), "--name", "one",
         "--grid", "USA", "--json",
     )  # fmt: skip

@@ -243,7 +243,8 @@ def test_a_server_started_again_knows_devices_and_jobs(
     with place.server() as (server, _, url), place.device(url, "anna") as anna:
         anna.ready()
         trained = run(
-            "train", "--server", f"@{place.data / 'operator.url'}", "--model", "opt-nano",
+            "train", "--method", "tiles",
+            "--server", f"@{place.data / 'operator.url'}", "--model", "opt-nano",
             "--data", str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
             "--checkpoint-every", "0", "--json",
         )  # fmt: skip

@@ -109,7 +109,13 @@ def test_training_over_processes_follows_plain_pytorch_when_one_is_killed(
     served: Server, corpus_file: Path, tmp_path: Path
 ) -> None:
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=12, batch=3, seq=32, checkpoint_every=0
+        model="opt-nano",
+        data=str(corpus_file),
+        steps=12,
+        batch=3,
+        seq=32,
+        checkpoint_every=0,
+        method="tiles",
     )
     plain: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
@@ -135,7 +141,8 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
     corpus_file: Path, tmp_path: Path
 ) -> None:
     train_it = (
-        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "8", "--batch", "2",
+        "train", "--method", "tiles",
+        "--model", "opt-nano", "--data", str(corpus_file), "--steps", "8", "--batch", "2",
         "--seq", "32", "--checkpoint-every", "0", "--json",
     )  # fmt: skip
     with started("serve", "--port", "0", "--json", cwd=tmp_path) as (server, lines):
@@ -167,7 +174,17 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
             unknown = run("train", "--server", url, "--attach", "job-9", "--json")
             assert unknown.returncode == 2
             assert "job-9" in unknown.stderr
-            refused = run("train", "--server", url, "--model", "opt-nano", "--data", "/no/such")
+            refused = run(
+                "train",
+                "--method",
+                "tiles",
+                "--server",
+                url,
+                "--model",
+                "opt-nano",
+                "--data",
+                "/no/such",
+            )
             assert refused.returncode == 1
             assert "/no/such" in refused.stderr
             assert "Traceback" not in refused.stderr
@@ -180,7 +197,8 @@ def test_closing_train_detaches_and_the_job_goes_on(corpus_file: Path, tmp_path:
         listening = wait_for_event(lines, "listening")
         url = listening["operator_url"]
         command = (
-            "train", "--server", url, "--model", "opt-nano", "--data", str(corpus_file), "--steps",
+            "train", "--method", "tiles",
+            "--server", url, "--model", "opt-nano", "--data", str(corpus_file), "--steps",
             "40", "--batch", "2", "--seq", "16", "--checkpoint-every", "0", "--json",
         )  # fmt: skip
         with started("join", listening["url"], *DEVICE), started(*command) as (trainer, steps):

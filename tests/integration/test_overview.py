@@ -29,7 +29,8 @@ def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
         _, device = stack.enter_context(started("join", listening["page_url"], *DEVICE))
         wait_for_event(device, "ready")
         trained = run(
-            "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3",
+            "train", "--method", "tiles",
+            "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3",
             "--server", f"@{data / 'operator.url'}", "--json",
         )  # fmt: skip
         assert trained.returncode == 0, trained.stderr

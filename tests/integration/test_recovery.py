@@ -41,7 +41,13 @@ def test_a_killed_server_goes_on_where_it_was_and_its_device_comes_back(
     And on the way: training says that no device is there, to whoever follows it.
     """
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=STEPS, batch=2, seq=16, checkpoint_every=4
+        model="opt-nano",
+        data=str(corpus_file),
+        steps=STEPS,
+        batch=2,
+        seq=16,
+        checkpoint_every=4,
+        method="tiles",
     )
     plain: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
@@ -51,7 +57,8 @@ def test_a_killed_server_goes_on_where_it_was_and_its_device_comes_back(
     monkeypatch.setenv("CLEAVE_OPERATOR_CREDENTIAL", "for operators")
     serve = ("serve", "--port", free_port(), "--json")
     submit = (
-        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
+        "train", "--method", "tiles",
+        "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
         "--batch", "2", "--seq", "16", "--checkpoint-every", "4", "--name", "run", "--journal",
         "--json",
     )  # fmt: skip
@@ -92,7 +99,8 @@ def test_a_killed_server_goes_on_where_it_was_and_its_device_comes_back(
 def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path: Path) -> None:
     """Embedded devices; `benchmarks.crash` kills at many more moments."""
     command = (
-        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "12", "--batch",
+        "train", "--method", "tiles",
+        "--model", "opt-nano", "--data", str(corpus_file), "--steps", "12", "--batch",
         "2", "--seq", "16", "--checkpoint-every", "5", "--devices", "2", "--name", "run", "--json",
     )  # fmt: skip
     with started(*command, cwd=tmp_path) as (process, steps):
@@ -108,7 +116,9 @@ def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path:
     assert [r["loss"] for r in repeated] == [found[r["step"]] for r in repeated]
     written = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
     assert [r["step"] for r in written] == list(range(1, 13))
-    job = JobSpec(model="opt-nano", data=str(corpus_file), steps=12, batch=2, seq=16)
+    job = JobSpec(
+        model="opt-nano", data=str(corpus_file), steps=12, batch=2, seq=16, method="tiles"
+    )
     plain: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     assert [r["loss"] for r in written] == pytest.approx(losses(plain), rel=1e-4)
@@ -118,8 +128,7 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
     """`--fallback local` on a served fleet whose only device is killed."""
     job = JobSpec(
         model="opt-nano", data=str(corpus_file), steps=6, batch=2, seq=16, checkpoint_every=0,
-        fallback="local", fallback_after_s=0.0,
-    )  # fmt: skip
+        fallback="local", fallback_after_s=0.0, method="tiles")  # fmt: skip
     plain: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     ours: list[Record] = []
@@ -142,7 +151,13 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_path: Path) -> None:
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=4, batch=1, seq=16, checkpoint_every=1
+        model="opt-nano",
+        data=str(corpus_file),
+        steps=4,
+        batch=1,
+        seq=16,
+        checkpoint_every=1,
+        method="tiles",
     )
     seen: list[Record] = []
     train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
@@ -165,7 +180,13 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
 ) -> None:
     """`cleave train --resume` refuses and touches nothing; --restart keeps what it finds."""
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=3, batch=1, seq=16, checkpoint_every=1
+        model="opt-nano",
+        data=str(corpus_file),
+        steps=3,
+        batch=1,
+        seq=16,
+        checkpoint_every=1,
+        method="tiles",
     )
     seen: list[Record] = []
     train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
@@ -192,13 +213,15 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
     whole = run(*resume, "--restart", "--steps", "4")
     assert whole.returncode == 0, whole.stderr
     assert "resuming after step 3" in whole.stderr
-    assert run("train", "--model", "opt-nano", "--restart").returncode == 2
+    assert run("train", "--method", "tiles", "--model", "opt-nano", "--restart").returncode == 2
 
 
 def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(
     corpus_file: Path, tmp_path: Path
 ) -> None:
-    job = JobSpec("opt-nano", str(corpus_file), steps=1, batch=1, seq=16, checkpoint_every=0)
+    job = JobSpec(
+        "opt-nano", str(corpus_file), steps=1, batch=1, seq=16, checkpoint_every=0, method="tiles"
+    )
     train(job, RunFolder(tmp_path), TrainContext(None, lambda record: None))
     metrics = RunFolder(tmp_path).metrics_path.read_bytes()
     with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):

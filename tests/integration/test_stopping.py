@@ -42,7 +42,8 @@ def test_a_server_that_ends_while_its_job_waits_for_devices(
     data, folder = tmp_path / "data", tmp_path / "runs" / "run"
     serve = ("serve", "--port", "0", "--data", str(data), "--json")
     submit = (
-        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
+        "train", "--method", "tiles",
+        "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
         "--batch", "2", "--seq", "16", "--name", "run", "--json",
     )  # fmt: skip
     with ExitStack() as stack:
@@ -92,7 +93,9 @@ def test_a_server_that_ends_while_its_job_waits_for_devices(
         assert [job["state"] for job in jobs(data)] == ["stopped", "done"]
     written = [r for r in RunFolder(folder).records() if r["event"] == "step"]
     assert [r["step"] for r in written] == list(range(1, STEPS + 1))
-    job_spec = JobSpec("opt-nano", str(corpus_file), STEPS, batch=2, seq=16, checkpoint_every=0)
+    job_spec = JobSpec(
+        "opt-nano", str(corpus_file), STEPS, batch=2, seq=16, checkpoint_every=0, method="tiles"
+    )
     assert [r["loss"] for r in written] == pytest.approx(plain_losses(job_spec), rel=1e-4)
 
 
@@ -109,7 +112,8 @@ def test_a_full_disk_makes_the_job_wait_and_say_so(
         stack.enter_context(started("join", listening["url"], *DEVICE))
         disk.fill(300_000)  # for records, and for no checkpoint
         submit = (
-            "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3", "--batch",
+            "train", "--method", "tiles",
+            "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3", "--batch",
             "1", "--seq", "16", "--checkpoint-every", "2", "--name", "run", "--json",
         )  # fmt: skip
         client, steps = stack.enter_context(started(*submit, *operator))
@@ -132,7 +136,8 @@ def test_a_full_disk_makes_the_job_wait_and_say_so(
 
 def test_a_run_in_this_process_is_stopped_by_sigterm(corpus_file: Path, tmp_path: Path) -> None:
     command = (
-        "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "100000", "--batch",
+        "train", "--method", "tiles",
+        "--model", "opt-nano", "--data", str(corpus_file), "--steps", "100000", "--batch",
         "1", "--seq", "16", "--devices", "2", "--name", "run", "--json",
     )  # fmt: skip
     with started(*command, cwd=tmp_path) as (process, lines):

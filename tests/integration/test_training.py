@@ -43,7 +43,13 @@ def losses(steps: list[StepRecord]) -> list[float]:
 @pytest.fixture
 def job(corpus_file: Path) -> JobSpec:
     return JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=6, batch=3, seq=32, checkpoint_every=0
+        model="opt-nano",
+        data=str(corpus_file),
+        steps=6,
+        batch=3,
+        seq=32,
+        checkpoint_every=0,
+        method="tiles",
     )
 
 

@@ -53,7 +53,14 @@ def largest_file(limit_bytes: int) -> Iterator[None]:
 
 def job(corpus_file: Path, *, journal: bool = False) -> JobSpec:
     return JobSpec(
-        "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, checkpoint_every=1, journal=journal
+        "opt-nano",
+        str(corpus_file),
+        STEPS,
+        batch=1,
+        seq=16,
+        checkpoint_every=1,
+        journal=journal,
+        method="tiles",
     )
 
 

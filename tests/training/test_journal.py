@@ -280,7 +280,7 @@ def test_a_full_disk_switches_it_off_when_training_is_to_stop(
 
 def test_it_needs_checkpoints() -> None:
     with pytest.raises(UsageError, match="--checkpoint-every"):
-        JobSpec(model="opt-nano", journal=True, checkpoint_every=0)
+        JobSpec(model="opt-nano", journal=True, checkpoint_every=0, method="tiles")
 
 
 # --- in training ---
@@ -318,7 +318,13 @@ def test_a_run_that_was_cut_inside_a_step_goes_on_inside_it(
     corpus_file: Path, tmp_path: Path
 ) -> None:
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=3, batch=1, seq=8, checkpoint_every=2
+        model="opt-nano",
+        data=str(corpus_file),
+        steps=3,
+        batch=1,
+        seq=8,
+        checkpoint_every=2,
+        method="tiles",
     )
     whole, _ = run(job, tmp_path / "whole", Snapshots((), lambda _: None))
     job = replace(job, journal=True)
@@ -348,7 +354,8 @@ def test_a_run_that_was_cut_inside_a_step_goes_on_inside_it(
 def test_without_a_fleet_there_is_nothing_to_keep(corpus_file: Path, tmp_path: Path) -> None:
     seen: list[Record] = []
     job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=1, batch=1, seq=8, journal=True
+        model="opt-nano", data=str(corpus_file), steps=1, batch=1, seq=8, journal=True,
+        method="tiles",
     )  # fmt: skip
     train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
     assert any(isinstance(r, NoteRecord) and "journal is off" in r.text for r in seen)

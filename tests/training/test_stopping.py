@@ -75,8 +75,7 @@ def test_a_step_is_given_up_or_finished_and_never_halved(
     """Stopped at many moments, lean ones within the backward pass that steps included."""
     job = JobSpec(
         "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, memory=memory, clip=clip,
-        checkpoint_every=1,
-    )  # fmt: skip
+        checkpoint_every=1, method="tiles")  # fmt: skip
     dataset = prepare(job, TrainContext(None, lambda record: None))
     whole, asked = run(job, dataset, planner, tmp_path / "whole")
     expected = losses(whole)
@@ -103,7 +102,14 @@ def test_what_a_journal_has_of_a_step_that_is_given_up_is_not_lost(
 ) -> None:
     """Stopped late in a step, after a checkpoint and before the first."""
     job = JobSpec(
-        "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, checkpoint_every=1, journal=True
+        "opt-nano",
+        str(corpus_file),
+        STEPS,
+        batch=1,
+        seq=16,
+        checkpoint_every=1,
+        journal=True,
+        method="tiles",
     )
     dataset = prepare(job, TrainContext(None, lambda record: None))
     whole, asked = run(job, dataset, planner, tmp_path / "whole")
@@ -126,7 +132,7 @@ def test_waiting_for_devices_that_never_come_ends_at_once(
     corpus_file: Path, tmp_path: Path
 ) -> None:
     """A served fleet without a device; the clock stands still."""
-    job = JobSpec("opt-nano", str(corpus_file), STEPS, batch=1, seq=16)
+    job = JobSpec("opt-nano", str(corpus_file), STEPS, batch=1, seq=16, method="tiles")
     seen: list[Record] = []
     with cleave.serve() as server:
 
@@ -186,8 +192,8 @@ def written(job: JobSpec, folder: Path, clock: Callable[[], float]) -> list[str]
 
 def test_the_interval_is_a_time(corpus_file: Path, tmp_path: Path) -> None:
     """Steps of six minutes: one every second step. A run that is shorter leaves none."""
-    assert JobSpec("opt-nano").interval == Interval(seconds=600)
-    job = JobSpec("opt-nano", str(corpus_file), 5, batch=1, seq=16)
+    assert JobSpec("opt-nano", method="tiles").interval == Interval(seconds=600)
+    job = JobSpec("opt-nano", str(corpus_file), 5, batch=1, seq=16, method="tiles")
     calls = 0
 
     def slow() -> float:

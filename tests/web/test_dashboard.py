@@ -131,7 +131,8 @@ def opened(
             timeout=PATIENCE_MS
         )
         train = (
-            "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
+            "train", "--method", "tiles",
+            "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
             "--eval-every", "10", "--server", f"@{server.operator_file}", "--json",
         )  # fmt: skip
         _, lines = stack.enter_context(started(*train, cwd=folder))

@@ -212,6 +212,12 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
         ) from error
 
 
+def disable_checkpointing(model: "PreTrainedModel") -> None:
+    """Undo `enable_checkpointing`."""
+    disable = getattr(model, "activation_checkpointing_disable", None)
+    (disable or model.gradient_checkpointing_disable)()
+
+
 def _for_training(model: "PreTrainedModel") -> "PreTrainedModel":
     # Keys and values would be kept for a generation that never comes.
     model.config.use_cache = False

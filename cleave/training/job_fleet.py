@@ -1,0 +1,186 @@
+"""How one job uses its fleet: by stages, by tiles or not at all, looked at again before each step.
+
+By tiles the model's linear layers multiply on the fleet. By stages devices do the passes of whole
+layers. With `--method auto` both are ready, and each step goes the way that is predicted to be the
+fastest with the devices that are there; graphs of layers are made when the first device comes that
+could run them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cleave.arrays import DType
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence, Leaving
+from cleave.fleet.product import Multiplier
+from cleave.fleet.runtime import FleetCounters
+from cleave.fleet.selection import Kept, SelectiveFleet, Selector
+from cleave.machine.backends import TorchBackend
+from cleave.planner.planner import TilePlanner
+from cleave.training.checkpoint import restore_rng, rng_state
+from cleave.training.job import FallbackMode, JobSpec, Method, OffloadMode
+from cleave.training.journal import Journal, JournaledFleet
+from cleave.training.methods import predict_without_stages
+from cleave.training.offload import offload, restore
+from cleave.training.stage_setup import staged_model
+from cleave.training.staged import Rows, StagedModel
+from cleave.workload.models.build import disable_checkpointing, enable_checkpointing
+from cleave.workload.registry import ModelSpec
+from cleave.workload.step import step_gemms
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReports:
+    """Whom to tell.
+
+    Attributes:
+        note: called with what a user should know.
+        presence: called when devices come, or none is there any more.
+        stuck: called with the reason when no device can do a product.
+        applied: says whether the step under way has updated some parameters already.
+    """
+
+    note: Callable[[str], None]
+    presence: Callable[[FleetPresence], None]
+    stuck: Callable[[str], None]
+    applied: Callable[[], bool]
+
+
+class JobFleet:
+    """The fleet of one job.
+
+    Args:
+        job: the job.
+        spec: of its model.
+        model: the model, as transformers made it; its linear layers are changed in place.
+        fleet: the devices.
+        journal: keeps products, if any.
+        checkpointing: whether layers keep only their inputs for the backward pass.
+        clock: in seconds.
+        stop: says whether training is to stop.
+        reports: whom to tell.
+
+    Raises:
+        LayerGraphError: with `--method stages` where a layer cannot become a graph.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        spec: ModelSpec,
+        model: nn.Module,
+        fleet: Fleet,
+        journal: Journal | None,
+        *,
+        checkpointing: bool,
+        clock: Callable[[], float],
+        stop: Callable[[], bool],
+        reports: FleetReports,
+    ) -> None:
+        self._job, self._spec, self._model = job, spec, model
+        self._fleet, self._stop, self._reports = fleet, stop, reports
+        self._checkpointing = checkpointing
+        self._selector = Selector(TilePlanner(), TorchBackend())
+        self._fallback: FallbackFleet | None = None
+        self._selection: SelectiveFleet | None = None
+        self._tiles: Multiplier | None = None
+        self._staged: StagedModel | None = None
+        self._said = ""
+        method = Method(job.method)
+        # The journal keeps products, and stages have none.
+        self._looks = method is Method.AUTO and journal is None
+        if method is Method.STAGES:  # layers are looked at before they are changed
+            self._staged = self._new_staged()
+        if method in (Method.TILES, Method.AUTO):
+            leaving = Leaving(stop, reports.applied, TorchBackend(), clock)
+            self._fallback = FallbackFleet(
+                fleet, reports.presence, _fallback(job), leaving, reports.stuck
+            )
+            keep = job.offload == OffloadMode.AUTO.value or method is Method.AUTO
+            self._selection = SelectiveFleet(self._fallback, fleet, self._selector, keep=keep)
+            self._tiles = self._selection
+            if journal is not None:
+                self._tiles = JournaledFleet(self._selection, journal)
+            offload(model, self._tiles)
+
+    def gradients(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float | None:
+        """Add the gradients of a step's mean loss to the parameters by stages.
+
+        Args:
+            batches: tokens and the tokens that the loss expects, shape (rows, tokens) each.
+
+        Returns:
+            That loss; None where the step is to be done by the model itself, whose linear layers
+            multiply on the fleet where that is worth it.
+
+        Raises:
+            AbandonedError: when training is to stop.
+            FleetError: when the fleet cannot do the step.
+        """
+        if self._looks:
+            self._look()
+        if self._staged is None:
+            return None
+        ids, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        return self._staged.gradients(Rows(ids, labels))
+
+    def counters(self) -> FleetCounters:
+        """Return what the fleet did so far."""
+        return (self._fallback or self._fleet).counters()
+
+    def kept(self) -> Kept:
+        """Return what stayed on the PS, or what `--offload auto` would have kept there."""
+        return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
+
+    def close(self) -> None:
+        """Withdraw what is still under way."""
+        if self._staged is not None:
+            self._staged.close()
+        self._fleet.abandon()
+
+    def _look(self) -> None:
+        """Make the graphs of the layers once a device is there that could run them."""
+        if self._fleet.runtime.stage_devices():
+            self._looks = False
+            self._staged = self._new_staged()
+            return
+        job = self._job
+        gemms = step_gemms(self._spec, job.batch * job.accumulate, job.seq)
+        predicted = predict_without_stages(gemms, DType(job.dtype), self._fleet, self._selector)
+        said = f"no stages: {self._fleet.runtime.why_no_stages()}; {predicted}"
+        if said != self._said:
+            self._said = said
+            self._reports.note(said)
+
+    def _new_staged(self) -> StagedModel | None:
+        random = rng_state()  # what is tried out is no part of the run
+        restore(self._model)
+        if self._checkpointing:
+            disable_checkpointing(self._model)
+        try:
+            return staged_model(
+                self._job,
+                self._spec,
+                self._model,
+                self._fleet,
+                self._selector,
+                stop=self._stop,
+                note=self._reports.note,
+            )
+        finally:
+            if self._checkpointing:
+                enable_checkpointing(self._model)
+            if self._tiles is not None:
+                offload(self._model, self._tiles)
+            restore_rng(random)
+
+
+def _fallback(job: JobSpec) -> Fallback | None:
+    if job.fallback != FallbackMode.LOCAL.value:
+        return None
+    return Fallback(TorchBackend(), job.fallback_after_s)
