@@ -216,6 +216,7 @@ def disable_checkpointing(model: "PreTrainedModel") -> None:
     """Undo `enable_checkpointing`."""
     disable = getattr(model, "activation_checkpointing_disable", None)
     (disable or model.gradient_checkpointing_disable)()
+    model.disable_input_require_grads()  # a hook that stays otherwise
 
 
 def _for_training(model: "PreTrainedModel") -> "PreTrainedModel":

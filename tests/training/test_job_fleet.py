@@ -1,0 +1,89 @@
+"""How a job uses its fleet when it may choose: by stages, by tiles or on the server alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import cleave
+from cleave.fleet.fleet import Fleet
+from cleave.training.job import JobSpec
+from cleave.training.records import NoteRecord, Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.trainer import TrainContext, train
+from profiles.fleet_device import FleetDevice
+
+FAST = FleetDevice("fast", 1e15, 1e12, 1e12, 1e-6, 2**34)
+SLOW = replace(FAST, flops_per_s=1e6, downlink_bytes_per_s=1e3, uplink_bytes_per_s=1e3)
+STEPS = 2
+
+
+def trained(job: JobSpec, folder: Path, fleet: Fleet | None) -> tuple[list[float], str]:
+    """The losses of a job, and what was said meanwhile."""
+    seen: list[Record] = []
+    train(job, RunFolder(folder), TrainContext(fleet, seen.append))
+    said = "\n".join(record.text for record in seen if isinstance(record, NoteRecord))
+    return [record.loss for record in seen if isinstance(record, StepRecord)], said
+
+
+def on(
+    devices: Sequence[FleetDevice], job: JobSpec, folder: Path
+) -> tuple[list[float], str, tuple[int, int]]:
+    """The same on emulated devices, with the bytes that they were sent and the tiles they did."""
+    with cleave.emulated(devices) as fleet:
+        losses, said = trained(job, folder, fleet)
+        counters = fleet.counters()
+        return losses, said, (counters.downlink_bytes, counters.tiles)
+
+
+@pytest.fixture
+def job(corpus_file: Path) -> JobSpec:
+    return JobSpec("opt-nano", str(corpus_file), STEPS, batch=2, seq=16, checkpoint_every=0)
+
+
+@pytest.fixture
+def plain(job: JobSpec, tmp_path: Path) -> list[float]:
+    return trained(job, tmp_path / "plain", None)[0]
+
+
+@pytest.mark.parametrize("memory", ["plain", "lean"])
+def test_fast_devices_train_whole_layers(
+    job: JobSpec, plain: list[float], tmp_path: Path, memory: str
+) -> None:
+    losses, said, (sent_bytes, tiles) = on(
+        [FAST] * 2, replace(job, memory=memory), tmp_path / "fleet"
+    )
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert "stages: layers 1 to" in said
+    assert sent_bytes > 0
+    assert tiles == 0
+
+
+@pytest.mark.parametrize("memory", ["plain", "lean"])
+def test_slow_devices_leave_all_to_the_server(
+    job: JobSpec, plain: list[float], tmp_path: Path, memory: str
+) -> None:
+    losses, said, (_, tiles) = on([SLOW] * 2, replace(job, memory=memory), tmp_path / "fleet")
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert "no stages: a step is predicted to take" in said
+    assert "on the parameter server alone" in said
+    assert tiles == 0
+
+
+def test_without_devices_for_stages_the_reason_is_said_once(
+    job: JobSpec, plain: list[float], tmp_path: Path
+) -> None:
+    with cleave.serve(stages_on="own") as server:  # no device is connected
+        losses, said = trained(job, tmp_path / "fleet", server.fleet)
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert said.count("no stages: no device is connected") == 1
+
+
+def test_a_journal_leaves_stages_out(job: JobSpec, plain: list[float], tmp_path: Path) -> None:
+    kept = replace(job, journal=True, checkpoint_every=2)
+    losses, said, _ = on([FAST] * 2, kept, tmp_path / "fleet")
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert "stages: " not in said
