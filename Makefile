@@ -23,7 +23,7 @@ $(VENV)/ready: pyproject.toml constraints.txt setup.py
 	touch $@
 
 demo: setup
-	$(BIN)/cleave train --model opt-125m --devices 8 --steps 20 --eval-every 10
+	$(BIN)/cleave train --model opt-125m --devices 8 --method tiles --steps 20 --eval-every 10
 
 test: setup
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
