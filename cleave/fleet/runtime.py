@@ -195,7 +195,7 @@ class Runtime(ABC):
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
         # Tiles may have less of their memory while stages hold something there.
-        return {r.device: replace(r, memory_bytes=able[r.device]) for r in rates}
+        return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
 
     def why_no_stages(self) -> str:
         """Say in a sentence why no device can train whole layers now; empty if one can."""

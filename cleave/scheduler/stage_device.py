@@ -148,6 +148,10 @@ class StageDevice:
 
     # --- memory ---
 
+    def holds(self, array: StageArray | StageGraph) -> bool:
+        """Say whether the device has an array or a graph, or is being sent it."""
+        return array in self._sent
+
     def load(self, arrays: Iterable[StageArray | StageGraph]) -> None:
         """Send what the device will need, unless it holds it."""
         for array in arrays:

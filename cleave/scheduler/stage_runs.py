@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from cleave.errors import UsageError
+from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.messages import Feature
 from cleave.scheduler.device_memory import Names
@@ -57,10 +58,10 @@ class StageRuns:
         self._step: StageStep | None = None
 
     @property
-    def able(self) -> dict[int, int]:
-        """Return the devices that may train whole layers and be given work, with their memory."""
+    def able(self) -> dict[int, DeviceRates]:
+        """Return the devices that may train whole layers and be given work."""
         return {
-            s.id: s.rates.memory_bytes
+            s.id: s.rates
             for s in list(self._sessions.values())  # the training thread asks as well
             if s.rates is not None
             and s.state is DeviceState.READY

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cleave import graph_names as names
+from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
+from cleave.scheduler.stage_takeover import Takeover, soonest
 from cleave.scheduler.stage_work import (
     OutputReady,
     StageArray,
@@ -91,7 +93,7 @@ class StageStep:
     Args:
         work: the step.
         stores: by device, what it holds; devices that are not in it get a store when they are used.
-        present: returns the devices that may be given work, and how much memory each offers.
+        present: returns the devices that may be given work.
         ids: where names of arrays and runs come from.
     """
 
@@ -99,7 +101,7 @@ class StageStep:
         self,
         work: StepWork,
         stores: dict[int, StageDevice],
-        present: Callable[[], Mapping[int, int]],
+        present: Callable[[], Mapping[int, DeviceRates]],
         ids: Names,
     ) -> None:
         self.work = work
@@ -169,10 +171,14 @@ class StageStep:
             self._units.discard(unit)
             self._taking.pop(unit, None)
             self.repeated += 1
+        left = [stage for stage in self._stages if device in stage.devices]
         for stage in self._stages:
-            if device in stage.devices:
-                stage.devices.remove(device)
             self._lose(stage, device, mine)
+        for stage in left:
+            stage.devices.remove(device)
+        for stage in left:
+            if not self._has_landed(stage):
+                self._reinforce(stage)
         return self._go_on()
 
     def _lose(self, stage: _Stage, device: int, units: Iterable[Unit]) -> None:
@@ -417,27 +423,52 @@ class StageStep:
     # --- devices ---
 
     def _replace_missing(self) -> None:
-        """Give every stage that lost all its devices, and has work left, another one."""
+        """Give every stage that lost all its devices, and has work left, others."""
         missing = [s for s in self._stages if not s.devices and not self._has_landed(s)]
         if not missing:
             return
-        able = [d for d in self._present() if d not in self._failed]
-        if not able and not self._noted:
+        for stage in missing:
+            self._reinforce(stage)
+        if not self._noted and not all(stage.devices for stage in missing):
             self._noted = True
             layers = ", ".join(f"{s.plan.first + 1} to {s.plan.stop}" for s in missing)
             self._out.append(Note(f"layers {layers} wait for a device that can run them"))
-        for stage in missing if able else ():
-            # The one with fewest layers so far.
-            stage.devices.append(min(able, key=lambda d: (self._layers_of(d), d)))
-            self._noted = False
+
+    def _reinforce(self, stage: _Stage) -> None:
+        """Let those devices share what a stage has left that finish it soonest."""
+        able = {d: rates for d, rates in self._present().items() if d not in self._failed}
+        if not able:
+            return
+        self._noted = False
+        takeover = Takeover(self.work, stage.plan)
+        fitting = [
+            rates
+            for d, rates in able.items()
+            if d in stage.devices or takeover.fits(rates, self._stores.get(d))
+        ]
+        if not fitting:  # the roomiest one has to try
+            fitting = [max(able.values(), key=lambda r: (r.memory_bytes, -r.device))]
+        left = len(self.work.x) - sum(len(g.batches) for g in stage.generations)
+        candidates = [
+            takeover.candidate(r, self._stores.get(r.device), self._own_s(r, stage))
+            for r in fitting
+        ]
+        chosen = soonest(candidates, left)
+        stage.devices = sorted({*stage.devices, *chosen})
+
+    def _own_s(self, rates: DeviceRates, besides: _Stage) -> float:
+        """Return how long a device still takes for other stages, with those that share them."""
+        total_s = 0.0
+        for stage in self._stages:
+            if stage is not besides and rates.device in stage.devices:
+                left = len(self.work.x) - sum(len(g.batches) for g in stage.generations)
+                share = left / len(stage.devices)
+                total_s += share * Takeover(self.work, stage.plan).batch_s(rates)
+        return total_s
 
     def _has_landed(self, stage: _Stage) -> bool:
         landed = sum(len(g.batches) for g in stage.generations if g.landed)
         return landed == len(self.work.x)
-
-    def _layers_of(self, device: int) -> int:
-        plans = (stage.plan for stage in self._stages if device in stage.devices)
-        return sum(plan.stop - plan.first for plan in plans)
 
     def _store(self, device: int) -> StageDevice:
         if device not in self._stores:

@@ -311,7 +311,7 @@ class TimedStep:
         self._count = count()
         self._events: list[tuple[float, int, Callable[[], list[ForSteps]]]] = []
         self._step = stage_step.StageStep(
-            self._work(stages, kept_batches), {}, lambda: dict.fromkeys(devices, 0), Names()
+            self._work(stages, kept_batches), {}, lambda: devices, Names()
         )
         self._carry_out(0.0, self._step.begin())
         while self._events and not self.end_s:

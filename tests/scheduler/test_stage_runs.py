@@ -58,12 +58,16 @@ def come(manager: SessionManager, *devices: int, hello: Hello = HELLO) -> None:
         manager.received(device, replace(hello, credential=str(device)), 0.0)
 
 
+def offered(manager: SessionManager) -> dict[int, int]:
+    return {device: rates.memory_bytes for device, rates in manager.stages.able.items()}
+
+
 def test_only_ones_own_devices_get_whole_layers() -> None:
     manager = server(1, 3)
     come(manager, 1, 2)
     come(manager, 3, hello=BROWSER)
     assert manager.ready_devices == 3
-    assert manager.stages.able == {1: MEMORY_BYTES}
+    assert offered(manager) == {1: MEMORY_BYTES}
     assert manager.stages.why_none() == ""
 
 
@@ -72,7 +76,7 @@ def test_any_device_gets_them_where_the_server_is_told(stages_on: StagesOn | str
     manager = server(1, stages_on=stages_on)
     come(manager, 1, 2)
     come(manager, 3, hello=BROWSER)
-    assert manager.stages.able == dict.fromkeys((1, 2), MEMORY_BYTES)
+    assert offered(manager) == dict.fromkeys((1, 2), MEMORY_BYTES)
     assert manager.stages.why_none() == ""
 
 
@@ -88,7 +92,7 @@ def test_a_programs_devices_are_its_own() -> None:
     come_with = replace(HELLO, credential="key")
     manager.opened(1, 0.0)
     manager.received(1, come_with, 0.0)
-    assert manager.stages.able == {1: MEMORY_BYTES}
+    assert offered(manager) == {1: MEMORY_BYTES}
 
 
 # --- why there are none ---
@@ -160,7 +164,7 @@ def test_a_mark_counts_at_once() -> None:
     manager = server()
     come(manager, 1, 2)
     assert manager.mark_own(1, True, 1.0) == []
-    assert manager.stages.able == {1: MEMORY_BYTES}
+    assert offered(manager) == {1: MEMORY_BYTES}
     manager.mark_own(1, False, 2.0)
     assert "none is yours" in manager.stages.why_none()
     assert manager.mark_own(7, True, 3.0) == []  # it is not there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import Note
@@ -21,6 +23,10 @@ from tests.scheduler.stage_devices import SymbolicDevice, SymbolicFleet, array, 
 LAYERS = 4
 
 
+def rates_of(devices: Iterable[int]) -> dict[int, DeviceRates]:
+    return {d: DeviceRates(d, 1e6 * d, 1e6, 1e6) for d in devices}
+
+
 class Trial:
     """A step on a symbolic fleet, whose devices answer, fail, go and come as a test says."""
 
@@ -28,9 +34,7 @@ class Trial:
         self.fleet = SymbolicFleet()
         self.fleet.devices = {d: SymbolicDevice() for d in range(1, devices + 1)}
         self.stores: dict[int, StageDevice] = {}
-        self.step = StageStep(
-            work, self.stores, lambda: dict.fromkeys(self.fleet.devices, 2**30), Names()
-        )
+        self.step = StageStep(work, self.stores, lambda: rates_of(self.fleet.devices), Names())
         self.given: set[int] = set()
         self._do(self.step.begin())
 
@@ -216,7 +220,7 @@ def test_parameters_stay_on_devices_between_steps_and_the_rest_is_dropped() -> N
     work = replace(again, layers=layers)
     before = dict(trial.fleet.devices[1].held)
     trial.step = StageStep(
-        work, trial.stores, lambda: dict.fromkeys(trial.fleet.devices, 2**30), Names(500, 500)
+        work, trial.stores, lambda: rates_of(trial.fleet.devices), Names(500, 500)
     )
     trial.fleet.told.clear()
     trial._do(trial.step.begin())
