@@ -64,6 +64,8 @@ class GraphSession:
             "session.model_external_initializers_file_folder_path",
             os.path.join(os.devnull, "nothing"),
         )
+        # What looks like ONNX Runtime's own format was not checked as that, and may be anything.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         # Threads that spin while they wait would slow what else this machine does.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:

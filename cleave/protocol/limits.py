@@ -26,6 +26,12 @@ MAX_RUN_INPUTS: Final = 4096
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 """Largest graph."""
 
+MAX_GRAPH_NODES: Final = 4096
+"""Most operations of one graph, with those of graphs inside it."""
+
+MAX_GRAPH_DEPTH: Final = 4
+"""Most graphs that may stand inside each other, the outermost counted."""
+
 MAX_IDS: Final = 65536
 """Most ids in one `drop` or `cancel`."""
 
