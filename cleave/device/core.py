@@ -23,9 +23,8 @@ from cleave.machine.graph_run import (
     StoredIndices,
 )
 from cleave.machine.multiplication import Compute, StoredArray
-from cleave.protocol import limits, messages
+from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import payload_bytes
-from cleave.protocol.features import may_send
 from cleave.protocol.messages import Feature, Message, Op
 
 Order: TypeAlias = Compute | GraphRun | FetchRun
@@ -40,12 +39,13 @@ class DeviceCore:
     Args:
         memory_bytes: what it offered in `hello`; a PS that exceeds it breaks the protocol, which
             ends the session.
-        graphs: whether it named the feature `graphs`.
+        graphs: whether it named the feature `graphs`, which it has once the PS names it as well.
     """
 
     def __init__(self, memory_bytes: int, *, graphs: bool = False) -> None:
         self.memory_bytes = memory_bytes
-        self._features = frozenset({Feature.GRAPHS} if graphs else ())
+        self._offered = frozenset({Feature.GRAPHS} if graphs else ())
+        self._features: frozenset[Feature] = frozenset()
         self.occupied_bytes = 0
         self.draining = False
         self.welcome: messages.Welcome | None = None
@@ -72,8 +72,10 @@ class DeviceCore:
                 return []
             case messages.Run():
                 return [self._begin(message, self._multiplication)]
-            case _ if not may_send(message, self._features):
-                raise ProtocolError(f"a device without this feature does not take {message.TYPE}")
+            case _ if not features.may_send(message, self._features):
+                raise ProtocolError(
+                    f"{message.TYPE} belongs to a feature that is not part of this session"
+                )
             case messages.Graph():
                 self._put_graph(message)
                 return []
@@ -93,6 +95,7 @@ class DeviceCore:
                 return []
             case messages.Welcome() if self.welcome is None:
                 self.welcome = message
+                self._features = features.of_session(self._offered, message)
                 return []
             case _:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
@@ -130,7 +133,7 @@ class DeviceCore:
         return [messages.Drain()]
 
     def _put(self, message: messages.Put) -> None:
-        indices = NUMPY_DTYPES.get(message.dtype) if self._features else None
+        indices = NUMPY_DTYPES.get(message.dtype) if Feature.GRAPHS in self._features else None
         itemsize = _dtype(message.dtype).itemsize if indices is None else indices.itemsize
         nbytes = message.rows * message.columns * itemsize
         payload = message.payload

@@ -24,10 +24,18 @@ FETCH = messages.Fetch(2, 10, 1, 2, 5, "bf16")
 INTEGERS = messages.Put(3, 1, 2, "int64", bytes(16))
 
 
-def _core(*received: Message, memory_bytes: int = 1000, graphs: bool = True) -> DeviceCore:
-    """A core that has received some messages."""
+WELCOME = messages.Welcome(1, features=("graphs",))
+
+
+def _core(
+    *received: Message,
+    memory_bytes: int = 1000,
+    graphs: bool = True,
+    welcome: messages.Welcome = WELCOME,
+) -> DeviceCore:
+    """A core that was welcomed, and has received some messages."""
     core = DeviceCore(memory_bytes, graphs=graphs)
-    for message in received:
+    for message in (welcome, *received):
         core.received(message)
     return core
 
@@ -225,16 +233,38 @@ def test_integers_and_truth_values_have_their_length(dtype: str, right: int) -> 
             _core(replace(put, payload=bytes(wrong)))
 
 
+WITHOUT = {
+    "not offered": {"graphs": False},
+    "not agreed on": {"welcome": messages.Welcome(1, features=("measure", "other"))},
+}
+"""How a session comes to have no graphs: it takes both ends to agree on them."""
+
+
+@pytest.mark.parametrize("how", WITHOUT.values(), ids=WITHOUT)
 @pytest.mark.parametrize("message", [GRAPH, RUN, FETCH], ids=lambda m: m.TYPE)
-def test_a_device_without_the_feature_refuses_its_messages(message: Message) -> None:
-    with pytest.raises(ProtocolError, match=f"feature does not take {message.TYPE}"):
-        _core(X, message, graphs=False)
+def test_a_session_without_the_feature_has_none_of_its_messages(how: Any, message: Message) -> None:
+    with pytest.raises(ProtocolError, match=f"{message.TYPE} belongs to a feature"):
+        _core(X, message, **how)
 
 
+@pytest.mark.parametrize("how", WITHOUT.values(), ids=WITHOUT)
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
-def test_a_device_without_the_feature_has_no_dtypes_of_it(dtype: str) -> None:
+def test_a_session_without_the_feature_has_none_of_its_dtypes(how: Any, dtype: str) -> None:
     with pytest.raises(ProtocolError, match="unknown dtype"):
-        _core(messages.Put(1, 0, 0, dtype, b""), graphs=False)
+        _core(messages.Put(1, 0, 0, dtype, b""), **how)
+
+
+@pytest.mark.parametrize("message", [GRAPH, RUN, FETCH, INTEGERS], ids=lambda m: m.TYPE)
+def test_nothing_is_agreed_on_before_the_welcome(message: Message) -> None:
+    with pytest.raises(ProtocolError):
+        DeviceCore(1000, graphs=True).received(message)
+
+
+def test_what_a_session_has_is_said_once() -> None:
+    core = _core(GRAPH)
+    with pytest.raises(ProtocolError, match="welcome"):
+        core.received(messages.Welcome(1))
+    assert isinstance(_only(core.received(replace(RUN, inputs=()))), GraphRun)
 
 
 def test_an_answer_is_not_for_devices() -> None:

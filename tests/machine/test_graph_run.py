@@ -325,6 +325,7 @@ class _Device:
 
     def __init__(self) -> None:
         self.core = DeviceCore(2**20, graphs=True)
+        self.core.received(messages.Welcome(1, features=("graphs",)))
 
     def tell(self, *said: Message) -> list[Message]:
         """Return what it answers."""

@@ -113,8 +113,9 @@ def test_payloads_are_the_values(vector: Vector) -> None:
 
 @each("faults")
 def test_faults(vector: Vector) -> None:
-    core = DeviceCore(vector["memory_bytes"], graphs=vector.get("feature") == "graphs")
-    core.received(messages.Welcome(device=1))
+    graphs = vector.get("feature") == "graphs"
+    core = DeviceCore(vector["memory_bytes"], graphs=graphs)
+    core.received(messages.Welcome(device=1, features=("graphs",) if graphs else ()))
     *before, last = [_through_the_wire(message(received)) for received in vector["receive"]]
     for received in before:
         orders = core.received(received)
