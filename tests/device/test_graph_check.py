@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import (
@@ -294,19 +292,31 @@ def test_any_bytes_are_refused_or_are_a_graph(data: bytes) -> None:
         check_graph(data)
     except GraphError:
         return
-    with suppress(DecodeError):  # it looks at parts that are not looked at here
-        _assert_is_graph(ModelProto.FromString(data))
+    model = _read(data)
+    if model is not None:  # it looks at parts that are not looked at here
+        _assert_is_graph(model)
 
 
 @given(st.integers(0, 2**32).map(_mutated))
 def test_what_is_no_graph_for_another_reader_is_refused(data: bytes) -> None:
-    try:
-        _assert_is_graph(ModelProto.FromString(data))
-    except DecodeError:
+    model = _read(data)
+    if model is None:
         return
+    try:
+        _assert_is_graph(model)
     except AssertionError:
         with pytest.raises(GraphError):
             check_graph(data)
+
+
+def _read(data: bytes) -> ModelProto | None:
+    """The model as protobuf's own library reads it; None where it is none for it."""
+    try:
+        return ModelProto.FromString(data)
+    except Exception as error:
+        if type(error).__name__ != "DecodeError":  # of a library without types
+            raise
+        return None
 
 
 def _assert_is_graph(model: ModelProto) -> None:
