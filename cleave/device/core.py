@@ -15,6 +15,7 @@ from cleave.arrays import DType
 from cleave.errors import ProtocolError
 from cleave.machine.graph_run import (
     NUMPY_DTYPES,
+    Concatenated,
     FetchRun,
     GraphInput,
     GraphRun,
@@ -29,7 +30,7 @@ from cleave.protocol.messages import Feature, Message, Op
 
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
-Stored: TypeAlias = StoredArray | StoredIndices | Kept | StoredGraph
+Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
@@ -78,6 +79,9 @@ class DeviceCore:
                 )
             case messages.Graph():
                 self._put_graph(message)
+                return []
+            case messages.Concat():
+                self._concat(message)
                 return []
             case messages.RunGraph():
                 return [self._begin(message, self._graph_run)]
@@ -157,6 +161,23 @@ class DeviceCore:
             )
         self._keep(message.id, StoredGraph(message.payload, nbytes))
 
+    def _concat(self, message: messages.Concat) -> None:
+        found = [self._store.get(name) for name in message.ids]
+        parts = [part for part in found if isinstance(part, StoredArray)]
+        kinds = {(part.columns, part.dtype) for part in parts}
+        if len(parts) < len(found) or len(set(message.ids)) < len(parts) or len(kinds) != 1:
+            raise ProtocolError(
+                f"array {message.id} cannot be made of arrays {message.ids[:8]}: it takes arrays "
+                f"that were put, each once, all of the same columns and dtype"
+            )
+        if message.id in self._store:
+            raise ProtocolError(f"array {message.id} was sent twice")
+        for name in message.ids:
+            del self._store[name]
+        ((columns, dtype),) = kinds
+        rows, nbytes = sum(part.rows for part in parts), sum(part.nbytes for part in parts)
+        self._store[message.id] = Concatenated(parts, rows, columns, dtype, nbytes)
+
     def _keep(self, id: int, stored: Stored) -> None:
         if id in self._store:
             raise ProtocolError(f"array {id} was sent twice")
@@ -226,7 +247,7 @@ class DeviceCore:
     def _fetch(self, message: messages.Fetch) -> FetchRun:
         out = _dtype(message.out)
         array = self._store.get(message.array)
-        if not isinstance(array, StoredArray | Kept) or not message.columns:
+        if not isinstance(array, StoredArray | Concatenated | Kept) or not message.columns:
             raise _CannotRunError(f"array {message.array} is not here")
         part = message.first_row, message.rows, message.columns
         return FetchRun(message.id, array, *part, out)

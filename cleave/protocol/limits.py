@@ -21,7 +21,8 @@ MAX_DEVICE_HEADER_BYTES: Final = 64 * 2**10
 """Largest header of a message from a device, and so its largest message besides results."""
 
 MAX_RUN_INPUTS: Final = 4096
-"""Most arrays that one `run` or `run_graph` may name as inputs, and as outputs."""
+"""Most arrays that one `run` or `run_graph` may name as inputs, and as outputs, and `concat` as
+parts."""
 
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 """Largest graph."""

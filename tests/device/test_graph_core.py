@@ -233,6 +233,60 @@ def test_integers_and_truth_values_have_their_length(dtype: str, right: int) -> 
             _core(replace(put, payload=bytes(wrong)))
 
 
+# --- arrays in parts ---------------------------------------------------------------------------
+
+
+CONCAT = messages.Concat(4, (2, 1))
+MORE = messages.Put(2, 4, 3, "fp32", bytes(48))
+
+
+def test_arrays_become_one_of_the_same_size() -> None:
+    core = _core(GRAPH, X, MORE)
+    assert core.received(CONCAT) == []
+    assert core.occupied_bytes == 100 + 24 + 48
+    order = _only(core.received(replace(RUN, inputs=(4,))))
+    (array,) = order.inputs
+    assert (array.rows, array.columns, array.dtype, array.nbytes) == (6, 3, DType.FP32, 72)
+    assert [part.payload for part in array.parts] == [MORE.payload, X.payload]
+    core.received(messages.Drop((4,)))
+    assert core.occupied_bytes == 100 + 40
+    core.received(X)  # the names of the parts are free
+
+
+def test_a_run_goes_on_with_what_becomes_part_of_an_array() -> None:
+    core = _core(GRAPH, X)
+    order = _only(core.received(RUN))
+    core.received(messages.Concat(4, (1,)))
+    assert order.inputs[0].payload == X.payload
+
+
+@pytest.mark.parametrize(
+    ("concat", "reason"),
+    [
+        (messages.Concat(4, ()), "cannot be made"),
+        (messages.Concat(4, (1, 1)), "each once"),
+        (messages.Concat(4, (1, 7)), "that were put"),
+        (messages.Concat(4, (1, 3)), "that were put"),
+        (messages.Concat(4, (1, 9)), "that were put"),
+        (messages.Concat(4, (1, 10)), "that were put"),
+        (messages.Concat(4, (1, 5)), "same columns and dtype"),
+        (messages.Concat(4, (1, 6)), "same columns and dtype"),
+        (messages.Concat(2, (1,)), "twice"),
+        (messages.Concat(1, (1, 2)), "twice"),
+    ],
+)
+def test_what_cannot_become_one_array_ends_the_session(
+    concat: messages.Concat, reason: str
+) -> None:
+    others = (
+        messages.Put(5, 3, 2, "fp32", bytes(24)),
+        messages.Put(6, 2, 3, "bf16", bytes(12)),
+    )
+    core = _core(GRAPH, X, MORE, INTEGERS, *others, RUN)
+    with pytest.raises(ProtocolError, match=reason):
+        core.received(concat)
+
+
 WITHOUT = {
     "not offered": {"graphs": False},
     "not agreed on": {"welcome": messages.Welcome(1, features=("measure", "other"))},
@@ -241,7 +295,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("how", WITHOUT.values(), ids=WITHOUT)
-@pytest.mark.parametrize("message", [GRAPH, RUN, FETCH], ids=lambda m: m.TYPE)
+@pytest.mark.parametrize("message", [GRAPH, RUN, FETCH, CONCAT], ids=lambda m: m.TYPE)
 def test_a_session_without_the_feature_has_none_of_its_messages(how: Any, message: Message) -> None:
     with pytest.raises(ProtocolError, match=f"{message.TYPE} belongs to a feature"):
         _core(X, message, **how)
