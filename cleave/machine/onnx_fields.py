@@ -80,6 +80,7 @@ class TypeField(IntEnum):
     """Fields of `TypeProto`."""
 
     TENSOR = 1
+    SEQUENCE = 4
     DENOTATION = 6
 
 

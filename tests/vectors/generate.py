@@ -49,6 +49,7 @@ from cleave.protocol.messages import (
     Welcome,
 )
 from tests.protocol import session_example
+from tests.vectors.graph_models import graph_vectors
 
 FOLDER: Final = Path(__file__).parent
 LARGEST_ID: Final = 2**limits.OBJECT_ID_BITS - 1
@@ -1048,6 +1049,7 @@ def build() -> dict[str, str]:
         "matmul.json": _matmul_vectors(),
         "faults.json": _fault_vectors(),
         "session.json": _session_vectors(),
+        "graphs.json": graph_vectors(),
     }
     return {
         name: _render({"protocol_version": limits.VERSION, "vectors": vectors})
