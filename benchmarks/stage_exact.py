@@ -61,7 +61,7 @@ from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
-from cleave.machine.graph_session import CPU
+from cleave.machine.graph_provider import CPU_SETUP
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, StagePlan, StagePlanner
 from cleave.protocol import limits, messages
@@ -528,8 +528,8 @@ def everyone_is_there(server: Server, stop_s: float) -> None:
 def show_exact(families: Sequence[str], stop_s: float) -> bool:
     """Run all cases of some families; return whether every limit is met."""
     print(
-        f"{DEVICES} device processes, one thread each, ONNX Runtime's {CPU}; {STEPS} steps of "
-        f"{BATCH} x {SEQUENCE} tokens\n"
+        f"{DEVICES} device processes, one thread each, ONNX Runtime's "
+        f"{CPU_SETUP.runtime_name}; {STEPS} steps of {BATCH} x {SEQUENCE} tokens\n"
     )
     print(f"{'':51} {'devices':12} losses")
     head = ("family", "dtype", "clip", "disturbance", "strikes", "of stages", "off by", "c")

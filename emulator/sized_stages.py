@@ -436,6 +436,8 @@ class _Meter:
             case messages.Put(id=name) | messages.Graph(id=name):
                 sizes[name] = payload_bytes(message.payload)
                 now_bytes += sizes[name]
+            case messages.Concat():
+                sizes[message.id] = sum(sizes.pop(name) for name in message.ids)
             case messages.RunGraph():
                 made = (name for name in message.outputs if name)
                 sizes.update(zip(made, message.output_bytes, strict=True))

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.core import Order
+from cleave.device.graph_check import check_graph
 from cleave.machine.backends import MatmulBackend, execute
-from cleave.machine.graph_run import FetchRun, GraphRun, fetch, run_graph
+from cleave.machine.graph_run import FetchRun, GraphRun, MakeSession, fetch, run_graph
+from cleave.machine.graph_session import GraphSession
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 
@@ -39,11 +41,18 @@ class ComputeThread:
     Args:
         backend: what multiplies.
         inline_flops: computations of at most this many FLOPs run at once, in the caller's thread.
+        make_session: makes graphs ready to be run.
     """
 
-    def __init__(self, backend: MatmulBackend, inline_flops: float = INLINE_FLOPS) -> None:
+    def __init__(
+        self,
+        backend: MatmulBackend,
+        inline_flops: float = INLINE_FLOPS,
+        make_session: MakeSession = GraphSession,
+    ) -> None:
         self._backend = backend
         self._inline_flops = inline_flops
+        self._make_session = make_session
         self._pool = ThreadPoolExecutor(1, "cleave-executor")
         self._computing = 0
 
@@ -51,7 +60,7 @@ class ComputeThread:
         """See `Computer.start`."""
         small = isinstance(order, Compute) and order.flops <= self._inline_flops
         if small and not self._computing:
-            done(order, compute(self._backend, order))
+            done(order, compute(self._backend, order, self._make_session))
             return
         loop = asyncio.get_running_loop()
         self._computing += 1
@@ -61,7 +70,7 @@ class ComputeThread:
             done(order, outcome)
 
         def work() -> None:
-            outcome = compute(self._backend, order)
+            outcome = compute(self._backend, order, self._make_session)
             loop.call_soon_threadsafe(finished, outcome)
 
         self._pool.submit(work)
@@ -71,15 +80,25 @@ class ComputeThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def compute(backend: MatmulBackend, order: Order) -> Outcome:
-    """Do one order and time it; return an error as text, for the PS gives the work to another."""
+def compute(
+    backend: MatmulBackend, order: Order, make_session: MakeSession = GraphSession
+) -> Outcome:
+    """Do one order and time it; return an error as text, for the PS gives the work to another.
+
+    A graph is checked before it is made ready.
+    """
+
+    def make_checked(model: bytes) -> GraphSession:
+        check_graph(model)
+        return make_session(model)
+
     began_s = time.perf_counter()
     try:
         match order:
             case Compute():
                 payload = execute(backend, order).pack()
             case GraphRun():
-                return b"", run_graph(order)
+                return b"", run_graph(order, make_checked)
             case FetchRun():
                 payload = fetch(order)
     except Exception as error:  # noqa: BLE001 - reported to the PS

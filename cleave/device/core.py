@@ -15,6 +15,7 @@ from cleave.arrays import DType
 from cleave.errors import ProtocolError
 from cleave.machine.graph_run import (
     NUMPY_DTYPES,
+    Concatenated,
     FetchRun,
     GraphInput,
     GraphRun,
@@ -23,14 +24,13 @@ from cleave.machine.graph_run import (
     StoredIndices,
 )
 from cleave.machine.multiplication import Compute, StoredArray
-from cleave.protocol import limits, messages
+from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import payload_bytes
-from cleave.protocol.features import may_send
 from cleave.protocol.messages import Feature, Message, Op
 
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
-Stored: TypeAlias = StoredArray | StoredIndices | Kept | StoredGraph
+Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
@@ -40,12 +40,13 @@ class DeviceCore:
     Args:
         memory_bytes: what it offered in `hello`; a PS that exceeds it breaks the protocol, which
             ends the session.
-        graphs: whether it named the feature `graphs`.
+        graphs: whether it named the feature `graphs`, which it has once the PS names it as well.
     """
 
     def __init__(self, memory_bytes: int, *, graphs: bool = False) -> None:
         self.memory_bytes = memory_bytes
-        self._features = frozenset({Feature.GRAPHS} if graphs else ())
+        self._offered = frozenset({Feature.GRAPHS} if graphs else ())
+        self._features: frozenset[Feature] = frozenset()
         self.occupied_bytes = 0
         self.draining = False
         self.welcome: messages.Welcome | None = None
@@ -72,10 +73,15 @@ class DeviceCore:
                 return []
             case messages.Run():
                 return [self._begin(message, self._multiplication)]
-            case _ if not may_send(message, self._features):
-                raise ProtocolError(f"a device without this feature does not take {message.TYPE}")
+            case _ if not features.may_send(message, self._features):
+                raise ProtocolError(
+                    f"{message.TYPE} belongs to a feature that is not part of this session"
+                )
             case messages.Graph():
                 self._put_graph(message)
+                return []
+            case messages.Concat():
+                self._concat(message)
                 return []
             case messages.RunGraph():
                 return [self._begin(message, self._graph_run)]
@@ -93,6 +99,7 @@ class DeviceCore:
                 return []
             case messages.Welcome() if self.welcome is None:
                 self.welcome = message
+                self._features = features.of_session(self._offered, message)
                 return []
             case _:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
@@ -130,7 +137,7 @@ class DeviceCore:
         return [messages.Drain()]
 
     def _put(self, message: messages.Put) -> None:
-        indices = NUMPY_DTYPES.get(message.dtype) if self._features else None
+        indices = NUMPY_DTYPES.get(message.dtype) if Feature.GRAPHS in self._features else None
         itemsize = _dtype(message.dtype).itemsize if indices is None else indices.itemsize
         nbytes = message.rows * message.columns * itemsize
         payload = message.payload
@@ -153,6 +160,23 @@ class DeviceCore:
                 f"graph {message.id} has {nbytes} bytes, over {limits.MAX_GRAPH_BYTES}"
             )
         self._keep(message.id, StoredGraph(message.payload, nbytes))
+
+    def _concat(self, message: messages.Concat) -> None:
+        found = [self._store.get(name) for name in message.ids]
+        parts = [part for part in found if isinstance(part, StoredArray)]
+        kinds = {(part.columns, part.dtype) for part in parts}
+        if len(parts) < len(found) or len(set(message.ids)) < len(parts) or len(kinds) != 1:
+            raise ProtocolError(
+                f"array {message.id} cannot be made of arrays {message.ids[:8]}: it takes arrays "
+                f"that were put, each once, all of the same columns and dtype"
+            )
+        if message.id in self._store:
+            raise ProtocolError(f"array {message.id} was sent twice")
+        for name in message.ids:
+            del self._store[name]
+        ((columns, dtype),) = kinds
+        rows, nbytes = sum(part.rows for part in parts), sum(part.nbytes for part in parts)
+        self._store[message.id] = Concatenated(parts, rows, columns, dtype, nbytes)
 
     def _keep(self, id: int, stored: Stored) -> None:
         if id in self._store:
@@ -223,7 +247,7 @@ class DeviceCore:
     def _fetch(self, message: messages.Fetch) -> FetchRun:
         out = _dtype(message.out)
         array = self._store.get(message.array)
-        if not isinstance(array, StoredArray | Kept) or not message.columns:
+        if not isinstance(array, StoredArray | Concatenated | Kept) or not message.columns:
             raise _CannotRunError(f"array {message.array} is not here")
         part = message.first_row, message.rows, message.columns
         return FetchRun(message.id, array, *part, out)

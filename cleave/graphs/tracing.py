@@ -19,6 +19,9 @@ from cleave.graphs.errors import LayerGraphError
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 """A larger graph holds tables of constants, which belong into its inputs."""
 
+MAX_GRAPH_NODES: Final = 4096
+"""Devices take no graphs of more operations, those of graphs inside it counted."""
+
 _MOST_SAMPLES: Final = 65536
 _LOGGERS: Final = ("torch.onnx", "onnxscript", "onnx_ir")
 
@@ -219,11 +222,15 @@ def _checked(model: Any) -> bytes:
     """Return a model's bytes, without notes about its source.
 
     Raises:
-        LayerGraphError: when it holds large constants, or operations that only torch knows.
+        LayerGraphError: when it holds large constants, too many operations, or some that only torch
+            knows.
     """
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
-    for node in _nodes(model.graph):
+    nodes = list(_nodes(model.graph))
+    if len(nodes) > MAX_GRAPH_NODES:
+        raise LayerGraphError(f"its graph has {len(nodes)} operations, more than {MAX_GRAPH_NODES}")
+    for node in nodes:
         del node.metadata_props[:]
         node.doc_string = ""
         node.name = ""

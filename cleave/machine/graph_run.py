@@ -54,7 +54,35 @@ class Kept:
     value: Array | None = None
 
 
-GraphInput: TypeAlias = StoredArray | StoredIndices | Kept | None
+@dataclass(slots=True, eq=False)
+class Concatenated:
+    """Rows of arrays, one after another: an array that is too long for one message.
+
+    Attributes:
+        parts: the arrays; none once they were put into one.
+        rows, columns, dtype, nbytes: of all of them together.
+    """
+
+    parts: Sequence[StoredArray]
+    rows: int
+    columns: int
+    dtype: DType
+    nbytes: int
+    _whole: arrays.Buffer | None = None
+
+    def buffer(self) -> arrays.Buffer:
+        """Return the elements, in one piece from the first time on."""
+        if self._whole is None:
+            whole = arrays.empty(self.rows, self.columns, self.dtype)
+            first = 0
+            for part in self.parts:
+                whole.array[first : first + part.rows] = _buffer(part).array
+                first += part.rows
+            self._whole, self.parts = whole, ()
+        return self._whole
+
+
+GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
 """None means zeros."""
 
 
@@ -89,7 +117,7 @@ class FetchRun:
     """
 
     run: int
-    array: StoredArray | Kept
+    array: StoredArray | Concatenated | Kept
     first_row: int
     rows: int
     columns: int
@@ -152,7 +180,7 @@ def fetch(order: FetchRun) -> memoryview:
     return arrays.Buffer(arrays.narrow(part, order.out), order.out).pack()
 
 
-def _value(given: StoredArray | StoredIndices | Kept) -> Array:
+def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
     """Return an array as graphs take it: floating-point numbers as fp32."""
     if isinstance(given, Kept):
         if given.value is None:
@@ -160,9 +188,15 @@ def _value(given: StoredArray | StoredIndices | Kept) -> Array:
         return given.value
     if isinstance(given, StoredIndices):
         return np.frombuffer(given.payload, given.dtype)
+    if isinstance(given, Concatenated):
+        return given.buffer().float32()
+    return _buffer(given).float32()
+
+
+def _buffer(given: StoredArray) -> arrays.Buffer:
     if isinstance(given.payload, arrays.Buffer):  # it never left this process
-        return given.payload.float32()
-    return arrays.unpack(given.payload, given.rows, given.columns, given.dtype).float32()
+        return given.payload
+    return arrays.unpack(given.payload, given.rows, given.columns, given.dtype)
 
 
 def _shaped(name: str, shape: Sequence[int | str], given: GraphInput) -> Array:

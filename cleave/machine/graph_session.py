@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -11,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.errors import CleaveError
+from cleave.machine.graph_provider import CPU_SETUP, ProviderSetup
 
 Array: TypeAlias = npt.NDArray[Any]
-
-CPU: Final = "CPUExecutionProvider"
-"""ONNX Runtime's name for the processor."""
 
 _NO_MESSAGES: Final = 4  # of five levels; what fails is raised
 
@@ -38,18 +37,20 @@ class GraphSession:
         model: the ONNX model. It can hold no code, and nothing outside it is read.
         threads: how many threads compute; None for what `OMP_NUM_THREADS` says, as numpy and torch
             take it, or as many as there are cores.
-        providers: what computes, best first, by ONNX Runtime's names.
+        setup: what computes, and the CPU what that cannot.
 
     Attributes:
         inputs: the shape of every input by name; the batch's size is a text in it.
         outputs: names of the outputs, in order.
+        on_cpu: how many operations of which name the CPU computes although another provider was
+            asked for; none where ONNX Runtime is too old to tell.
 
     Raises:
-        GraphError: when ONNX Runtime is not installed, or refuses the model.
+        GraphError: when ONNX Runtime is not installed, has no such provider or refuses the model.
     """
 
     def __init__(
-        self, model: bytes, threads: int | None = None, providers: Sequence[str] = (CPU,)
+        self, model: bytes, threads: int | None = None, setup: ProviderSetup = CPU_SETUP
     ) -> None:
         try:
             import onnxruntime
@@ -64,12 +65,24 @@ class GraphSession:
             "session.model_external_initializers_file_folder_path",
             os.path.join(os.devnull, "nothing"),
         )
+        # What looks like ONNX Runtime's own format was not checked as that, and may be anything.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         # Threads that spin while they wait would slow what else this machine does.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        providers = [(setup.runtime_name, dict(setup.options))]
+        if setup != CPU_SETUP:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+            providers.append((CPU_SETUP.runtime_name, {}))
         try:
-            self._session = onnxruntime.InferenceSession(model, options, list(providers))
+            # Without its fallback, which prints what failed and takes the CPU.
+            self._session = onnxruntime.InferenceSession(
+                model, options, providers, enable_fallback=0
+            )
         except Exception as error:  # noqa: BLE001 - ONNX Runtime has no base class of its errors
             raise GraphError(f"ONNX Runtime refuses the graph: {_first_line(error)}") from None
+        if setup.runtime_name not in self._session.get_providers():
+            raise GraphError(f"ONNX Runtime cannot load {setup} here")
+        self.on_cpu: Mapping[str, int] = _on_cpu(self._session) if setup != CPU_SETUP else {}
         # A size that is not a number is the batch's, which may be any.
         self.inputs: Mapping[str, Sequence[int | str]] = {
             given.name: tuple(given.shape) for given in self._session.get_inputs()
@@ -91,6 +104,17 @@ class GraphSession:
         except Exception as error:  # noqa: BLE001 - see above
             raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
         return dict(zip(self.outputs, found, strict=True))
+
+
+def _on_cpu(session: Any) -> Counter[str]:
+    """Count the operations that the CPU computes, by name."""
+    tell = getattr(session, "get_provider_graph_assignment_info", None)
+    return Counter(
+        node.op_type
+        for part in (tell() if tell else ())
+        if part.ep_name == CPU_SETUP.runtime_name
+        for node in part.get_nodes()
+    )
 
 
 def _threads() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cleave.protocol.messages import Feature, Hello, Message
+from cleave.protocol.messages import Feature, Hello, Message, Welcome
 
 ALL: Final = tuple(feature.value for feature in Feature)
 """The features that this code has, as `welcome` lists those that were agreed on."""
@@ -30,6 +30,16 @@ def agreed(hello: Hello) -> frozenset[Feature]:
     if hello.measure:  # how it was asked for before there were features
         named.add(Feature.MEASURE)
     return frozenset(named)
+
+
+def of_session(offered: frozenset[Feature], welcome: Welcome) -> frozenset[Feature]:
+    """Return the features of a session, for its device.
+
+    Args:
+        offered: what the device named in `hello`.
+        welcome: the PS's answer; names that were not offered mean nothing.
+    """
+    return frozenset(feature for feature in offered if feature.value in welcome.features)
 
 
 def may_send(message: Message, features: frozenset[Feature]) -> bool:

@@ -21,10 +21,17 @@ MAX_DEVICE_HEADER_BYTES: Final = 64 * 2**10
 """Largest header of a message from a device, and so its largest message besides results."""
 
 MAX_RUN_INPUTS: Final = 4096
-"""Most arrays that one `run` or `run_graph` may name as inputs, and as outputs."""
+"""Most arrays that one `run` or `run_graph` may name as inputs, and as outputs, and `concat` as
+parts."""
 
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 """Largest graph."""
+
+MAX_GRAPH_NODES: Final = 4096
+"""Most operations of one graph, with those of graphs inside it."""
+
+MAX_GRAPH_DEPTH: Final = 4
+"""Most graphs that may stand inside each other, the outermost counted."""
 
 MAX_IDS: Final = 65536
 """Most ids in one `drop` or `cancel`."""

@@ -157,6 +157,16 @@ class Graph:
 
 
 @dataclass(slots=True)
+class Concat:
+    """PS to device: keep the rows of some arrays, one after another, as one array; forget these."""
+
+    TYPE: ClassVar[str] = "concat"
+    FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
+    id: int
+    ids: Inputs
+
+
+@dataclass(slots=True)
 class RunGraph:
     """PS to device: run a graph, keep its outputs, and answer with `computed`.
 
@@ -341,6 +351,7 @@ Message: TypeAlias = (
     | Put
     | Run
     | Graph
+    | Concat
     | RunGraph
     | Fetch
     | Computed

@@ -280,8 +280,21 @@ class StageDevice:
         id = self._sent.get(array)
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
-            self._send(messages.Put(id, array.rows, array.columns, array.dtype, array.payload))
+            if array.parts:
+                parts = tuple(self._put_part(part) for part in array.parts)
+                self._send(messages.Concat(id, parts))
+            else:
+                self._send_put(id, array)
         return id
+
+    def _put_part(self, part: StageArray) -> int:
+        """Send a part of an array, which has a name of its own until the whole takes it."""
+        self._ids.arrays += 1
+        self._send_put(self._ids.arrays, part)
+        return self._ids.arrays
+
+    def _send_put(self, id: int, array: StageArray) -> None:
+        self._send(messages.Put(id, array.rows, array.columns, array.dtype, array.payload))
 
     def _put_graph(self, graph: StageGraph) -> int:
         id = self._sent.get(graph)

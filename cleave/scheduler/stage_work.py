@@ -30,12 +30,14 @@ class StageArray:
     Attributes:
         rows, columns, dtype: as `put` says them.
         payload: its elements.
+        parts: arrays of its rows, one after another, where it is too large for one message.
     """
 
     rows: int
     columns: int
     dtype: str
     payload: Buffer | Packable
+    parts: Sequence[StageArray] = ()
 
     @property
     def nbytes(self) -> int:

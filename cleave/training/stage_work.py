@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
-from cleave.errors import PlanError
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.stages import LayerCost, StageModel
@@ -29,7 +29,7 @@ from cleave.scheduler.stage_work import (
 
 _FP32_BYTES: Final = 4
 _MESSAGE_BYTES: Final = 255 * 2**20  # of the protocol's largest message, what an array may take
-_TOO_LARGE_BYTES: Final = 2**60  # no device has so much memory
+_PART_BYTES: Final = 64 * 2**20  # of a larger array at once, so that other messages get a turn
 _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 _INDICES: Final = {torch.int64: "int64", torch.bool: "bool"}
 
@@ -44,12 +44,20 @@ class ModelWork:
         model: the model.
         graphs: its graphs.
         dtype: in which parameters and activations travel.
+        message_bytes: the largest parameter that travels in one piece.
     """
 
-    def __init__(self, model: nn.Module, graphs: ModelGraphs, dtype: DType) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graphs: ModelGraphs,
+        dtype: DType,
+        message_bytes: int = _MESSAGE_BYTES,
+    ) -> None:
         self.model = model
         self.graphs = graphs
         self.dtype = dtype
+        self._message_bytes = message_bytes
         made: dict[bytes, StageGraph] = {}
         self._layers = [(_graph(g.forward, made), _graph(g.backward, made)) for g in graphs.layers]
         self._loss = _graph(graphs.loss.graph, made)
@@ -167,19 +175,10 @@ class ModelWork:
             tokens: of each micro-batch.
             sequence: tokens of a sequence.
             gradients: the dtype in which gradients travel.
-
-        Raises:
-            PlanError: when a layer has a parameter that fits no message.
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
         for held, graphs in zip(self._held, self.graphs.layers, strict=True):
-            largest = self._largest_bytes(held, graphs.parameters)
-            if largest > _MESSAGE_BYTES:
-                raise PlanError(
-                    f"a parameter of {largest / 1e6:.0f} MB fits no message of "
-                    f"{_MESSAGE_BYTES / 1e6:.0f} MB; train this model by tiles, or in bf16"
-                )
             flops = _layer_flops(held, sequence, width)
             cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
             trained = sum(held[n].numel() for n in graphs.trainable if held[n].dim() > 1)
@@ -189,8 +188,6 @@ class ModelWork:
             layers.append(LayerCost(*cost, 3 * flops + 2 * trained, flops, working))
         loss = self.graphs.loss
         cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
-        if self._largest_bytes(self._held_by_loss, loss.parameters) > _MESSAGE_BYTES:
-            cost = (_TOO_LARGE_BYTES, *cost[1:])  # the PS computes the loss
         vocabulary = max(self._held_by_loss[n].shape[0] for n in loss.parameters)
         head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary)
         embeds = any(p.requires_grad for p in self._outside_parameters())
@@ -212,9 +209,6 @@ class ModelWork:
         each = self.dtype.itemsize
         return frozen * each, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
 
-    def _largest_bytes(self, held: Mapping[str, Tensor], parameters: Sequence[str]) -> int:
-        return self.dtype.itemsize * max((held[n].numel() for n in parameters), default=0)
-
     def _parameter(self, tensor: Tensor) -> StageArray:
         if not tensor.is_floating_point():
             return self._beside_array(tensor)
@@ -227,7 +221,13 @@ class ModelWork:
     def _matrix(self, tensor: Tensor) -> StageArray:
         matrix = tensor.detach().to(_TORCH[self.dtype])
         matrix = matrix[None] if matrix.dim() < 2 else matrix.reshape(-1, matrix.shape[-1])
-        return _array(matrix, self.dtype)
+        whole = _array(matrix, self.dtype)
+        if whole.nbytes <= self._message_bytes:
+            return whole
+        row_bytes = whole.nbytes // whole.rows
+        step = max(1, min(self._message_bytes, _PART_BYTES) // row_bytes)
+        parts = (_array(matrix[n : n + step], self.dtype) for n in range(0, whole.rows, step))
+        return replace(whole, parts=tuple(parts))
 
     def _beside_array(self, tensor: Tensor) -> StageArray:
         """Return an array that is often the same as one before."""

@@ -37,6 +37,13 @@ ExecutorName = Annotated[
         help="What multiplies: auto, numpy, torch, torch:cpu, cuda, mps or xpu.",
     ),
 ]
+ProviderName = Annotated[
+    str,
+    typer.Option(
+        "--provider",
+        help="What runs graphs of whole layers: auto, cpu, cuda, coreml or directml.",
+    ),
+]
 Memory = Annotated[str, typer.Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
 Threads = Annotated[
     int, typer.Option(help="Threads to multiply with; 0 for one on each core it may use.")
@@ -60,6 +67,7 @@ def join(
     url: Url,
     name: Name = "",
     executor: ExecutorName = "auto",
+    provider: ProviderName = "auto",
     memory: Memory = "1000",
     threads: Threads = 0,
     cores: Cores = 0,
@@ -115,6 +123,8 @@ def join(
     from cleave.errors import CleaveError
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
+    from cleave.machine.graph_choice import GraphChoice
+    from cleave.machine.graph_provider import parse_provider
     from cleave.machine.kind import kind_of, on_android
     from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import PowerMeter, Sensors, SessionEnergy, this_machine
@@ -124,6 +134,7 @@ def join(
     from cleave.transport.url_file import read_url
 
     known_name(executor)
+    asked = parse_provider(provider)
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
     called = name or socket.gethostname()
@@ -174,6 +185,8 @@ def join(
                     uplink_bytes=done.uplink_bytes,
                 )
 
+    graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
+
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         if not chosen:
             chosen.append(choose(executor, notify=lambda text: event("note", text, text=text)))
@@ -200,7 +213,7 @@ def join(
             graphs=graph_session.available(),
         )
         connection = await open_connection(target)
-        computer = ComputeThread(chosen[0].backend)
+        computer = ComputeThread(chosen[0].backend, make_session=graphs)
         energy = SessionEnergy(PowerMeter(Sensors()))
         return DeviceSession(
             connection, computer, hello, ready, give_back, welcomed, energy.telemetry

@@ -39,6 +39,7 @@ def install(
     url: join.Url,
     name: join.Name = "",
     executor: join.ExecutorName = "auto",
+    provider: join.ProviderName = "auto",
     memory: join.Memory = "1000",
     threads: join.Threads = 0,
     cores: join.Cores = 0,
@@ -70,12 +71,14 @@ def install(
       cleave service install @join.url --when always --print
     """
     from cleave.machine.backends import known_name
+    from cleave.machine.graph_provider import parse_provider
     from cleave.transport.join_url import parse_join_url
     from cleave.transport.url_file import read_url
 
     secret = read_url(url)
     parse_join_url(secret)
     known_name(executor)
+    parse_provider(provider)
     join.known_threads(threads)
     if cores:
         owner.cores_to_lend(cores)
@@ -89,8 +92,8 @@ def install(
     given: dict[str, object] = {
         "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
         "--idle-after": f"{idle_after:g}", "--memory": memory, "--cores": cores,
-        "--threads": threads, "--executor": executor, "--name": name,
-        "--profile": profile,
+        "--threads": threads, "--executor": executor, "--provider": provider,
+        "--name": name, "--profile": profile,
     }  # fmt: skip
     options = [f"{option}={value}" for option, value in given.items() if value]
     source = f"@{installer.places.url}"

@@ -24,10 +24,18 @@ FETCH = messages.Fetch(2, 10, 1, 2, 5, "bf16")
 INTEGERS = messages.Put(3, 1, 2, "int64", bytes(16))
 
 
-def _core(*received: Message, memory_bytes: int = 1000, graphs: bool = True) -> DeviceCore:
-    """A core that has received some messages."""
+WELCOME = messages.Welcome(1, features=("graphs",))
+
+
+def _core(
+    *received: Message,
+    memory_bytes: int = 1000,
+    graphs: bool = True,
+    welcome: messages.Welcome = WELCOME,
+) -> DeviceCore:
+    """A core that was welcomed, and has received some messages."""
     core = DeviceCore(memory_bytes, graphs=graphs)
-    for message in received:
+    for message in (welcome, *received):
         core.received(message)
     return core
 
@@ -225,16 +233,92 @@ def test_integers_and_truth_values_have_their_length(dtype: str, right: int) -> 
             _core(replace(put, payload=bytes(wrong)))
 
 
-@pytest.mark.parametrize("message", [GRAPH, RUN, FETCH], ids=lambda m: m.TYPE)
-def test_a_device_without_the_feature_refuses_its_messages(message: Message) -> None:
-    with pytest.raises(ProtocolError, match=f"feature does not take {message.TYPE}"):
-        _core(X, message, graphs=False)
+# --- arrays in parts ---------------------------------------------------------------------------
 
 
+CONCAT = messages.Concat(4, (2, 1))
+MORE = messages.Put(2, 4, 3, "fp32", bytes(48))
+
+
+def test_arrays_become_one_of_the_same_size() -> None:
+    core = _core(GRAPH, X, MORE)
+    assert core.received(CONCAT) == []
+    assert core.occupied_bytes == 100 + 24 + 48
+    order = _only(core.received(replace(RUN, inputs=(4,))))
+    (array,) = order.inputs
+    assert (array.rows, array.columns, array.dtype, array.nbytes) == (6, 3, DType.FP32, 72)
+    assert [part.payload for part in array.parts] == [MORE.payload, X.payload]
+    core.received(messages.Drop((4,)))
+    assert core.occupied_bytes == 100 + 40
+    core.received(X)  # the names of the parts are free
+
+
+def test_a_run_goes_on_with_what_becomes_part_of_an_array() -> None:
+    core = _core(GRAPH, X)
+    order = _only(core.received(RUN))
+    core.received(messages.Concat(4, (1,)))
+    assert order.inputs[0].payload == X.payload
+
+
+@pytest.mark.parametrize(
+    ("concat", "reason"),
+    [
+        (messages.Concat(4, ()), "cannot be made"),
+        (messages.Concat(4, (1, 1)), "each once"),
+        (messages.Concat(4, (1, 7)), "that were put"),
+        (messages.Concat(4, (1, 3)), "that were put"),
+        (messages.Concat(4, (1, 9)), "that were put"),
+        (messages.Concat(4, (1, 10)), "that were put"),
+        (messages.Concat(4, (1, 5)), "same columns and dtype"),
+        (messages.Concat(4, (1, 6)), "same columns and dtype"),
+        (messages.Concat(2, (1,)), "twice"),
+        (messages.Concat(1, (1, 2)), "twice"),
+    ],
+)
+def test_what_cannot_become_one_array_ends_the_session(
+    concat: messages.Concat, reason: str
+) -> None:
+    others = (
+        messages.Put(5, 3, 2, "fp32", bytes(24)),
+        messages.Put(6, 2, 3, "bf16", bytes(12)),
+    )
+    core = _core(GRAPH, X, MORE, INTEGERS, *others, RUN)
+    with pytest.raises(ProtocolError, match=reason):
+        core.received(concat)
+
+
+WITHOUT = {
+    "not offered": {"graphs": False},
+    "not agreed on": {"welcome": messages.Welcome(1, features=("measure", "other"))},
+}
+"""How a session comes to have no graphs: it takes both ends to agree on them."""
+
+
+@pytest.mark.parametrize("how", WITHOUT.values(), ids=WITHOUT)
+@pytest.mark.parametrize("message", [GRAPH, RUN, FETCH, CONCAT], ids=lambda m: m.TYPE)
+def test_a_session_without_the_feature_has_none_of_its_messages(how: Any, message: Message) -> None:
+    with pytest.raises(ProtocolError, match=f"{message.TYPE} belongs to a feature"):
+        _core(X, message, **how)
+
+
+@pytest.mark.parametrize("how", WITHOUT.values(), ids=WITHOUT)
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
-def test_a_device_without_the_feature_has_no_dtypes_of_it(dtype: str) -> None:
+def test_a_session_without_the_feature_has_none_of_its_dtypes(how: Any, dtype: str) -> None:
     with pytest.raises(ProtocolError, match="unknown dtype"):
-        _core(messages.Put(1, 0, 0, dtype, b""), graphs=False)
+        _core(messages.Put(1, 0, 0, dtype, b""), **how)
+
+
+@pytest.mark.parametrize("message", [GRAPH, RUN, FETCH, INTEGERS], ids=lambda m: m.TYPE)
+def test_nothing_is_agreed_on_before_the_welcome(message: Message) -> None:
+    with pytest.raises(ProtocolError):
+        DeviceCore(1000, graphs=True).received(message)
+
+
+def test_what_a_session_has_is_said_once() -> None:
+    core = _core(GRAPH)
+    with pytest.raises(ProtocolError, match="welcome"):
+        core.received(messages.Welcome(1))
+    assert isinstance(_only(core.received(replace(RUN, inputs=()))), GraphRun)
 
 
 def test_an_answer_is_not_for_devices() -> None:

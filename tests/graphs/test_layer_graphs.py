@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from cleave.graphs import tracing
 from cleave.graphs.calls import decoder_layers, layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import export_layer
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import OutsideLayers
+from cleave.protocol import limits
 from tests.graphs.models import WIDTH, small_model
 
 pytestmark = pytest.mark.slow
@@ -123,3 +125,15 @@ def test_a_model_that_is_not_of_transformers_is_refused() -> None:
 
     with pytest.raises(LayerGraphError, match="Own is not a model of transformers"):
         layer_calls(Own(), IDS)
+
+
+def test_graphs_are_no_larger_than_devices_take() -> None:
+    assert tracing.MAX_GRAPH_BYTES == limits.MAX_GRAPH_BYTES
+    assert tracing.MAX_GRAPH_NODES == limits.MAX_GRAPH_NODES
+
+
+def test_a_graph_of_too_many_operations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "MAX_GRAPH_NODES", 10)
+    call = layer_calls(small_model("opt"), IDS)[0]
+    with pytest.raises(LayerGraphError, match="operations, more than 10"):
+        export_layer(call)

@@ -23,6 +23,7 @@ from cleave.training.staged import Rows, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, shared_cache, small_model, trained
+from tests.integration.processes import started, wait_for_event
 from tests.training.test_staged import EvenStages
 
 pytestmark = pytest.mark.slow
@@ -118,3 +119,32 @@ def test_a_killed_process_costs_no_exactness(
     assert strikes.struck == len(batches)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("provider", ["auto", "cpu"])
+def test_a_device_says_what_runs_graphs_once_it_has_one(
+    provider: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, shared_cache(tmp_path_factory))
+    ids = torch.randint(3, 96, (6, TOKENS))
+    targets = torch.full_like(ids, -100)
+    targets[:, :-1] = ids[:, 1:]
+    device = ("--provider", provider, "--executor", "numpy", "--threads", "1", "--json")
+    with (
+        cleave.serve(stages_on="any") as server,
+        started("join", server.url, *device) as (_, lines),
+    ):
+        wait_for_event(lines, "ready")
+        # Parameters of more than 1000 bytes travel in parts.
+        work = ModelWork(model, graphs, DType.FP32, message_bytes=1000)
+        runtime = server.fleet.runtime
+        staged = StagedModel(work, runtime, EvenStages(loss=True), PsCompute(1e11, 0.0))
+        found = staged.gradients(Rows(ids, targets))
+        staged.close()
+        said = wait_for_event(lines, "note")["text"]
+    assert found == pytest.approx(plain_gradients(plain, ids), rel=1e-5)
+    assert "runs graphs; in its self-test it is off by" in said
+    if provider == "cpu":
+        assert said.startswith("cpu ")

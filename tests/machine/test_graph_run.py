@@ -17,6 +17,7 @@ from cleave.device.compute_thread import compute
 from cleave.device.core import DeviceCore
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.graph_run import (
+    Concatenated,
     FetchRun,
     GraphInput,
     GraphRun,
@@ -174,6 +175,16 @@ def test_integers_and_truth_values_are_inputs() -> None:
         _run(graph, [_put(SIX), None, mask], [Kept(24)])  # zeros are fp32
 
 
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_arrays_one_after_another_are_one_input(dtype: DType) -> None:
+    parts = [_put(SIX[:1], dtype), _put(SIX[:0], dtype), _put(SIX, dtype)]
+    whole = Concatenated(parts, 3, 3, dtype, 9 * dtype.itemsize)
+    for _ in range(2):  # the second time from one piece
+        (y,) = _run(_stored(adding()), [whole, _put(W)], [Kept(36)])
+        np.testing.assert_array_equal(y, SIX[[0, 0, 1]] + W)
+        np.testing.assert_array_equal(_fetched(whole, 1, 2, 3), SIX)
+
+
 # --- outputs ----------------------------------------------------------------------------------
 
 
@@ -254,7 +265,11 @@ def test_what_is_no_graph_is_refused_when_it_is_run(model: bytes) -> None:
 
 
 def _fetched(
-    array: StoredArray | Kept, first: int, rows: int, columns: int, out: DType = DType.FP32
+    array: StoredArray | Concatenated | Kept,
+    first: int,
+    rows: int,
+    columns: int,
+    out: DType = DType.FP32,
 ) -> npt.NDArray[Any]:
     """Rows of an array as they are sent."""
     order = FetchRun(1, array, first, rows, columns, out)
@@ -325,6 +340,7 @@ class _Device:
 
     def __init__(self) -> None:
         self.core = DeviceCore(2**20, graphs=True)
+        self.core.received(messages.Welcome(1, features=("graphs",)))
 
     def tell(self, *said: Message) -> list[Message]:
         """Return what it answers."""
@@ -372,6 +388,25 @@ def test_a_device_runs_the_graphs_of_a_stage() -> None:
     assert isinstance(total, messages.Result)
     assert bytes(total.payload) == bytes(_put(2 * SIX).payload)
     device.tell(messages.Drop((1, 2, 5)))
+    assert device.core.occupied_bytes == 0
+
+
+def test_a_device_makes_an_array_of_several() -> None:
+    device = _Device()
+    given = messages.Put(2, 2, 3, "fp32", SIX.tobytes()), messages.Put(3, 1, 3, "fp32", W.tobytes())
+    _, fetched = device.tell(
+        messages.Graph(1, adding()),
+        *given,
+        messages.Concat(4, (3, 2)),
+        messages.Put(3, 1, 3, "fp32", W.tobytes()),  # the names of the parts are free again
+        messages.RunGraph(1, 1, (4, 3), (5,), (36,)),
+        messages.Drop((4,)),
+        messages.Fetch(2, 5, 0, 3, 3, "fp32"),
+    )
+    assert isinstance(fetched, messages.Result)
+    expected = np.concatenate([W, SIX]) + W
+    assert bytes(fetched.payload) == expected.astype("<f4").tobytes()
+    device.tell(messages.Drop((1, 3, 5)))
     assert device.core.occupied_bytes == 0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.protobuf import content
 from tests.onnx_models import adding
 
 
@@ -51,6 +52,16 @@ def test_a_graph_reads_no_file_of_this_machine(
     for location in ("secret.bin", str(secret), "../" + tmp_path.name + "/secret.bin"):
         with pytest.raises(GraphError, match="refuses the graph"):
             GraphSession(adding(constants=location))
+
+
+def test_a_model_that_looks_like_another_format_is_read_as_onnx() -> None:
+    """ONNX Runtime tells its own format by these letters, wherever else the bytes may come from."""
+    model = content(6, "..ORTM") + adding()
+    assert model[4:8] == b"ORTM"
+    given = {"x": np.ones((2, 3), np.float32), "w": np.ones(3, np.float32)}
+    np.testing.assert_array_equal(
+        GraphSession(model, threads=1).run(given)["y"], np.full((2, 3), 2)
+    )
 
 
 def test_a_machine_without_onnx_runtime_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

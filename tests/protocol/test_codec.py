@@ -20,6 +20,7 @@ from cleave.protocol.messages import (
     ByeCode,
     Cancel,
     Computed,
+    Concat,
     Drain,
     Drop,
     Error,
@@ -98,6 +99,7 @@ any_message: st.SearchStrategy[Message] = st.one_of(
         out=dtypes,
     ),
     st.builds(Graph, id=ids, payload=payloads),
+    st.builds(Concat, id=ids, ids=many_ids),
     st.builds(
         RunGraph,
         id=ids,

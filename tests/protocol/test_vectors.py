@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cleave.device.core import DeviceCore
+from cleave.device.graph_check import check_graph
 from cleave.errors import ProtocolError
 from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend, execute
 from cleave.machine.graph_run import FetchRun, GraphRun
+from cleave.machine.graph_session import GraphError
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode, wire_size
@@ -22,7 +24,7 @@ def test_generation_reproduces_the_files() -> None:
 
 
 def test_names_are_unique_and_every_type_has_a_vector() -> None:
-    for name in ("messages", "decode", "invalid", "matmul", "faults", "session"):
+    for name in ("messages", "decode", "invalid", "matmul", "faults", "session", "graphs"):
         names = [vector["name"] for vector in load(name)]
         assert len(names) == len(set(names))
     assert {vector["type"] for vector in load("messages")} == set(TYPES)
@@ -111,10 +113,21 @@ def test_payloads_are_the_values(vector: Vector) -> None:
         assert generate.elements(exact, matrix["dtype"]) == octets(matrix["payload"])
 
 
+@each("graphs")
+def test_models(vector: Vector) -> None:
+    model = octets(vector["model"])
+    if vector["is_graph"]:
+        check_graph(model)
+        return
+    with pytest.raises(GraphError):
+        check_graph(model)
+
+
 @each("faults")
 def test_faults(vector: Vector) -> None:
-    core = DeviceCore(vector["memory_bytes"], graphs=vector.get("feature") == "graphs")
-    core.received(messages.Welcome(device=1))
+    graphs = vector.get("feature") == "graphs"
+    core = DeviceCore(vector["memory_bytes"], graphs=graphs)
+    core.received(messages.Welcome(device=1, features=("graphs",) if graphs else ()))
     *before, last = [_through_the_wire(message(received)) for received in vector["receive"]]
     for received in before:
         orders = core.received(received)

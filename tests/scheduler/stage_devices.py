@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cleave import graph_names as names
@@ -41,6 +41,12 @@ def array(value: Any, nbytes: int = 4 * WIDTH * TOKENS) -> StageArray:
     return StageArray(TOKENS, WIDTH, "fp32", Symbol(value, nbytes))
 
 
+def array_in_parts(value: Any, nbytes: int) -> StageArray:
+    """An array that fits no message, in two parts."""
+    parts = (array((value, n), nbytes // 2) for n in range(2))
+    return replace(array(value, nbytes), parts=tuple(parts))
+
+
 def step_work(
     layers: int, batches: int, stages: Sequence[PlannedStage], **changed: Any
 ) -> StepWork:
@@ -56,7 +62,8 @@ def step_work(
             (*inputs, names.DY, names.total("w")),
             (names.DX, names.new_total("w")),
         )
-        parameters = {names.parameter("w"): array(f"w{number}", 40)}
+        made = array_in_parts if number % 2 else array
+        parameters = {names.parameter("w"): made(f"w{number}", 40)}
         held.append(LayerWork(forward, backward, parameters, sums, [{}] * batches, 10, 30))
     loss = None
     if stages[-1].loss:
@@ -87,6 +94,12 @@ class SymbolicDevice:
                 value = message.payload
                 self.held[message.id] = value.value if isinstance(value, Symbol) else value
                 self.sizes[message.id] = payload_bytes(message.payload)
+            case messages.Concat():
+                assert message.id not in self.held
+                values = [self.held.pop(id) for id in message.ids]
+                assert values == [(values[0][0], n) for n in range(2)]
+                self.held[message.id] = values[0][0]
+                self.sizes[message.id] = sum(self.sizes.pop(id) for id in message.ids)
             case messages.Drop():
                 for id in message.ids:
                     del self.held[id], self.sizes[id]

@@ -76,9 +76,10 @@ def staged(
     *,
     loss: bool = True,
     dtype: DType = DType.FP32,
+    message_bytes: int = 2**28,
     **settings: Any,
 ) -> StagedModel:
-    work = ModelWork(model, graphs, dtype)
+    work = ModelWork(model, graphs, dtype, message_bytes)
     return StagedModel(work, fleet.runtime, EvenStages(loss=loss), PS, **settings)
 
 
@@ -107,6 +108,24 @@ def test_gradients_are_those_of_plain_pytorch(family: str, loss: bool, cache: Gr
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: GraphCache) -> None:
+    """As those do that are larger than a message."""
+    model = small_model("llama")
+    graphs = model_graphs(model, TOKENS, cache)
+    (ids,) = batches(1)
+    found = []
+    for message_bytes in (2**28, 1000):
+        with emulated(3, seed=1) as fleet:
+            model.zero_grad()
+            mine = staged(model, graphs, fleet, dtype=dtype, message_bytes=message_bytes)
+            found.append((mine.gradients(rows(ids)), [p.grad for p in model.parameters()]))
+    (loss, gradients), (loss_in_parts, gradients_in_parts) = found
+    assert loss_in_parts == loss
+    for one, other in zip(gradients, gradients_in_parts, strict=True):
+        assert one is None or torch.equal(one, other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])

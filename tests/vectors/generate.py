@@ -24,6 +24,7 @@ from cleave.protocol.messages import (
     ByeCode,
     Cancel,
     Computed,
+    Concat,
     Drain,
     Drop,
     Error,
@@ -48,6 +49,7 @@ from cleave.protocol.messages import (
     Welcome,
 )
 from tests.protocol import session_example
+from tests.vectors.graph_models import graph_vectors
 
 FOLDER: Final = Path(__file__).parent
 LARGEST_ID: Final = 2**limits.OBJECT_ID_BITS - 1
@@ -154,6 +156,8 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("graph", "bytes that are no model: here nobody looks at them", Graph(9, b"model")),
         ("graph-empty", "of no bytes", Graph(9, b"")),
         ("graph-bin32", "65536 bytes, as id 2**63 - 1", Graph(LARGEST_ID, b"\x0a" * 65536)),
+        ("concat", "three arrays become one", Concat(4, (1, 2, 3))),
+        ("concat-largest-ids", "2**63 - 1", Concat(LARGEST_ID, (LARGEST_ID, 0))),
         ("run-graph", "two of three outputs are kept", _RUN_GRAPH),
         ("run-graph-zeros", "an input of zeros", replace(_RUN_GRAPH, inputs=(1, 0))),
         (
@@ -517,6 +521,8 @@ def _invalid_vectors() -> list[Json]:
          _fields(_RUN_GRAPH, output_bytes=[-1, 32]))),
         ("run-graph-flops-is-float", "1e9 for an integer", pack("run_graph",
          _fields(_RUN_GRAPH, flops=1e9))),
+        ("concat-without-ids", "it has no default", pack("concat", {"id": 4})),
+        ("concat-ids-not-an-array", "one id for many", pack("concat", {"id": 4, "ids": 1})),
         ("fetch-without-out", "it has no default", pack("fetch", _fields(_FETCH, out=None))),
         ("fetch-row-negative", "-1", pack("fetch", _fields(_FETCH, first_row=-1))),
         ("computed-without-time", "it has no default", pack("computed", {"id": 1})),
@@ -580,6 +586,8 @@ def _invalid_vectors() -> list[Json]:
             repeated(b"\x01", limits.MAX_RUN_INPUTS + 1),
             _map(_fields(_RUN_GRAPH, **{name: None}))[1:]])
           for name in ("inputs", "outputs", "output_bytes")),
+        ("too-many-parts", "4097 arrays", [b"\x92" + _text("concat") + b"\x82" + _text("ids")
+         + b"\xdc\x10\x01", repeated(b"\x01", limits.MAX_RUN_INPUTS + 1), _map({"id": 4})[1:]]),
         ("header-too-long", "an unknown field of 1 MiB", [b"\x92" + _text("heartbeat") + b"\x81"
          + _text("x") + b"\xdb\x00\x10\x00\x00", repeated(b"x", limits.MAX_HEADER_BYTES)]),
         ("nested-33-deep", "a list as arguments may hold it, but one deeper", pack("request",
@@ -950,6 +958,10 @@ def _graph_faults() -> _Faults:
             graph, put(1, 124, 1), replace(fetch, array=1, rows=124, columns=1)]),
         ("run-of-a-kept-output", "run takes only what was put", [
             graph, a, run, replace(_RUN, id=2, inputs=(1, 10))]),
+        ("run-of-concatenated-arrays", "likewise", [
+            put(1, 1, 2), Concat(4, (1,)), replace(_RUN, inputs=(4, 4))]),
+        ("fetch-after-concat", "array 1 is gone", [
+            put(1, 1, 3), Concat(4, (1,)), replace(fetch, array=1, rows=1)]),
         ("run-of-integers", "there is no product of integers", [
             put(1, 1, 1, "int64"), replace(_RUN, inputs=(1, 1))]),
     ]  # fmt: skip
@@ -974,6 +986,21 @@ def _graph_faults() -> _Faults:
          replace(run, output_bytes=(876,)), put(2, 1, 1)]),
         ("put-over-memory-after-cancel", "outputs of a cancelled run count until they are dropped",
          [graph, a, replace(run, output_bytes=(876,)), Cancel((1,)), put(2, 1, 1)]),
+        ("concat-nothing", "an array of no arrays has no columns", [Concat(4, ())]),
+        ("concat-not-here", "array 2 never came", [a, Concat(4, (1, 2))]),
+        ("concat-twice-the-same", "array 1 is taken once", [a, Concat(4, (1, 1))]),
+        ("concat-named-as-an-array", "id 2 is there", [a, put(2, 1, 3), put(3, 1, 3),
+         Concat(2, (1, 3))]),
+        ("concat-named-as-a-part", "id 1 is there", [a, Concat(1, (1,))]),
+        ("concat-other-columns", "3 and 2", [a, put(2, 2, 2), Concat(4, (1, 2))]),
+        ("concat-other-dtype", "fp32 and bf16", [a, put(2, 2, 3, "bf16"), Concat(4, (1, 2))]),
+        ("concat-integers", "only floating-point arrays", [put(1, 1, 3, "int64"),
+         Concat(4, (1,))]),
+        ("concat-an-output", "only arrays that were put", [graph, a, run, Concat(4, (10,))]),
+        ("concat-a-graph", "9 is no array", [graph, Concat(4, (9,))]),
+        ("concat-concatenated", "4 was not put", [a, Concat(4, (1,)), Concat(5, (4,))]),
+        ("put-over-memory-after-concat", "1000 bytes, and one more", [put(1, 125, 1),
+         put(2, 125, 1), Concat(4, (1, 2)), put(3, 1, 1, "bool")]),
         ("run-graph-twice", "run 1 is not answered yet", [graph, a, run, replace(run,
          outputs=(11,))]),
         ("fetch-twice", "run 1 is not answered yet", [graph, a, run, replace(fetch, id=1)]),
@@ -986,6 +1013,11 @@ def _graph_faults() -> _Faults:
         ("graph-after-drop", "the same content may come again", [graph, Drop((9,)), graph]),
         ("put-int64", "24 bytes", [put(1, 1, 3, "int64")]),
         ("put-bool", "3 bytes", [put(1, 1, 3, "bool")]),
+        ("concat", "10 rows of 3", [a, put(2, 8, 3), Concat(4, (2, 1))]),
+        ("put-after-concat", "the names of the parts are free", [a, put(2, 8, 3),
+         Concat(4, (2, 1)), put(1, 1, 1), put(2, 1, 1)]),
+        ("concat-dropped", "996 bytes are free again", [put(1, 249, 1), Concat(4, (1,)),
+         Drop((4,)), put(4, 250, 1)]),
         ("put-exactly-full-with-output", "100, 24, 872 and 4 bytes of 1000", [graph, a, replace(run,
          output_bytes=(872,)), put(2, 1, 1)]),
         ("drop-before-answer", "a graph, its input and its output, while it runs", [graph, a, run,
@@ -1017,6 +1049,7 @@ def build() -> dict[str, str]:
         "matmul.json": _matmul_vectors(),
         "faults.json": _fault_vectors(),
         "session.json": _session_vectors(),
+        "graphs.json": graph_vectors(),
     }
     return {
         name: _render({"protocol_version": limits.VERSION, "vectors": vectors})

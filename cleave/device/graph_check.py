@@ -1,0 +1,176 @@
+"""What a device looks at in a model before it runs it: whether it is a graph, and bounded.
+
+A model comes from outside and goes into a large library. So it is read here first, in place and
+with nothing of it kept: a graph is made of ONNX's own operations, has all that it needs within it,
+and repeats something only for each row of what it is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from cleave.machine.graph_session import GraphError
+from cleave.machine.onnx_fields import (
+    AttributeField,
+    GraphField,
+    ModelField,
+    NodeField,
+    OpsetField,
+    TensorField,
+    TypeField,
+    ValueField,
+)
+from cleave.machine.protobuf import ProtobufError, fields, integers
+from cleave.protocol import limits
+
+REFUSED_OPERATIONS: Final = frozenset(
+    {
+        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
+        *("RandomUniformLike", "Dropout", "Loop"),
+    }
+)
+"""Operations of ONNX's default domain that graphs do not have: those that draw something at random,
+and the one that may go on for ever."""
+
+_DOMAINS: Final = (b"", b"ai.onnx")  # two names of the default domain
+_LONGEST_DOMAIN: Final = 8  # bytes that tell these from all others
+_MOST_ELEMENTS_OF_A_BYTE: Final = 2  # of the smallest types
+
+
+def check_graph(model: bytes | memoryview) -> None:
+    """Refuse a model that is no graph as docs/protocol.md (*Graphs*) has it.
+
+    It takes time in proportion to the model's length, and no memory.
+
+    Raises:
+        GraphError: when it is no ONNX model, or has what graphs do not have; says what.
+    """
+    try:
+        _Check().model(memoryview(model))
+    except ProtobufError as error:
+        raise GraphError(f"it is no ONNX model: {error}") from None
+
+
+@dataclass(slots=True)
+class _Check:
+    """The check of one model. A field that should come once may come again, and readers then take
+    all of it; so does this.
+
+    Attributes:
+        nodes: how many were met, at any depth.
+    """
+
+    nodes: int = 0
+
+    def model(self, model: memoryview) -> None:
+        graphs = 0
+        for number, value in fields(model):
+            match number:
+                case ModelField.GRAPH:
+                    graphs += 1
+                    self.graph(_content(value), 1)
+                case ModelField.OPSET:
+                    for part, domain in fields(_content(value)):
+                        if part == OpsetField.DOMAIN:
+                            _check_domain(domain)
+                case ModelField.FUNCTION:
+                    raise GraphError("a graph has no functions of its own, and this model has some")
+                case ModelField.TRAINING:
+                    raise GraphError("a graph does not say how it is trained, and this model does")
+                case _:
+                    pass
+        if not graphs:
+            raise GraphError("it is no ONNX model: it holds no graph")
+
+    def graph(self, graph: memoryview, depth: int) -> None:
+        if depth > limits.MAX_GRAPH_DEPTH:
+            raise GraphError(f"graphs stand in it more than {limits.MAX_GRAPH_DEPTH} deep")
+        for number, value in fields(graph):
+            match number:
+                case GraphField.NODE:
+                    self.node(_content(value), depth)
+                case GraphField.CONSTANT:
+                    _check_tensor(_content(value))
+                case GraphField.SPARSE_CONSTANT:
+                    raise GraphError("a graph has no sparse constants, and this model has some")
+                case GraphField.INPUT | GraphField.OUTPUT:
+                    _check_value(_content(value))
+                case _:
+                    pass
+
+    def node(self, node: memoryview, depth: int) -> None:
+        self.nodes += 1
+        if self.nodes > limits.MAX_GRAPH_NODES:
+            raise GraphError(f"it has more than {limits.MAX_GRAPH_NODES} operations")
+        for number, value in fields(node):
+            match number:
+                case NodeField.OPERATION:
+                    operation = _text(value)
+                    if operation in REFUSED_OPERATIONS:
+                        raise GraphError(f"a graph has no operation {operation}")
+                case NodeField.DOMAIN:
+                    _check_domain(value)
+                case NodeField.ATTRIBUTE:
+                    self.attribute(_content(value), depth)
+                case _:
+                    pass
+
+    def attribute(self, attribute: memoryview, depth: int) -> None:
+        for number, value in fields(attribute):
+            match number:
+                case AttributeField.GRAPH | AttributeField.GRAPHS:
+                    self.graph(_content(value), depth + 1)
+                case AttributeField.TENSOR | AttributeField.TENSORS:
+                    _check_tensor(_content(value))
+                case AttributeField.SPARSE_TENSOR | AttributeField.SPARSE_TENSORS:
+                    raise GraphError("a graph has no sparse constants, and this model has some")
+                case _:
+                    pass
+
+
+def _check_tensor(tensor: memoryview) -> None:
+    """Refuse a constant that is in a file, or larger than its bytes."""
+    most, elements, empty = _MOST_ELEMENTS_OF_A_BYTE * len(tensor), 1, False
+    for number, value in fields(tensor):
+        match number:
+            case TensorField.SIZE:
+                for size in integers(value):
+                    empty |= size == 0
+                    elements = min(elements * max(size, 1), most + 1)
+            case TensorField.EXTERNAL_DATA:
+                raise GraphError("a graph reads no files, and a constant of this model is in one")
+            case TensorField.DATA_LOCATION if value:
+                raise GraphError("a graph reads no files, and a constant of this model is in one")
+            case _:
+                pass
+    if elements > most and not empty:
+        raise GraphError(f"a constant is larger than its {len(tensor)} bytes")
+
+
+def _check_value(value: memoryview) -> None:
+    """Refuse an input or output that is not an array, but a list of them or the like."""
+    for number, of in fields(value):
+        if number == ValueField.TYPE:
+            for kind, _ in fields(_content(of)):
+                if kind not in (TypeField.TENSOR, TypeField.DENOTATION):
+                    raise GraphError("inputs and outputs of a graph are arrays, and not all here")
+
+
+def _check_domain(value: int | memoryview) -> None:
+    if bytes(_content(value)[:_LONGEST_DOMAIN]) not in _DOMAINS:
+        raise GraphError(
+            f"a graph has operations of ONNX's default domain alone, and this model names "
+            f"{_text(value)!r}"
+        )
+
+
+def _content(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise ProtobufError("an integer stands for a text or a message")
+    return value
+
+
+def _text(value: int | memoryview) -> str:
+    """Return a short text as it may be shown."""
+    return bytes(_content(value)[:60]).decode(errors="replace")

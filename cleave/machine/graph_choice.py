@@ -1,0 +1,138 @@
+"""Which provider computes a machine's graphs: the best that is there and computes exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from cleave.machine.graph_provider import CPU_SETUP, Provider, ProviderSetup, setups_of
+from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy
+from cleave.machine.graph_session import GraphError, GraphSession
+
+OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]
+"""Makes a graph ready to be run with a setup; it raises GraphError where that fails."""
+
+_HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
+"""Operations that do most of a layer's work, or hold those that do; fused ones have longer names
+with these in them."""
+
+
+def installed() -> tuple[str, ...]:
+    """Return ONNX Runtime's names of the providers that it has here.
+
+    Raises:
+        GraphError: when ONNX Runtime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise GraphError(f"ONNX Runtime is not there: {error}") from None
+    return tuple(onnxruntime.get_available_providers())
+
+
+def open_session(model: bytes, setup: ProviderSetup) -> GraphSession:
+    """Make a graph ready with as many threads as the environment asks for; see `GraphSession`."""
+    return GraphSession(model, setup=setup)
+
+
+class GraphChoice:
+    """Makes graphs ready with the best provider, which is chosen at the first graph.
+
+    Not before, because most devices are never sent one: looking for providers imports ONNX Runtime.
+    One thread at a time may call it.
+
+    Args:
+        asked: the provider to use, if it is there and exact, else the CPU; None for the best.
+        notify: called with a sentence for whatever was chosen, or passed over, and why.
+        available: returns ONNX Runtime's names of the providers that are there.
+        open_with: makes a graph ready.
+    """
+
+    def __init__(
+        self,
+        asked: Provider | None = None,
+        notify: Callable[[str], None] = lambda _: None,
+        *,
+        available: Callable[[], Sequence[str]] = installed,
+        open_with: OpenSession = open_session,
+    ) -> None:
+        self._asked = asked
+        self._notify = notify
+        self._available = available
+        self._open = open_with
+        self._chosen: ProviderSetup | None = None
+        self._fault = ""  # of the last setup that was tried
+
+    def __call__(self, model: bytes) -> GraphSession:
+        """Make a graph ready to be run. A provider that cannot run all of it leaves it to the CPU.
+
+        Raises:
+            GraphError: when the CPU cannot run it either, or nothing computes exactly here.
+        """
+        setup = self._setup()
+        if setup == CPU_SETUP:
+            return self._open(model, setup)
+        try:
+            session = self._open(model, setup)
+        except GraphError as error:
+            self._notify(f"the CPU runs a graph that {setup.provider.value} cannot: {error}")
+            return self._open(model, CPU_SETUP)
+        heavy = _heavy(session.on_cpu)
+        if heavy:
+            self._notify(
+                f"the CPU runs parts of a graph that {setup.provider.value} has not: {heavy}"
+            )
+        return session
+
+    def _setup(self) -> ProviderSetup:
+        if self._chosen is None:
+            if self._fault:  # not even the CPU
+                raise GraphError(self._fault)
+            self._chosen = self._choose()
+        return self._chosen
+
+    def _choose(self) -> ProviderSetup:
+        """Return the first setup that computes exactly.
+
+        Raises:
+            GraphError: when there is none.
+        """
+        setups = setups_of(self._asked, self._available())
+        if self._asked and setups[0].provider is not self._asked:
+            self._notify(
+                f"ONNX Runtime has no {self._asked.value} here, so the CPU runs graphs; install a "
+                f"build that has it, or leave out --provider {self._asked.value}"
+            )
+        for setup in setups:
+            fault = self._fault_of(setup)
+            if fault is None:
+                return setup
+            self._fault = f"{setup} does not run graphs: {fault}"
+            self._notify(self._fault)
+        raise GraphError(self._fault)
+
+    def _fault_of(self, setup: ProviderSetup) -> str | None:
+        """Return why a setup is not to be used, or None."""
+        try:
+            found = accuracy(lambda model: self._open(model, setup))
+        except GraphError as error:
+            return str(error)
+        if not found.full:
+            return (
+                f"in its self-test it is off by {found.error:.0e} ({found.trial}), and fp32 by "
+                f"less than {LARGEST_ERROR:.0e}"
+            )
+        self._notify(
+            f"{setup} runs graphs; in its self-test it is off by {found.error:.0e} at most "
+            f"({found.trial})"
+        )
+        return None
+
+
+def _heavy(operations: Mapping[str, int]) -> str:
+    """Return the operations that take long, as text."""
+    return ", ".join(
+        f"{count} {name}"
+        for name, count in sorted(operations.items())
+        if any(part in name for part in _HEAVY)
+    )

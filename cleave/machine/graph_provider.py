@@ -1,0 +1,109 @@
+"""What ONNX Runtime can compute graphs with: its *execution providers*, and how they are set up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from cleave.errors import UsageError
+
+
+class Provider(Enum):
+    """An execution provider, by the name that users give it."""
+
+    CUDA = "cuda"
+    COREML = "coreml"
+    DIRECTML = "directml"
+    CPU = "cpu"
+
+
+AUTO: Final = "auto"
+"""What users say for the best provider that is there."""
+
+_RUNTIME_NAMES: Final = {
+    Provider.CUDA: "CUDAExecutionProvider",
+    Provider.COREML: "CoreMLExecutionProvider",
+    Provider.DIRECTML: "DmlExecutionProvider",
+    Provider.CPU: "CPUExecutionProvider",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSetup:
+    """A provider with its options.
+
+    Attributes:
+        provider: the provider.
+        options: by ONNX Runtime's names.
+    """
+
+    provider: Provider
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def runtime_name(self) -> str:
+        """Return ONNX Runtime's name of the provider."""
+        return _RUNTIME_NAMES[self.provider]
+
+    def __str__(self) -> str:
+        """Return the name that users give it, and the options if there are any."""
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return self.provider.value + (f" ({options})" if options else "")
+
+
+CPU_SETUP: Final = ProviderSetup(Provider.CPU)
+
+SETUPS: Final = (
+    # TF32, the default, keeps 10 bits of what is multiplied.
+    ProviderSetup(Provider.CUDA, {"use_tf32": "0"}),
+    # The older model format computes in 16 bits, and so does Apple's neural engine.
+    ProviderSetup(
+        Provider.COREML,
+        {
+            "ModelFormat": "MLProgram",
+            "MLComputeUnits": "CPUAndGPU",
+            "AllowLowPrecisionAccumulationOnGPU": "0",
+        },
+    ),
+    ProviderSetup(Provider.COREML, {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly"}),
+    ProviderSetup(Provider.DIRECTML),
+    # Metacommands are a driver's own kernels.
+    ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
+    CPU_SETUP,
+)
+"""Setups that are to compute in full precision, in the order in which they are tried. Those of one
+provider stand in the order of speed."""
+
+
+def parse_provider(name: str) -> Provider | None:
+    """Return the provider that a user names, or None for `auto`.
+
+    Raises:
+        UsageError: for an unknown name.
+    """
+    if name == AUTO:
+        return None
+    try:
+        return Provider(name)
+    except ValueError:
+        known = ", ".join([AUTO, *(provider.value for provider in reversed(Provider))])
+        raise UsageError(
+            f"--provider {name!r} is no provider of graphs; use one of {known}"
+        ) from None
+
+
+def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
+    """Return the setups to be tried, best first; the last is the CPU's, which is everywhere.
+
+    Args:
+        asked: the only provider besides the CPU that may be used; None for all.
+        runtime_names: of providers that are there.
+    """
+    return tuple(
+        setup
+        for setup in SETUPS
+        if setup is CPU_SETUP
+        or (setup.runtime_name in runtime_names and asked in (None, setup.provider))
+    )
