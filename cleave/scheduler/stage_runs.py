@@ -15,6 +15,7 @@ from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import StageStep
+from cleave.scheduler.stage_view import StepView
 from cleave.scheduler.stage_work import StageArray, StageOrder, StepWork
 
 
@@ -109,6 +110,10 @@ class StageRuns:
         """Return how much of a device's memory stages use."""
         store = self._stores.get(device)
         return store.occupied_bytes if store is not None else 0
+
+    def view(self) -> StepView | None:
+        """Return how far the step is that is under way, or was last; None if there is none."""
+        return self._step.view() if self._step is not None else None
 
     def begin(self, work: StepWork) -> list[ForSteps]:
         """Start a step, without those of the planned devices that left or may not take part now.

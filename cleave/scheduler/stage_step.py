@@ -17,6 +17,7 @@ from cleave.planner.stages import PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
+from cleave.scheduler.stage_view import StepView, UnitCount
 from cleave.scheduler.stage_work import (
     OutputReady,
     StageArray,
@@ -199,6 +200,15 @@ class StageStep:
         self.ended = True
         self._units.clear()
         return []
+
+    def view(self) -> StepView:
+        """Return how far it is."""
+        asked = UnitCount(self._units)
+        stages = tuple(
+            asked.stage(number, s.plan, s.devices, len(s.y), s.generations)
+            for number, s in enumerate(self._stages)
+        )
+        return StepView(len(self.work.x), self.ended, self.repeated, stages)
 
     def validate(self) -> None:
         """Check that its state is consistent.
