@@ -29,6 +29,7 @@ from cleave.scheduler.stage_work import (
     Unit,
 )
 from cleave.scheduler.tasks import Task
+from cleave.scheduler.traffic import TrafficKind
 
 _FETCH_BYTES = 32 * 2**20  # of sums at once, so that other messages get a turn
 _FP32 = 4
@@ -257,8 +258,13 @@ class StageDevice:
 
     # --- messages ---
 
-    def _send(self, message: Message, task: Task | None = None) -> None:
-        self._out.append(SendStage(self.device, message, task))
+    def _send(
+        self,
+        message: Message,
+        task: Task | None = None,
+        kind: TrafficKind = TrafficKind.OTHER,
+    ) -> None:
+        self._out.append(SendStage(self.device, message, task, kind))
 
     def _next_array(self, nbytes: int) -> int:
         self._ids.arrays += 1
@@ -276,14 +282,15 @@ class StageDevice:
         id = self._sent.get(array)
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
-            self._send(messages.Put(id, array.rows, array.columns, array.dtype, array.payload))
+            put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)
+            self._send(put, kind=array.kind)
         return id
 
     def _put_graph(self, graph: StageGraph) -> int:
         id = self._sent.get(graph)
         if id is None:
             id = self._sent[graph] = self._next_array(graph.nbytes)
-            self._send(messages.Graph(id, graph.model))
+            self._send(messages.Graph(id, graph.model), kind=TrafficKind.GRAPHS)
         return id
 
     def _forget(self, array: StageArray) -> None:

@@ -21,9 +21,11 @@ from cleave.scheduler.stage_work import (
     StepWork,
     SumShape,
 )
+from cleave.scheduler.traffic import TrafficKind
 
 WIDTH = 2
 TOKENS = 3
+WEIGHTS = TrafficKind.WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,10 @@ class Symbol:
         return memoryview(bytes(self.nbytes))
 
 
-def array(value: Any, nbytes: int = 4 * WIDTH * TOKENS) -> StageArray:
-    return StageArray(TOKENS, WIDTH, "fp32", Symbol(value, nbytes))
+def array(
+    value: Any, nbytes: int = 4 * WIDTH * TOKENS, kind: TrafficKind = TrafficKind.ACTIVATIONS
+) -> StageArray:
+    return StageArray(TOKENS, WIDTH, "fp32", Symbol(value, nbytes), kind)
 
 
 def step_work(
@@ -56,7 +60,7 @@ def step_work(
             (*inputs, names.DY, names.total("w")),
             (names.DX, names.new_total("w")),
         )
-        parameters = {names.parameter("w"): array(f"w{number}", 40)}
+        parameters = {names.parameter("w"): array(f"w{number}", 40, WEIGHTS)}
         held.append(LayerWork(forward, backward, parameters, sums, [{}] * batches, 10, 30))
     loss = None
     if stages[-1].loss:
@@ -66,7 +70,9 @@ def step_work(
             (names.LOSS, names.DX, names.new_total("h")),
         )
         targets = [array(("targets", batch)) for batch in range(batches)]
-        loss = LossWork(graph, {names.parameter("h"): array("h", 16)}, {"h": shape}, targets, 5)
+        loss = LossWork(
+            graph, {names.parameter("h"): array("h", 16, WEIGHTS)}, {"h": shape}, targets, 5
+        )
     x = [array(("x", batch)) for batch in range(batches)]
     settings: dict[str, Any] = {"gradients": "fp32", **changed}
     return StepWork(held, loss, x, WIDTH, [TOKENS] * batches, stages, **settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
@@ -223,6 +223,7 @@ class Overview:
                 "joined": self._joined,
                 "left": self._left,
             },
+            "traffic": asdict(counters.traffic),
             "rates": _fleet_rates(before, now),
             "job": self._job(question),
             "devices": self._devices(live.manager, sessions, used, before, now),
