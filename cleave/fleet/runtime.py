@@ -55,7 +55,7 @@ class FleetCounters:
         floor_down_bytes, floor_up_bytes: bytes if every operand and every result of every GEMM were
             sent once.
         gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
-        reissued: tasks given out again because a device was lost or failed.
+        reissued: tasks given out again because a device was lost or failed, and passes of stages.
         late: answers that nobody waited for any more.
         local_gemms: GEMMs multiplied on the PS because no device was there.
     """
@@ -189,7 +189,7 @@ class Runtime(ABC):
             self._counters,
             traffic=self._counters.traffic.snapshot(),
             blocks=done.results,
-            reissued=done.reissued + done.speculative,
+            reissued=done.reissued + done.speculative + self.manager.stages.repeated,
             late=done.late,
         )
 

@@ -134,8 +134,8 @@ class Session:
         ):
             return TrafficKind.OTHER
         task = self.expected.get(message.id)  # a cancelled run is always a tile's
-        stage = task is not None and isinstance(task.detail, StageOrder)
-        return task.detail.kind if stage else TrafficKind.TILES
+        asked = task.detail if task is not None else None
+        return asked.kind if isinstance(asked, StageOrder) else TrafficKind.TILES
 
     def _measures(self, run: int) -> bool:
         """Say whether a run only tests and measures the device."""

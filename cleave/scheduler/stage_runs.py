@@ -56,6 +56,13 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
+        self._repeated = 0  # in steps before it
+
+    @property
+    def repeated(self) -> int:
+        """Return how many passes had to be done again because a device was lost, in all steps."""
+        step = self._step  # the training thread asks as well
+        return self._repeated + (step.repeated if step is not None else 0)
 
     @property
     def able(self) -> dict[int, int]:
@@ -129,6 +136,7 @@ class StageRuns:
             for stage in work.stages
         ]
         work = replace(work, stages=stages)
+        self._repeated = self.repeated
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids)
         return self._step.begin()
 
@@ -140,7 +148,7 @@ class StageRuns:
         """End the step, if one is under way; devices keep what the next one can use."""
         if self._step is not None:
             self._step.withdraw()
-        self._step = None
+        self._repeated, self._step = self.repeated, None
         return []
 
     def end(self) -> list[ForSteps]:

@@ -106,7 +106,7 @@ class StageStep:
         self.work = work
         self.ended = False
         self.failures = 0
-        self.repeated = 0  # units that were done again
+        self.repeated = 0  # passes of micro-batches that have to be done again
         self._stores = stores
         self._present = present
         self._ids = ids
@@ -168,7 +168,7 @@ class StageStep:
         for unit in mine:
             self._units.discard(unit)
             self._taking.pop(unit, None)
-            self.repeated += 1
+            self.repeated += unit.kind is not UnitKind.SUMS
         for stage in self._stages:
             if device in stage.devices:
                 stage.devices.remove(device)
@@ -182,6 +182,7 @@ class StageStep:
         stage.kept = {batch: kept for batch, kept in stage.kept.items() if kept[0] != device}
         for generation in [g for g in stage.generations if g.device == device and not g.landed]:
             stage.generations.remove(generation)
+            self.repeated += len(generation.batches)
             stage.backward -= generation.batches | generation.asked
 
     def changed(self) -> list[ForSteps]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -128,5 +129,21 @@ def test_the_last_step_is_shown_until_devices_forget_it() -> None:
     assert view is not None
     assert view.stages[0].holders == ()
     assert view.repeated > 0
+    again = manager.stages.repeated
+    assert again == view.repeated
     manager.end_steps(3.0)
     assert manager.stages.view() is None
+    assert manager.stages.repeated == again
+    come(manager, 1)
+    manager.begin_step(replace(work, stages=[PlannedStage(0, 2, (1,), loss=True)]), 4.0)
+    assert manager.stages.repeated == again  # of all steps
+
+
+def test_sums_that_are_lost_count_as_passes_to_be_done_again() -> None:
+    trial = Trial(step_work(LAYERS, BATCHES, [PlannedStage(0, LAYERS, (1,), loss=True)]), 2)
+    while trial.step.view().stages[0].backward < 2:
+        trial.answer(1)
+    in_hand = sum(in_flight(trial).values())
+    trial.lose(1)
+    assert trial.step.view().repeated == 2 + in_hand
+    assert trial.step.view().stages[0].backward == 0

@@ -111,7 +111,9 @@ def test_a_job_by_stages(
 
 
 def test_a_job_by_tiles(corpus_file: Path, tmp_path: Path) -> None:
-    job = JobSpec("opt-nano", str(corpus_file), STEPS, batch=1, seq=16, checkpoint_every=0)
+    job = JobSpec(
+        "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, method="tiles", checkpoint_every=0
+    )
     found = watched(job, tmp_path / "run")
     done, sent = found.done
     traffic = total(found.steps)

@@ -219,7 +219,7 @@ class Overview:
                 "flops": float(done.flops),  # msgpack's integers end at 2^64
                 "down_bytes": counters.downlink_bytes,
                 "up_bytes": counters.uplink_bytes,
-                "reissued": done.reissued + done.speculative,
+                "reissued": done.reissued + done.speculative + manager.stages.repeated,
                 "wrong": self._wrong,
                 "joined": self._joined,
                 "left": self._left,
