@@ -44,11 +44,13 @@ class Feed:
         devices: number of devices; with 0 there is no job either.
         start_s: Unix time of the first overview.
         seed: seed of all made-up values.
+        by_stages: whether the job goes by stages, and not by tiles.
     """
 
     devices: int
     start_s: float
     seed: int = 0
+    by_stages: bool = False
     replies: int = 0
 
     def overview(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +78,10 @@ class Feed:
                 "joined": self.devices + 4,
                 "left": 4,
             },
+            "traffic": {
+                "down": {"weights": 250_000_000, "activations": 140_000_000 * self.replies},
+                "up": {"gradients": 60_000_000, "activations": 80_000_000 * self.replies},
+            },
             "rates": {
                 "window_s": 10.0,
                 "blocks_per_s": 1000.0,
@@ -85,7 +91,8 @@ class Feed:
             },
             "job": self._job(int(arguments.get("after_record", 0))) if running else None,
             "devices": self._devices(random),
-            "plan": self._plan(random) if running else None,
+            "plan": self._plan(random) if running and not self.by_stages else None,
+            "stages": self._stages() if running and self.by_stages else None,
             "gemms": [
                 [i, "fc1", 1.0, float(random.uniform(0.9, 1.4))]
                 for i in range(self.replies, self.replies + 8)
@@ -136,6 +143,8 @@ class Feed:
                 0.02,
                 self.replies * 5.0,
                 "measured" if i % 5 == 0 else "modelled",
+                0,
+                i % 4 == 1,
             ]
             for i in range(self.devices)
         ]
@@ -210,6 +219,30 @@ class Feed:
             "generation": self.replies // 7,
             "tiles": tiles,
         }
+
+    def _stages(self) -> dict[str, Any]:
+        """Return a step in which each device holds some layers of its own."""
+        batches, count = 16, min(self.devices, 24)
+        done = self.replies % (3 * batches)
+        passed = [min(batches, max(0, done - batches * part)) for part in range(3)]
+        forward, backward, landed = passed
+        stages = [
+            {
+                "first": i,
+                "stop": i + 1,
+                "loss": i == count - 1,
+                "forward": forward,
+                "backward": backward,
+                "landed": landed,
+                "devices": len(range(i, self.devices, count)),
+                "holders": [
+                    [device + 1, int(forward < batches), int(forward == batches), backward, 0]
+                    for device in range(i, self.devices, count)
+                ],
+            }
+            for i in range(count)
+        ]
+        return {"batches": batches, "ended": done == 0, "repeated": 2, "stages": stages}
 
     def _timeline(self, device: int, now_s: float) -> dict[str, Any] | None:
         if not device:
@@ -304,6 +337,6 @@ async def _serve(connection: ServerConnection, feed: Feed, token: str) -> None:
         return
 
 
-def made_up(devices: int) -> Feed:
+def made_up(devices: int, *, by_stages: bool = False) -> Feed:
     """Return a feed that begins now."""
-    return Feed(devices, start_s=float(int(time.time())))
+    return Feed(devices, start_s=float(int(time.time())), by_stages=by_stages)

@@ -28,6 +28,7 @@ from cleave.scheduler.stage_work import (
     StepWork,
     SumShape,
 )
+from cleave.scheduler.traffic import TrafficKind
 from cleave.workload.registry import Family, ModelSpec
 from emulator.activity import Activity, Direction, Transfer
 from emulator.deferred import SizedProduct
@@ -203,7 +204,7 @@ class SizedModel:
         for tensor in tensors:
             made = self._frozen.get((number, tensor.name))
             if made is None:
-                made = _array(tensor.rows, tensor.columns, self.dtype)
+                made = _array(tensor.rows, tensor.columns, self.dtype, TrafficKind.WEIGHTS)
                 if not tensor.trained:
                     self._frozen[number, tensor.name] = made
             found[names.parameter(tensor.name)] = made
@@ -308,8 +309,11 @@ def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
     }
 
 
-def _array(rows: int, columns: int, dtype: DType) -> StageArray:
-    return StageArray(rows, columns, dtype.value, SizedProduct(rows * columns * dtype.itemsize))
+def _array(
+    rows: int, columns: int, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVATIONS
+) -> StageArray:
+    payload = SizedProduct(rows * columns * dtype.itemsize)
+    return StageArray(rows, columns, dtype.value, payload, kind)
 
 
 def _sums(tensors: Sequence[Tensor]) -> dict[str, SumShape]:

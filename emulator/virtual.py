@@ -42,6 +42,7 @@ from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.stage_runs import StagesOn
 from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
+from cleave.scheduler.traffic import TrafficKind
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
@@ -398,11 +399,11 @@ class VirtualRuntime(Runtime):
         """See `Runtime.now`."""
         return self.now_s
 
-    def send(self, session: int, message: Message) -> None:
+    def send(self, session: int, message: Message, kind: TrafficKind) -> None:
         """See `Runtime.send`."""
         device = self.devices.get(session)
         if device is not None:
-            self._send_down(device, message)
+            self._send_down(device, message, kind)
 
     def end(self, session: int) -> None:
         """See `Runtime.end`."""
@@ -420,14 +421,16 @@ class VirtualRuntime(Runtime):
 
     # --- links and compute ---
 
-    def _send_down(self, device: _VirtualDevice, message: Message) -> None:
+    def _send_down(self, device: _VirtualDevice, message: Message, kind: TrafficKind) -> None:
         nbytes = wire_size(message)
-        self._counters.downlink_bytes += nbytes
+        self._counters.traffic.down.count(kind, nbytes)
         self._transmit(device, device.down, Direction.DOWN, message, nbytes, self._to_device)
 
     def _send_up(self, device: _VirtualDevice, message: Message) -> None:
         nbytes = wire_size(message)
-        self._counters.uplink_bytes += nbytes
+        session = self.manager.sessions.get(device.id)
+        kind = session.kind_of(message) if session is not None else TrafficKind.OTHER
+        self._counters.traffic.up.count(kind, nbytes)
         self._transmit(device, device.up, Direction.UP, message, nbytes, self._to_ps)
 
     def _transmit(

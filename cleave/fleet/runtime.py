@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ from cleave.scheduler.instructions import (
 from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
 from cleave.scheduler.tasks import Task
+from cleave.scheduler.traffic import Traffic, TrafficKind
 from cleave.verify import Judgement
 
 
@@ -50,11 +51,11 @@ class FleetCounters:
         fleet_s: seconds on the fleet's clock (virtual or wall) during which GEMMs were awaited.
         waited_s: wall seconds that the caller spent inside `GemmFuture.result`.
         verify_s: processor seconds spent on checking results.
-        downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
+        traffic: bytes of encoded messages, by what they are for.
         floor_down_bytes, floor_up_bytes: bytes if every operand and every result of every GEMM were
             sent once.
         gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
-        reissued: tasks given out again because a device was lost or failed.
+        reissued: tasks given out again because a device was lost or failed, and passes of stages.
         late: answers that nobody waited for any more.
         local_gemms: GEMMs multiplied on the PS because no device was there.
     """
@@ -62,8 +63,7 @@ class FleetCounters:
     fleet_s: float = 0.0
     waited_s: float = 0.0
     verify_s: float = 0.0
-    downlink_bytes: int = 0
-    uplink_bytes: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
     floor_down_bytes: int = 0
     floor_up_bytes: int = 0
     gemms: int = 0
@@ -72,6 +72,16 @@ class FleetCounters:
     reissued: int = 0
     late: int = 0
     local_gemms: int = 0
+
+    @property
+    def downlink_bytes(self) -> int:
+        """Return the bytes of all messages from the PS to devices."""
+        return self.traffic.down.total
+
+    @property
+    def uplink_bytes(self) -> int:
+        """Return the bytes of all messages from devices to the PS."""
+        return self.traffic.up.total
 
     def __add__(self, more: FleetCounters) -> FleetCounters:
         return FleetCounters(
@@ -177,8 +187,9 @@ class Runtime(ABC):
         done = self.manager.scheduler.counters
         return replace(
             self._counters,
+            traffic=self._counters.traffic.snapshot(),
             blocks=done.results,
-            reissued=done.reissued + done.speculative,
+            reissued=done.reissued + done.speculative + self.manager.stages.repeated,
             late=done.late,
         )
 
@@ -212,8 +223,8 @@ class Runtime(ABC):
         """Return the time in seconds, on the runtime's clock."""
 
     @abstractmethod
-    def send(self, session: int, message: Message) -> None:
-        """Send a message; do nothing if the device is gone."""
+    def send(self, session: int, message: Message, kind: TrafficKind) -> None:
+        """Send a message, and count its bytes as of `kind`; do nothing if the device is gone."""
 
     @abstractmethod
     def end(self, session: int) -> None:
@@ -261,8 +272,8 @@ class Runtime(ABC):
         waiting = deque(instructions)
         while waiting:
             match waiting.popleft():
-                case Send(session, message):
-                    self.send(session, message)
+                case Send(session, message, kind):
+                    self.send(session, message, kind)
                 case Check() as check:
                     waiting.extend(self.check(check))
                 case Place(task, payload):

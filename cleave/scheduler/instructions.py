@@ -14,6 +14,7 @@ from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.events import Event
 from cleave.scheduler.stage_work import StageOutcome, StepWork
 from cleave.scheduler.tasks import ArrayRef, Task
+from cleave.scheduler.traffic import TrafficKind
 
 # --- from the scheduler to the session manager ---
 
@@ -76,6 +77,7 @@ class SendStage:
     device: int
     message: Message
     task: Task | None = None
+    kind: TrafficKind = TrafficKind.OTHER
 
 
 # --- from the session manager's helpers to the session manager ---
@@ -103,10 +105,11 @@ class Dismiss:
 
 @dataclass(slots=True)
 class Send:
-    """Send this message on this session, after those sent before."""
+    """Send this message on this session, after those sent before; `kind` is what it counts as."""
 
     session: int
     message: Message
+    kind: TrafficKind = TrafficKind.OTHER
 
 
 @dataclass(slots=True)

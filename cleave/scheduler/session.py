@@ -16,7 +16,9 @@ from cleave.scheduler.pace import Pace
 from cleave.scheduler.probe import FIRST_ID, Probe
 from cleave.scheduler.reputation import Reputation, Rounding, Suspects
 from cleave.scheduler.setbacks import Setbacks
+from cleave.scheduler.stage_work import StageOrder
 from cleave.scheduler.tasks import Task
+from cleave.scheduler.traffic import TrafficKind
 from profiles.device_profile import DeviceKind
 from profiles.power_limits import believable_j
 
@@ -118,12 +120,27 @@ class Session:
     def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
         """Return why a message exceeds what a device may send unasked; empty if it does not."""
         if isinstance(message, Result | TaskError | Computed) and (
-            self.probe is not None
-            or (self.trial is not None and self.trial.probe.awaits(message.id))
-            or is_answer(message.id, self.expected, self.cancelled_runs)
+            self._measures(message.id) or is_answer(message.id, self.expected, self.cancelled_runs)
         ):
             return ""
         return self.allowance.said(nbytes, now_s) if self.allowance is not None else ""
+
+    def kind_of(self, message: Message) -> TrafficKind:
+        """Return what a message from the device counts as; ask before the message is taken."""
+        if (
+            not isinstance(message, Result)
+            or self._measures(message.id)
+            or not is_answer(message.id, self.expected, self.cancelled_runs)
+        ):
+            return TrafficKind.OTHER
+        task = self.expected.get(message.id)  # a cancelled run is always a tile's
+        asked = task.detail if task is not None else None
+        return asked.kind if isinstance(asked, StageOrder) else TrafficKind.TILES
+
+    def _measures(self, run: int) -> bool:
+        """Say whether a run only tests and measures the device."""
+        trial = self.trial
+        return self.probe is not None or (trial is not None and trial.probe.awaits(run))
 
     def measured_j(self, now_s: float) -> float | None:
         """Return the energy that the device states it used, in joules; None if it is implausible.

@@ -51,6 +51,7 @@ from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.stage_runs import StageRuns, StagesOn
 from cleave.scheduler.stage_work import OutputReady, StageArray, StageOrder, StepWork
 from cleave.scheduler.tasks import Task
+from cleave.scheduler.traffic import TrafficKind
 from cleave.scheduler.trials import Trials
 from cleave.verify import Judgement
 
@@ -459,12 +460,12 @@ class SessionManager:
                     done += self.refuse(session, code, reason, now_s)
                 case Dismiss(session, bye):
                     done += self._dismiss(session, bye, now_s)
-                case SendStage(device, message, task):
+                case SendStage(device, message, task, kind):
                     if (asked := self.sessions.get(device)) is not None:
                         if isinstance(message, messages.RunGraph | messages.Fetch) and task:
                             asked.expected[message.id] = task
                             asked.cancelled_runs.sent(message.id)
-                        done.append(Send(device, message))
+                        done.append(Send(device, message, kind))
                 case TellStep(outcome) if not isinstance(outcome, OutputReady):
                     done += [decision, *self._give_back_memory(now_s)]
                 case _ if isinstance(decision, events.Event):
@@ -507,7 +508,7 @@ class SessionManager:
                 region = self._buffers[array.operand].region(array.rows, array.columns)
                 rows, columns = region.shape
                 put = messages.Put(array.id, rows, columns, region.dtype.value, region)
-                return [Send(device, put)]
+                return [Send(device, put, TrafficKind.TILES)]
             case SendRun(device, run, task):
                 asked = self.sessions[device]
                 asked.expected[run] = task

@@ -29,6 +29,7 @@ from cleave.scheduler.stage_work import (
     Unit,
 )
 from cleave.scheduler.tasks import Task
+from cleave.scheduler.traffic import TrafficKind
 
 _FETCH_BYTES = 32 * 2**20  # of sums at once, so that other messages get a turn
 _FP32 = 4
@@ -261,8 +262,13 @@ class StageDevice:
 
     # --- messages ---
 
-    def _send(self, message: Message, task: Task | None = None) -> None:
-        self._out.append(SendStage(self.device, message, task))
+    def _send(
+        self,
+        message: Message,
+        task: Task | None = None,
+        kind: TrafficKind = TrafficKind.OTHER,
+    ) -> None:
+        self._out.append(SendStage(self.device, message, task, kind))
 
     def _next_array(self, nbytes: int) -> int:
         self._ids.arrays += 1
@@ -282,7 +288,7 @@ class StageDevice:
             id = self._sent[array] = self._next_array(array.nbytes)
             if array.parts:
                 parts = tuple(self._put_part(part) for part in array.parts)
-                self._send(messages.Concat(id, parts))
+                self._send(messages.Concat(id, parts), kind=array.kind)
             else:
                 self._send_put(id, array)
         return id
@@ -294,13 +300,14 @@ class StageDevice:
         return self._ids.arrays
 
     def _send_put(self, id: int, array: StageArray) -> None:
-        self._send(messages.Put(id, array.rows, array.columns, array.dtype, array.payload))
+        put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)
+        self._send(put, kind=array.kind)
 
     def _put_graph(self, graph: StageGraph) -> int:
         id = self._sent.get(graph)
         if id is None:
             id = self._sent[graph] = self._next_array(graph.nbytes)
-            self._send(messages.Graph(id, graph.model))
+            self._send(messages.Graph(id, graph.model), kind=TrafficKind.GRAPHS)
         return id
 
     def _forget(self, array: StageArray) -> None:

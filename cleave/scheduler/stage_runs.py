@@ -16,6 +16,7 @@ from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import StageStep
+from cleave.scheduler.stage_view import StepView
 from cleave.scheduler.stage_work import StageArray, StageOrder, StepWork
 
 
@@ -56,6 +57,13 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
+        self._repeated = 0  # in steps before it
+
+    @property
+    def repeated(self) -> int:
+        """Return how many passes had to be done again because a device was lost, in all steps."""
+        step = self._step  # the training thread asks as well
+        return self._repeated + (step.repeated if step is not None else 0)
 
     @property
     def able(self) -> dict[int, DeviceRates]:
@@ -111,6 +119,10 @@ class StageRuns:
         store = self._stores.get(device)
         return store.occupied_bytes if store is not None else 0
 
+    def view(self) -> StepView | None:
+        """Return how far the step is that is under way, or was last; None if there is none."""
+        return self._step.view() if self._step is not None else None
+
     def begin(self, work: StepWork) -> list[ForSteps]:
         """Start a step, without those of the planned devices that left or may not take part now.
 
@@ -125,6 +137,7 @@ class StageRuns:
             for stage in work.stages
         ]
         work = replace(work, stages=stages)
+        self._repeated = self.repeated
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids)
         return self._step.begin()
 
@@ -136,7 +149,7 @@ class StageRuns:
         """End the step, if one is under way; devices keep what the next one can use."""
         if self._step is not None:
             self._step.withdraw()
-        self._step = None
+        self._repeated, self._step = self.repeated, None
         return []
 
     def end(self) -> list[ForSteps]:

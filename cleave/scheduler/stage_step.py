@@ -19,6 +19,7 @@ from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
 from cleave.scheduler.stage_takeover import Takeover, soonest
+from cleave.scheduler.stage_view import StepView, UnitCount
 from cleave.scheduler.stage_work import (
     OutputReady,
     StageArray,
@@ -107,7 +108,7 @@ class StageStep:
         self.work = work
         self.ended = False
         self.failures = 0
-        self.repeated = 0  # units that were done again
+        self.repeated = 0  # passes of micro-batches that have to be done again
         self._stores = stores
         self._present = present
         self._ids = ids
@@ -170,7 +171,7 @@ class StageStep:
         for unit in mine:
             self._units.discard(unit)
             self._taking.pop(unit, None)
-            self.repeated += 1
+            self.repeated += unit.kind is not UnitKind.SUMS
         left = [stage for stage in self._stages if device in stage.devices]
         for stage in self._stages:
             self._lose(stage, device, mine)
@@ -188,6 +189,7 @@ class StageStep:
         stage.kept = {batch: kept for batch, kept in stage.kept.items() if kept[0] != device}
         for generation in [g for g in stage.generations if g.device == device and not g.landed]:
             stage.generations.remove(generation)
+            self.repeated += len(generation.batches)
             stage.backward -= generation.batches | generation.asked
 
     def changed(self) -> list[ForSteps]:
@@ -206,6 +208,15 @@ class StageStep:
         self.ended = True
         self._units.clear()
         return []
+
+    def view(self) -> StepView:
+        """Return how far it is."""
+        asked = UnitCount(self._units)
+        stages = tuple(
+            asked.stage(number, s.plan, s.devices, len(s.y), s.generations)
+            for number, s in enumerate(self._stages)
+        )
+        return StepView(len(self.work.x), self.ended, self.repeated, stages)
 
     def validate(self) -> None:
         """Check that its state is consistent.

@@ -14,6 +14,7 @@ from typing import Any, Final
 from cleave.errors import CleaveError
 from cleave.planner.stages import PlannedStage
 from cleave.protocol.codec import Buffer, Packable, payload_bytes
+from cleave.scheduler.traffic import TrafficKind
 
 LOSS_LAYER: Final = -1
 """The number that stands for the loss among the numbers of layers."""
@@ -30,6 +31,7 @@ class StageArray:
     Attributes:
         rows, columns, dtype: as `put` says them.
         payload: its elements.
+        kind: what it counts as on its way.
         parts: arrays of its rows, one after another, where it is too large for one message.
     """
 
@@ -37,6 +39,7 @@ class StageArray:
     columns: int
     dtype: str
     payload: Buffer | Packable
+    kind: TrafficKind = TrafficKind.ACTIVATIONS
     parts: Sequence[StageArray] = ()
 
     @property
@@ -201,6 +204,12 @@ class StageOrder:
     rows: int = 0
     columns: int = 0
     out: str = ""
+
+    @property
+    def kind(self) -> TrafficKind:
+        """Return what an array counts as that answers it."""
+        sums = self.unit.kind is UnitKind.SUMS
+        return TrafficKind.GRADIENTS if sums else TrafficKind.ACTIVATIONS
 
 
 # --- what the training thread is told ---

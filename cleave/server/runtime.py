@@ -40,6 +40,7 @@ from cleave.scheduler.stage_work import (
     StepFailed,
     StepWork,
 )
+from cleave.scheduler.traffic import TrafficKind
 from cleave.server.block_times import BlockTimes, TimeSpan
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import AwaitedSizes
@@ -66,7 +67,7 @@ class _Peer:
     connection: Accepted
     record: Session
     times: BlockTimes = field(default_factory=BlockTimes)
-    outbox: deque[Message] = field(default_factory=deque)
+    outbox: deque[tuple[Message, TrafficKind]] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # once it has joined
@@ -165,9 +166,13 @@ class LiveRuntime(Runtime):
         Raises:
             ProtocolError: when it is not a valid message.
         """
-        self._counters.uplink_bytes += len(data)
         peer.record.counters.uplink_bytes += len(data)
-        message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self.now()
+        kind = TrafficKind.OTHER
+        try:
+            message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self.now()
+            kind = peer.record.kind_of(message)
+        finally:  # what is no message crossed the network as well
+            self._counters.traffic.up.count(kind, len(data))
         if isinstance(message, messages.Result) and peer.record.probe is None:
             peer.times.answered(message.id, message.compute_s, now_s)
         elif isinstance(message, messages.TaskError):
@@ -198,7 +203,7 @@ class LiveRuntime(Runtime):
         try:
             while True:
                 while peer.outbox:
-                    message = peer.outbox.popleft()
+                    message, kind = peer.outbox.popleft()
                     if isinstance(message, messages.Put) and _wants_thread(message):
                         parts = await asyncio.to_thread(encode, message)
                     else:
@@ -207,7 +212,7 @@ class LiveRuntime(Runtime):
                     peer.times.sending(began_s)
                     self.manager.sending(peer.record.id, began_s)
                     sent_bytes = await peer.connection.send(parts)
-                    self._counters.downlink_bytes += sent_bytes
+                    self._counters.traffic.down.count(kind, sent_bytes)
                     peer.record.counters.downlink_bytes += sent_bytes
                     if isinstance(message, messages.Run) and peer.record.probe is None:
                         peer.times.asked(message.id, self.now())
@@ -249,7 +254,7 @@ class LiveRuntime(Runtime):
         self._tell_of_reissues()
         super().execute(instructions)
 
-    def send(self, session: int, message: Message) -> None:
+    def send(self, session: int, message: Message, kind: TrafficKind) -> None:
         """See `Runtime.send`."""
         peer = self._peers.get(session)
         # A device that did not name a feature would refuse a message of it.
@@ -261,7 +266,7 @@ class LiveRuntime(Runtime):
             peer.connection.dismiss()
         elif isinstance(message, messages.Bye):
             peer.farewell = message.reason
-        peer.outbox.append(message)
+        peer.outbox.append((message, kind))
         peer.wake.set()
 
     def end(self, session: int) -> None:
@@ -379,7 +384,7 @@ class LiveRuntime(Runtime):
         """Queue a `bye` for every device, and end all jobs with an error."""
         self._ending = True
         for peer in self._peers.values():
-            peer.outbox.append(messages.Bye(_CLOSING, ByeCode.CLOSING))
+            peer.outbox.append((messages.Bye(_CLOSING, ByeCode.CLOSING), TrafficKind.OTHER))
             peer.closing = True
             peer.wake.set()
         # A thread that waits for a GEMM must not wait for ever.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, TypeAlias
+
+from cleave.scheduler.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class StepRecord:
         journal_bytes: bytes of products written to the journal.
         journal_s: seconds that the journal cost in this step.
         journal_saved_s: seconds that products taken from the journal had taken before.
+        traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -64,6 +67,7 @@ class StepRecord:
     journal_bytes: int = 0
     journal_s: float = 0.0
     journal_saved_s: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class DoneRecord:
         kept_reasons: one sentence for each shape.
         local_gemms, journal_bytes, journal_s, journal_saved_s: sums over the steps of this process.
         journal_gemms: GEMMs whose products came from the journal.
+        traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
     """
 
     EVENT: ClassVar[str] = "done"
@@ -158,6 +163,7 @@ class DoneRecord:
     journal_s: float = 0.0
     journal_saved_s: float = 0.0
     journal_gemms: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 Record: TypeAlias = (

@@ -26,6 +26,7 @@ from cleave.scheduler.stage_work import (
     StageGraph,
     SumShape,
 )
+from cleave.scheduler.traffic import TrafficKind
 
 _FP32_BYTES: Final = 4
 _MESSAGE_BYTES: Final = 255 * 2**20  # of the protocol's largest message, what an array may take
@@ -221,12 +222,15 @@ class ModelWork:
     def _matrix(self, tensor: Tensor) -> StageArray:
         matrix = tensor.detach().to(_TORCH[self.dtype])
         matrix = matrix[None] if matrix.dim() < 2 else matrix.reshape(-1, matrix.shape[-1])
-        whole = _array(matrix, self.dtype)
+        whole = _array(matrix, self.dtype, TrafficKind.WEIGHTS)
         if whole.nbytes <= self._message_bytes:
             return whole
         row_bytes = whole.nbytes // whole.rows
         step = max(1, min(self._message_bytes, _PART_BYTES) // row_bytes)
-        parts = (_array(matrix[n : n + step], self.dtype) for n in range(0, whole.rows, step))
+        parts = (
+            _array(matrix[n : n + step], self.dtype, TrafficKind.WEIGHTS)
+            for n in range(0, whole.rows, step)
+        )
         return replace(whole, parts=tuple(parts))
 
     def _beside_array(self, tensor: Tensor) -> StageArray:
@@ -255,9 +259,9 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _array(matrix: Tensor, dtype: DType) -> StageArray:
+def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVATIONS) -> StageArray:
     rows, columns = matrix.shape
-    return StageArray(rows, columns, dtype.value, arrays.from_torch(matrix))
+    return StageArray(rows, columns, dtype.value, arrays.from_torch(matrix), kind)
 
 
 def _sum_shape(tensor: Tensor) -> SumShape:

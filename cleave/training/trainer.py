@@ -340,6 +340,7 @@ class Trainer:
             journal_s=journal.spent_s,
             journal_saved_s=journal.saved_s,
             journal_gemms=journal.taken,
+            traffic=spent.traffic,
         )
         report(done)
         self.patience.insist(self.folder.plot)
@@ -395,6 +396,7 @@ class Trainer:
             journal_bytes=journal.written_bytes - journal_before.written_bytes,
             journal_s=journal.spent_s - journal_before.spent_s,
             journal_saved_s=journal.saved_s - journal_before.saved_s,
+            traffic=spent.traffic,
         )
 
     def _update(self, rate: float, batches: list[tuple[Tensor, Tensor]]) -> float:

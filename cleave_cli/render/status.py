@@ -14,9 +14,12 @@ from rich.text import Text
 
 from cleave_cli.options import human_bytes
 from cleave_cli.render.say import printable
+from cleave_cli.render.stages import shown_stages
+from cleave_cli.render.traffic import by_kind
 
 EVENTS_SHOWN: Final = 8
 TROUBLED_SHOWN: Final = 5
+OWN_SHOWN: Final = 5
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
@@ -73,7 +76,12 @@ def shown(seen: Seen) -> RenderableType:
         parts.append(Text(f"store  {trouble}", style="bold"))
     parts.append("")
     parts += [*_job(overview["job"], seen.steps), ""]
-    parts += [_fleet(overview["devices"]), *_troubled(overview["devices"]), ""]
+    devices = _rows(overview["devices"])
+    own = _own(devices, overview["devices"]["total"])
+    parts += [_fleet(overview["devices"]), *own, *_troubled(devices), ""]
+    if step := overview.get("stages"):
+        names = {device["device"]: device["name"] for device in devices}
+        parts += [*shown_stages(step, names), ""]
     parts += [*_traffic(overview), ""]
     parts += _events(seen.events)
     return Group(*parts)
@@ -144,11 +152,27 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
     return table
 
 
-def _troubled(devices: dict[str, Any]) -> list[RenderableType]:
-    """Return the devices whose state has a reason, with that reason."""
+def _rows(devices: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the devices of an overview by the names of its columns."""
     columns = devices.get("columns", ())
-    rows = [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
-    found = [row for row in rows if row["reason"]]
+    return [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
+
+
+def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:
+    """Return which devices are the operator's own."""
+    mine = [device["name"] for device in devices if device.get("own")]
+    if not mine:
+        return []
+    if len(mine) == total:
+        return [Text("all of them are your own" if total > 1 else "it is your own")]
+    more = f" and {len(mine) - OWN_SHOWN:,} more" if len(mine) > OWN_SHOWN else ""
+    text = f"your own: {', '.join(mine[:OWN_SHOWN])}{more}"
+    return [_text(text, overflow="ellipsis", no_wrap=True)]
+
+
+def _troubled(devices: list[dict[str, Any]]) -> list[RenderableType]:
+    """Return the devices whose state has a reason, with that reason."""
+    found = [row for row in devices if row["reason"]]
     lines = [
         Text(f"{row['name']} is {row['state']}: {row['reason']}", overflow="ellipsis", no_wrap=True)
         for row in found[:TROUBLED_SHOWN]
@@ -169,6 +193,8 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         lines.append(
             _text(f"{label:<6} {human_bytes(rate)}/s{against}; {human_bytes(totals[total])} in all")
         )
+        if kinds := overview.get("traffic", {}).get(label):
+            lines.append(_text(f"       of it {by_kind(kinds)}"))
     lines.append(
         _text(
             f"work   {rates['flops_per_s'] / 1e9:,.1f} GFLOP/s, {rates['blocks_per_s']:,.0f} "

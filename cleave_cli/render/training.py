@@ -14,6 +14,7 @@ from rich.table import Table
 
 from cleave_cli.options import human_bytes
 from cleave_cli.render.say import printable, say
+from cleave_cli.render.traffic import by_kind
 
 if TYPE_CHECKING:
     from cleave.training.records import Record
@@ -134,12 +135,13 @@ def _step_line(record: dict[str, Any]) -> str:
         f"loss {record['loss']:.4f}",
         f"{record['tokens'] / max(record['wall_s'], 1e-9):.0f} tokens/s",
     ]
-    if record["tiles"]:
+    if record["downlink_bytes"]:
         parts += [
             f"{human_bytes(record['downlink_bytes'])} down",
             f"{human_bytes(record['uplink_bytes'])} up",
-            f"{record['tiles']} tiles",
         ]
+        if record["tiles"]:
+            parts.append(f"{record['tiles']} tiles")
         if record["clock"] == "virtual":
             parts.append(f"fleet {record['fleet_s']:.1f} s")
         if record["reissued"]:
@@ -154,13 +156,16 @@ def _summary(record: dict[str, Any], energy: dict[str, Any]) -> Table:
     table.add_row("tokens", f"{record['tokens']:,}")
     rate = record["tokens"] / max(record["wall_s"], 1e-9)
     table.add_row("time here", f"{record['wall_s']:.1f} s ({rate:.0f} tokens/s)")
-    if record["tiles"]:
+    if record["downlink_bytes"]:
         clock = "of virtual time" if record["clock"] == "virtual" else "waited for"
         table.add_row("fleet", f"{record['fleet_s']:.1f} s {clock}")
         table.add_row(
             "down, up",
             f"{human_bytes(record['downlink_bytes'])}, {human_bytes(record['uplink_bytes'])}",
         )
+        for way, kinds in record.get("traffic", {}).items():
+            table.add_row(f"  of it {way}", by_kind(kinds))
+    if record["tiles"]:
         table.add_row("tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}")
         table.add_row("reissued", f"{record['reissued']:,}")
     if record.get("local_gemms"):

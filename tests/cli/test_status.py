@@ -11,6 +11,7 @@ from rich.console import Console
 
 from cleave.errors import UsageError
 from cleave_cli.commands.status import status
+from cleave_cli.render.stages import HOLDERS_SHOWN
 from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown, span, sparkline
 
 STEP = {"event": "step", "tokens": 1000, "wall_s": 4.0, "fleet_s": 3.0, "ps_s": 1.0}
@@ -42,8 +43,8 @@ def overview(first: int = 0, count: int = 0, job: str = "job-1", **changes: Any)
     }  # fmt: skip
 
 
-def text(seen: Seen) -> str:
-    console = Console(width=120, record=True, file=io.StringIO())
+def text(seen: Seen, width: int = 120) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(shown(seen))
     return console.export_text()
 
@@ -76,6 +77,66 @@ def test_a_single_device_is_one() -> None:
     seen = Seen()
     seen.take(overview(devices={"total": 1, "by": [["phone", "ready", 1]]}))
     assert "1 device " in text(seen)
+
+
+COLUMNS = ["device", "name", "state", "reason", "own"]
+STAGES = {
+    "batches": 8,
+    "ended": False,
+    "repeated": 1,
+    "stages": [
+        {
+            "first": 0, "stop": 4, "loss": False, "forward": 7, "backward": 3, "landed": 0,
+            "devices": 2, "holders": [[1, 1, 1, 3, 0], [9, 0, 2, 0, 0]],
+        },
+        {
+            "first": 4, "stop": 12, "loss": True, "forward": 8, "backward": 8, "landed": 5,
+            "devices": 1, "holders": [[2, 0, 0, 0, 3]],
+        },
+    ],
+}  # fmt: skip
+
+
+def devices(*own: bool) -> dict[str, Any]:
+    rows = [[i + 1, f"laptop-{i + 1}", "busy", "", mine] for i, mine in enumerate(own)]
+    return {"total": len(own), "by": [["laptop", "busy", len(own)]], "columns": COLUMNS,
+            "rows": rows}  # fmt: skip
+
+
+def lines(page: str) -> list[list[str]]:
+    return [line.split() for line in page.splitlines()]
+
+
+def test_a_step_by_stages_fits_eighty_columns() -> None:
+    seen = Seen()
+    seen.take(overview(stages=STAGES, devices=devices(True, True, False)))
+    page = text(seen, 80)
+    found = lines(page)
+    assert "stages 8 micro-batches; 1 pass done again" in page
+    assert ["1", "to", "4", "laptop-1", "2", "3", "7", "3", "0"] in found
+    assert ["device", "9", "2", "0"] in found  # it left
+    assert ["5", "to", "12,", "loss", "laptop-2", "0", "3", "coming", "8", "8", "5"] in found
+    assert "your own: laptop-1, laptop-2" in page
+
+
+def test_a_stage_that_nobody_holds_and_many_that_are_held() -> None:
+    stage = {**STAGES["stages"][0], "holders": [], "devices": 0}  # type: ignore[index]
+    crowd = {**stage, "holders": [[i, 0, 0, 0, 0] for i in range(50)], "devices": 60}
+    seen = Seen()
+    step = {**STAGES, "ended": True, "repeated": 0, "stages": [stage, crowd]}
+    seen.take(overview(stages=step, devices=devices(True, True)))
+    page = text(seen, 80)
+    assert ["1", "to", "4", "waits", "for", "one", "7", "3", "0"] in lines(page)
+    assert "stages 8 micro-batches; the step is over" in page
+    assert f"and {60 - (HOLDERS_SHOWN - 1)} more" in page
+    assert "all of them are your own" in page
+
+
+def test_traffic_says_what_it_is_for() -> None:
+    kinds = {"weights": 3_000_000, "activations": 5_000_000_000, "graphs": 0}
+    seen = Seen()
+    seen.take(overview(traffic={"down": kinds, "up": {}}))
+    assert "of it 5.0 GB activations, 3.0 MB weights\n" in text(seen)
 
 
 @pytest.mark.parametrize("every", [math.nan, math.inf, 0.1, -1.0])

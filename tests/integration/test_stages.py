@@ -17,6 +17,7 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages import PsCompute
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
+from cleave.scheduler.traffic import TrafficKind
 from cleave.server.fleet_server import Server
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
@@ -56,8 +57,8 @@ class Strikes:
     def arm(self) -> None:
         self._armed = True
 
-    def send(self, session: int, message: Message) -> None:
-        self._send(session, message)
+    def send(self, session: int, message: Message, kind: TrafficKind) -> None:
+        self._send(session, message, kind)
         if self._armed and self._when(message):
             self._armed = False
             name = self._live.manager.sessions[session].name

@@ -21,9 +21,11 @@ from cleave.scheduler.stage_work import (
     StepWork,
     SumShape,
 )
+from cleave.scheduler.traffic import TrafficKind
 
 WIDTH = 2
 TOKENS = 3
+WEIGHTS = TrafficKind.WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,16 @@ class Symbol:
         return memoryview(bytes(self.nbytes))
 
 
-def array(value: Any, nbytes: int = 4 * WIDTH * TOKENS) -> StageArray:
-    return StageArray(TOKENS, WIDTH, "fp32", Symbol(value, nbytes))
+def array(
+    value: Any, nbytes: int = 4 * WIDTH * TOKENS, kind: TrafficKind = TrafficKind.ACTIVATIONS
+) -> StageArray:
+    return StageArray(TOKENS, WIDTH, "fp32", Symbol(value, nbytes), kind)
 
 
-def array_in_parts(value: Any, nbytes: int) -> StageArray:
+def array_in_parts(value: Any, nbytes: int, kind: TrafficKind) -> StageArray:
     """An array that fits no message, in two parts."""
-    parts = (array((value, n), nbytes // 2) for n in range(2))
-    return replace(array(value, nbytes), parts=tuple(parts))
+    parts = (array((value, n), nbytes // 2, kind) for n in range(2))
+    return replace(array(value, nbytes, kind), parts=tuple(parts))
 
 
 def step_work(
@@ -63,7 +67,7 @@ def step_work(
             (names.DX, names.new_total("w")),
         )
         made = array_in_parts if number % 2 else array
-        parameters = {names.parameter("w"): made(f"w{number}", 40)}
+        parameters = {names.parameter("w"): made(f"w{number}", 40, WEIGHTS)}
         held.append(LayerWork(forward, backward, parameters, sums, [{}] * batches, 10, 30))
     loss = None
     if stages[-1].loss:
@@ -73,7 +77,9 @@ def step_work(
             (names.LOSS, names.DX, names.new_total("h")),
         )
         targets = [array(("targets", batch)) for batch in range(batches)]
-        loss = LossWork(graph, {names.parameter("h"): array("h", 16)}, {"h": shape}, targets, 5)
+        loss = LossWork(
+            graph, {names.parameter("h"): array("h", 16, WEIGHTS)}, {"h": shape}, targets, 5
+        )
     x = [array(("x", batch)) for batch in range(batches)]
     settings: dict[str, Any] = {"gradients": "fp32", **changed}
     return StepWork(held, loss, x, WIDTH, [TOKENS] * batches, stages, **settings)

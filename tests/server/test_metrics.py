@@ -17,6 +17,7 @@ from cleave.energy.typical import load_typical
 from cleave.fleet.runtime import FleetCounters
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import AccessLevel, Refusal
+from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.http.metrics import Metrics
@@ -53,7 +54,9 @@ def metrics() -> Metrics:
     overview.live = fleet
     fleet.join(1, profile=POWERED)
     fleet.join(2)
-    fleet.done = FleetCounters(downlink_bytes=1000, uplink_bytes=500)
+    fleet.done = FleetCounters(
+        traffic=Traffic(BytesByKind(weights=900, other=100), BytesByKind(tiles=500))
+    )
     jobs = overview.jobs = Jobs(fleet, Runner())  # type: ignore[arg-type]
     job, ended = jobs.submit({"job": {"model": "opt-tiny"}}), threading.Event()
 
@@ -92,6 +95,10 @@ def test_figures_are_the_overviews(metrics: Metrics) -> None:
     found = samples(metrics)
     assert found["cleave_downlink_bytes_total"] == 1000
     assert found["cleave_uplink_bytes_total"] == 500
+    assert found["cleave_traffic_bytes_total weights down"] == 900
+    assert found["cleave_traffic_bytes_total other down"] == 100
+    assert found["cleave_traffic_bytes_total tiles up"] == 500
+    assert found["cleave_traffic_bytes_total gradients up"] == 0
     assert found["cleave_devices sbc ready"] == found["cleave_devices unknown ready"] == 1
     assert found["cleave_card_ingress_bytes_per_second"] == 2e8
     assert found["cleave_job_loss job-1 opt-tiny"] == 2.5

@@ -16,21 +16,25 @@ from cleave.fleet.runtime import FleetCounters
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
+from cleave.planner.stages import PlannedStage
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.protocol.messages import Op, Reply, Role
+from cleave.protocol.messages import Feature, Op, Reply, Role
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.stage_view import HolderView, StageView, StepView
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
 from cleave.server.api.rates import Look, Rates
+from cleave.server.api.stages import MAX_HOLDERS, stages_answer
 from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from profiles.library import load_profiles
+from tests.scheduler.stage_devices import step_work
 from tests.server.clocks import Clock
 
 HELLO = messages.Hello(
@@ -124,7 +128,8 @@ def test_an_empty_server(overview: Overview) -> None:
     assert seen["server"]["name"] == "box"
     assert seen["card"] == {"egress_bytes_per_s": None, "ingress_bytes_per_s": None}
     assert seen["devices"] == {"columns": list(DEVICE_COLUMNS), "rows": [], "total": 0, "by": []}
-    assert seen["job"] is seen["plan"] is seen["timeline"] is None
+    assert seen["job"] is seen["plan"] is seen["stages"] is seen["timeline"] is None
+    assert {n for way in seen["traffic"].values() for n in way.values()} == {0}
     assert seen["totals"]["blocks"] == 0
     assert seen["rates"]["blocks_per_s"] is None  # no time has passed
     assert seen["energy"]["devices_j"] is seen["energy"]["gco2e"] is None
@@ -302,6 +307,27 @@ def test_what_a_lost_device_had_is_in_the_tiles_of_others(
     assert overview.answer(Question())["totals"]["reissued"] > 0
 
 
+def test_a_step_by_stages_and_whose_the_devices_are(overview: Overview, fleet: Fleet) -> None:
+    fleet.join(1)
+    fleet.join(2, features=(Feature.GRAPHS.value,))
+    fleet.manager.sessions[1].own = False
+    assert [device["own"] for device in rows(overview)] == [False, True]
+    work = step_work(3, 2, [PlannedStage(0, 2, (2,)), PlannedStage(2, 3, (2,), loss=True)])
+    orders = fleet.manager.begin_step(work, 1.0)
+    stages = overview.answer(Question())["stages"]
+    assert (stages["batches"], stages["ended"], stages["repeated"]) == (2, False, 0)
+    first, last = stages["stages"]
+    assert first == {
+        "first": 0, "stop": 2, "loss": False, "forward": 0, "backward": 0, "landed": 0,
+        "devices": 1, "holders": [[2, 2, 0, 0, 0]],
+    }  # fmt: skip
+    assert (last["first"], last["stop"], last["loss"]) == (2, 3, True)
+    assert last["holders"] == [[2, 0, 0, 0, 0]]
+    assert any(isinstance(one, Send) and one.session == 2 for one in orders)
+    fleet.manager.end_steps(2.0)
+    assert overview.answer(Question())["stages"] is None
+
+
 def test_a_timeline_in_unix_time(overview: Overview, fleet: Fleet) -> None:
     fleet.join(4)
     fleet.spans = [TimeSpan(Lane.RECEIVE, 1.0, 2.0), TimeSpan(Lane.COMPUTE, 2.0, 5.0)]
@@ -333,6 +359,13 @@ def test_any_fleet_fits_a_reply(
     assert seen["devices"]["by"] == [[None, "ready", 5000]]
     assert 0 < len(seen["devices"]["rows"]) < 5000
     room = overviews.MAX_RECORDS_BYTES + overviews.MAX_TILES * 46
+    holder = HolderView(10**6, *[10**4] * 4)
+    stage = StageView(100, 100, False, 10**4, 10**4, 10**4, (holder,) * 100)
+    stages = stages_answer(StepView(10**4, False, 10**4, (stage,) * 150))
+    assert stages is not None
+    assert sum(len(one["holders"]) for one in stages["stages"]) == MAX_HOLDERS
+    assert {one["devices"] for one in stages["stages"]} == {100}
+    room += len(msgpack.packb(stages))
     assert len(msgpack.packb(seen)) + room < limits.MAX_HEADER_BYTES
 
 

@@ -208,6 +208,7 @@ def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache) -> No
         return loss
 
     mine = trained(model, disturbed, batches(6), clip=1.0)
+    assert fleet.counters().reissued > 0
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(6), clip=1.0)
     assert mine == pytest.approx(expected, rel=1e-4)
     fleet.close()

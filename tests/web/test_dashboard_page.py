@@ -149,6 +149,29 @@ def test_charts_and_the_plan_are_told_in_words(seen: Watched, url: str) -> None:
         expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()
 
 
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_stages_take_the_place_of_the_plan(browser: Browser, phone: bool) -> None:
+    with serving(made_up(40, by_stages=True)) as url, watched(browser, phone=phone) as seen:
+        page = seen.page
+        open_dashboard(page, url)
+        stages = page.get_by_role("region", name="Stages", exact=True)
+        expect(stages.get_by_role("rowheader")).to_have_count(24)
+        expect(stages.get_by_role("rowheader").last).to_have_text("layer 24 and the loss")
+        second = stages.get_by_role("row").nth(2)
+        expect(second).to_contain_text(
+            re.compile(r"laptop-2 own, .*(forward|backward); \d+ summed")
+        )
+        expect(second).to_contain_text(re.compile(r"\d+ of 16\d+ of 16\d+ of 16$"))
+        expect(page.get_by_role("heading", name="Plan")).to_have_count(0)
+        expect(page.get_by_role("region", name="Network")).to_contain_text("weights250 MB–")
+        second.get_by_role("button").first.click()
+        expect(page.get_by_role("complementary")).to_contain_text("your own: it may train whole")
+        assert serious_findings(page) == []
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width == page.viewport_size["width"]  # type: ignore[index]
+        assert seen.complaints == []
+
+
 DRAWN_AS_STYLED = """async () => {
   const canvas = document.querySelector(".tiling canvas");
   const corner = () =>

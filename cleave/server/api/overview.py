@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
@@ -23,6 +23,7 @@ from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.rates import Look, Rates
+from cleave.server.api.stages import stages_answer
 from cleave.server.auth.access import Clocks
 from cleave.server.block_times import TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter
@@ -35,7 +36,7 @@ DEVICE_COLUMNS: Final = (
     "device", "identity", "name", "kind", "state", "reason", "reputation", "blocks", "compute_s",
     "down_bytes", "up_bytes", "downlink_bytes_per_s", "uplink_bytes_per_s", "flops_per_s",
     "profile_downlink_bytes_per_s", "profile_uplink_bytes_per_s", "profile_flops_per_s",
-    "round_trip_s", "energy_j", "energy_basis", "failures",
+    "round_trip_s", "energy_j", "energy_basis", "failures", "own",
 )  # fmt: skip
 EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
 
@@ -46,7 +47,7 @@ MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 
-_ROW_BYTES: Final = 172  # of a device's row, without its texts
+_ROW_BYTES: Final = 173  # of a device's row, without its texts
 _STEP_BYTES: Final = 700  # of a step's record, at most
 _MAX_REASON: Final = 120
 
@@ -218,15 +219,17 @@ class Overview:
                 "flops": float(done.flops),  # msgpack's integers end at 2^64
                 "down_bytes": counters.downlink_bytes,
                 "up_bytes": counters.uplink_bytes,
-                "reissued": done.reissued + done.speculative,
+                "reissued": done.reissued + done.speculative + manager.stages.repeated,
                 "wrong": self._wrong,
                 "joined": self._joined,
                 "left": self._left,
             },
+            "traffic": asdict(counters.traffic),
             "rates": _fleet_rates(before, now),
             "job": self._job(question),
             "devices": self._devices(live.manager, sessions, used, before, now),
             "plan": _plan(manager.scheduler, now_s),
+            "stages": stages_answer(manager.stages.view()),
             "timeline": self._timeline(live, question.device, now_s),
             "events": self._events_after(question.after_event),
             "energy": self._energy.answer(used, self._power() if self._power else None),
@@ -355,6 +358,7 @@ class Overview:
             energy.energy_j,
             energy.basis.value,
             did.failures,
+            session.own,
         ]
 
     def _timeline(self, live: Live, device: int, now_s: float) -> Answer | None:

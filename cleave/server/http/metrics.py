@@ -67,6 +67,7 @@ class _OverviewCollector(Collector):
         yield _gauge("cleave_start_time_seconds", "When it was started.", server["started_s"])
         for key, (name, text) in _TOTALS.items():
             yield CounterMetricFamily(name, text, value=seen["totals"][key])
+        yield _traffic(seen["traffic"])
         yield _devices(seen["devices"])
         for way in ("egress", "ingress"):
             rate = seen["card"][f"{way}_bytes_per_s"]
@@ -81,6 +82,18 @@ class _OverviewCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _traffic(ways: dict[str, dict[str, int]]) -> Metric:
+    family = CounterMetricFamily(
+        "cleave_traffic_bytes",
+        "Bytes sent to devices and received, by what they are for.",
+        labels=("way", "kind"),
+    )
+    for way, kinds in ways.items():
+        for kind, nbytes in kinds.items():
+            family.add_metric((way, kind), nbytes)
+    return family
 
 
 def _devices(table: dict[str, Any]) -> Metric:

@@ -3,7 +3,7 @@
 import type { Crowd, Device } from "./overview";
 
 /** A column that can be sorted by. */
-export type SortKey = Exclude<keyof Device, "identity" | "reason" | "compute_s">;
+export type SortKey = Exclude<keyof Device, "identity" | "reason" | "compute_s" | "own">;
 
 export interface Order {
   readonly key: SortKey;
@@ -12,7 +12,7 @@ export interface Order {
 
 /** What is shown; an empty text shows all. */
 export interface Filter {
-  /** Part of name, identity, number, kind, state or reason. */
+  /** Part of name, identity, number, kind, state or reason; or `own`. */
   readonly text: string;
   readonly kind: string;
   readonly state: string;
@@ -113,8 +113,9 @@ function rank(state: string): number {
 }
 
 function words(device: Device): string {
-  const { name, identity, kind, state, reason } = device;
-  return `${device.device} ${name} ${identity} ${kind} ${state} ${reason}`.toLowerCase();
+  const { name, identity, kind, state, reason, own } = device;
+  const words = `${device.device} ${name} ${identity} ${kind} ${state} ${reason}`;
+  return (own ? `${words} own` : words).toLowerCase();
 }
 
 function compare(a: string | number | null, b: string | number | null, sign: number): number {

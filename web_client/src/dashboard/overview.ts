@@ -5,7 +5,10 @@
  * Columns and keys of a newer PS are ignored; those that an older one lacks are null.
  */
 
+import { asMap, list, number, numbers, table, text, textOrNumber, truth } from "./reading";
 import { type JobRecord, readRecords } from "./records";
+import { readStages, type StageStep } from "./stages";
+import { readTraffic, type Traffic } from "./traffic";
 
 export interface ServerInfo {
   readonly version: string;
@@ -73,8 +76,15 @@ const DEVICE_NUMBERS = [
 export type DeviceText = (typeof DEVICE_TEXTS)[number];
 export type DeviceNumber = (typeof DEVICE_NUMBERS)[number];
 
-/** One session; `reputation` is what the PS calls it, a word or a number. */
-export type Device = { readonly device: number; readonly reputation: string | number | null } & {
+/**
+ * One session; `reputation` is what the PS calls it, a word or a number, and `own` whether it is the
+ * operator's own.
+ */
+export type Device = {
+  readonly device: number;
+  readonly reputation: string | number | null;
+  readonly own: boolean;
+} & {
   readonly [name in DeviceText]: string;
 } & { readonly [name in DeviceNumber]: number | null };
 
@@ -154,6 +164,8 @@ export interface Overview {
   readonly server: ServerInfo;
   readonly card: Card;
   readonly totals: Totals;
+  /** By what it is for. */
+  readonly traffic: Traffic;
   readonly rates: Rates;
   readonly job: JobPart | null;
   /** As many of them as a reply has room for. */
@@ -162,6 +174,7 @@ export interface Overview {
   /** All of them. */
   readonly crowds: readonly Crowd[];
   readonly plan: Plan | null;
+  readonly stages: StageStep | null;
   readonly gemms: readonly FinishedGemm[];
   readonly timeline: Timeline | null;
   readonly events: readonly FleetEvent[];
@@ -195,12 +208,14 @@ export function readOverview(data: unknown): Overview {
       ingress_bytes_per_s: number(card.ingress_bytes_per_s),
     },
     totals: numbers(root.totals, TOTALS),
+    traffic: readTraffic(root.traffic),
     rates: numbers(root.rates, RATES),
     job: readJob(root.job),
     devices,
     devices_total: number(asMap(root.devices)?.total) ?? devices.length,
     crowds: readCrowds(asMap(root.devices)?.by),
     plan: readPlan(root.plan),
+    stages: readStages(root.stages),
     gemms: readGemms(root.gemms),
     timeline: readTimeline(root.timeline),
     events: events.rows,
@@ -256,6 +271,7 @@ function readDevices(value: unknown): Device[] {
     const device: Record<string, unknown> = {
       device: number(row[place("device")]) ?? 0,
       reputation: textOrNumber(row[place("reputation")]),
+      own: truth(row[place("own")]),
     };
     for (const name of DEVICE_TEXTS) device[name] = text(row[place(name)]);
     for (const name of DEVICE_NUMBERS) device[name] = number(row[place(name)]);
@@ -337,46 +353,6 @@ function readEvents(value: unknown): { rows: FleetEvent[]; last: number } {
   return { rows: events, last: stated ?? events.at(-1)?.id ?? 0 };
 }
 
-/** Rows of a table in columns, and where a column is: -1, which no row has, if it is not there. */
-function table(value: unknown): { place: (name: string) => number; rows: unknown[][] } {
-  const map = asMap(value);
-  const columns = list(map?.columns);
-  const places = new Map(columns.map((name, index) => [name, index]));
-  return { place: (name) => places.get(name) ?? -1, rows: list(map?.rows).map(list) };
-}
-
 function isLane(value: unknown): value is Lane {
   return (LANES as readonly unknown[]).includes(value);
-}
-
-function numbers<Name extends string>(
-  value: unknown,
-  names: readonly Name[],
-): { readonly [name in Name]: number | null } {
-  const map = asMap(value) ?? {};
-  return Object.fromEntries(names.map((name) => [name, number(map[name])])) as {
-    [name in Name]: number | null;
-  };
-}
-
-function asMap(value: unknown): Record<string, unknown> | null {
-  const isMap = typeof value === "object" && value !== null && !Array.isArray(value);
-  return isMap ? (value as Record<string, unknown>) : null;
-}
-
-function list(value: unknown): unknown[] {
-  return Array.isArray(value) ? value : [];
-}
-
-function number(value: unknown): number | null {
-  if (typeof value === "bigint") return Number(value);
-  return typeof value === "number" && Number.isFinite(value) ? value : null;
-}
-
-function text(value: unknown): string {
-  return typeof value === "string" ? value : "";
-}
-
-function textOrNumber(value: unknown): string | number | null {
-  return typeof value === "string" && value !== "" ? value : number(value);
 }

@@ -24,6 +24,7 @@ export const DEVICE_COLUMNS = [
   "profile_flops_per_s",
   "round_trip_s",
   "energy_j",
+  "own",
 ];
 
 /** A device's row, by column. */
@@ -86,6 +87,10 @@ export function overviewData(parts: Map = {}): Map {
       joined: 2,
       left: 0,
     },
+    traffic: {
+      down: { weights: 900, activations: 0, graphs: 100 },
+      up: { weights: 0, gradients: 500 },
+    },
     rates: {
       window_s: 10,
       blocks_per_s: 1,
@@ -96,6 +101,7 @@ export function overviewData(parts: Map = {}): Map {
     job: null,
     devices: { columns: DEVICE_COLUMNS, rows: [], total: 0, by: [] },
     plan: null,
+    stages: null,
     timeline: null,
     events: events(),
     energy: {

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 import { OverviewError, readOverview } from "../../src/dashboard/overview";
+import { readTraffic } from "../../src/dashboard/traffic";
 import { deviceRow, job, overviewData, step } from "./example";
 
 test("figures that the PS does not know stay unknown", () => {
@@ -53,6 +54,28 @@ test("a plan's tiles, a timeline's spans and finished GEMMs have names", () => {
   ]);
   expect(overview.timeline?.spans.map((span) => span.lane)).toEqual(["receive", "send"]);
   expect(overview.gemms).toEqual([{ generation: 2, name: "fc1", predicted_s: 1, took_s: 1.25 }]);
+});
+
+test("who is the operator's own is read, and nobody is where an older PS does not say", () => {
+  const { columns } = overviewData().devices as { columns: string[] };
+  const rows = [deviceRow({ device: 1, own: true }), deviceRow({ device: 2, own: false })];
+  const { devices } = readOverview(overviewData({ devices: { columns, rows } }));
+  expect(devices.map((device) => device.own)).toEqual([true, false]);
+  const [old] = readOverview(
+    overviewData({ devices: { columns: ["device"], rows: [[1]] } }),
+  ).devices;
+  expect(old?.own).toBe(false);
+});
+
+test("traffic has the kinds of which something travelled, new ones last", () => {
+  expect(readOverview(overviewData()).traffic).toEqual([
+    { kind: "weights", down_bytes: 900, up_bytes: 0 },
+    { kind: "gradients", down_bytes: 0, up_bytes: 500 },
+    { kind: "graphs", down_bytes: 100, up_bytes: 0 },
+  ]);
+  const newer = { down: { sketches: 7, tiles: 5 }, up: null };
+  expect(readTraffic(newer).map(({ kind }) => kind)).toEqual(["tiles", "sketches"]);
+  expect(readTraffic(undefined)).toEqual([]);
 });
 
 test("records keep a loss that is no number, and leave out what is not known here", () => {

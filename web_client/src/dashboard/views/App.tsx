@@ -13,6 +13,7 @@ import { JobView } from "./JobView";
 import { NetworkView } from "./NetworkView";
 import { Connecting, Refused, Stale } from "./Notice";
 import { PlanView } from "./PlanView";
+import { StagesView } from "./StagesView";
 
 export function App(props: { readonly model: Model; readonly choose: (device: number) => void }) {
   const { model, choose } = props;
@@ -27,7 +28,17 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
       <main class="page">
         <Headline model={model} overview={overview} />
         <JobView job={job} gemms={model.gemms} devices={overview.devices.length} />
-        <PlanView plan={overview.plan} devices={overview.devices} chosen={model.chosen} />
+        {overview.stages !== null && (
+          <StagesView
+            step={overview.stages}
+            devices={overview.devices}
+            chosen={model.chosen}
+            choose={choose}
+          />
+        )}
+        {(overview.stages === null || overview.plan !== null) && (
+          <PlanView plan={overview.plan} devices={overview.devices} chosen={model.chosen} />
+        )}
         <NetworkView overview={overview} samples={model.samples} />
         <FleetView overview={overview} chosen={model.chosen} choose={choose} />
         <EventsView events={model.events} now_s={overview.server.now_s} />

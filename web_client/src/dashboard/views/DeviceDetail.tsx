@@ -33,6 +33,7 @@ export function DeviceDetail({ device, timeline, close }: Props) {
       <p class="soft small">
         {kindOf(device)}, session {device.device}
         {device.identity !== "" && `, known as ${device.identity}`}
+        {device.own && ", your own: it may train whole layers"}
         {device.reputation !== null && `, reputation ${device.reputation}`}
       </p>
       {device.reason !== "" && <p class="small">{device.reason}</p>}

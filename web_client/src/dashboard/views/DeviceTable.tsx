@@ -172,6 +172,7 @@ function Row({ device, index, isStop, chosen, choose }: RowProps) {
           onClick={() => choose(device.device)}
         >
           {name.text(device)} <span class="soft">#{device.device}</span>
+          {device.own && <span class="own"> own</span>}
         </button>
       </th>
       {others.map((column) => (

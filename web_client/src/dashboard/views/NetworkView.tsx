@@ -7,13 +7,14 @@ import { share } from "../fleet";
 import type { Sample } from "../model";
 import type { Overview } from "../overview";
 import { meanOf, percent, timeOfDay } from "../text";
+import type { Traffic } from "../traffic";
 import { Chart, type Series } from "./Chart";
 
 export function NetworkView(props: {
   readonly overview: Overview;
   readonly samples: readonly Sample[];
 }) {
-  const { rates, card, totals } = props.overview;
+  const { rates, card, totals, traffic } = props.overview;
   const { samples } = props;
   const data = useMemo(
     () =>
@@ -64,6 +65,7 @@ export function NetworkView(props: {
           />
         </tbody>
       </table>
+      {traffic.length > 0 && <Kinds traffic={traffic} />}
       <Chart
         title="Rates"
         summary={`Egress ${quantity(rates.egress_bytes_per_s, "B/s")}, ingress ${quantity(rates.ingress_bytes_per_s, "B/s")}.`}
@@ -74,6 +76,29 @@ export function NetworkView(props: {
         series={series}
       />
     </section>
+  );
+}
+
+function Kinds(props: { readonly traffic: Traffic }) {
+  return (
+    <table class="plain kinds">
+      <thead>
+        <tr>
+          <th scope="col">what for</th>
+          <th scope="col">to devices</th>
+          <th scope="col">from devices</th>
+        </tr>
+      </thead>
+      <tbody>
+        {props.traffic.map(({ kind, down_bytes, up_bytes }) => (
+          <tr key={kind}>
+            <th scope="row">{kind}</th>
+            <td>{down_bytes > 0 ? quantity(down_bytes, "B") : "–"}</td>
+            <td>{up_bytes > 0 ? quantity(up_bytes, "B") : "–"}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }
 

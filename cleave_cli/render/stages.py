@@ -1,0 +1,61 @@
+"""A step by stages on a terminal: which device holds which layers, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cleave_cli.render.say import printable
+
+HOLDERS_SHOWN: Final = 12
+
+_LAYERS: Final = 14  # characters; with the others a line has 80
+_NAME: Final = 18
+
+
+def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[RenderableType]:
+    """Return a step by stages for a terminal of 80 columns.
+
+    Args:
+        step: as an overview has it.
+        names: of devices, by session.
+    """
+    batches, again = step["batches"], step["repeated"]
+    words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]
+    if again:
+        words.append(f"{again:,} {'pass' if again == 1 else 'passes'} done again")
+    if step["ended"]:
+        words.append("the step is over")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layers", no_wrap=True, max_width=_LAYERS)
+    table.add_column("device", no_wrap=True, max_width=_NAME, overflow="ellipsis")
+    for heading in ("in flight", "its sums", "forward", "backward", "here"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    room, hidden = HOLDERS_SHOWN, 0
+    for stage in step["stages"]:
+        holders = stage["holders"][: max(0, room)]
+        room -= max(1, len(holders))
+        hidden += stage["devices"] - len(holders)
+        passed = [f"{stage[name]:,}" for name in ("forward", "backward", "landed")]
+        if not holders:
+            none = "" if stage["devices"] else "waits for one"
+            table.add_row(_layers(stage), none, "", "", *passed)
+        for number, (device, forward, backward, summed, coming) in enumerate(holders):
+            name = names.get(device, f"device {device}")
+            sums = f"{coming:,} coming" if coming else f"{summed:,}"
+            cells = [printable(name), f"{forward + backward:,}", sums]
+            table.add_row(*([_layers(stage), *cells, *passed] if number == 0 else ["", *cells]))
+    lines: list[RenderableType] = [Text("; ".join(words), style="bold"), table]
+    if hidden:
+        lines.append(Text(f"and {hidden:,} more: cleave status --json"))
+    return lines
+
+
+def _layers(stage: Mapping[str, Any]) -> str:
+    first, last = stage["first"] + 1, stage["stop"]
+    layers = f"{first}" if first == last else f"{first} to {last}"
+    return f"{layers}, loss" if stage["loss"] else layers

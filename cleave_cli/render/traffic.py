@@ -1,0 +1,13 @@
+"""Traffic by what it is for, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cleave_cli.options import human_bytes
+
+
+def by_kind(kinds: Mapping[str, int]) -> str:
+    """Return bytes by kind in one line, most first; "nothing" where there are none."""
+    found = sorted(((nbytes, kind) for kind, nbytes in kinds.items() if nbytes), reverse=True)
+    return ", ".join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"

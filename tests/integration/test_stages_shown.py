@@ -1,0 +1,100 @@
+"""A real server shows a job by stages while it runs: who holds what, whose devices, which bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from tests.integration.processes import PATIENCE_S, run, server, started, wait_for_event
+from tests.integration.test_overview import DEVICE, table
+from tests.integration.test_viewers import asked, viewed
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 2  # of opt-nano
+
+
+def look(url: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Ask for overviews until one is as wanted; return that."""
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        (seen,) = asked(url, ("overview", {}))
+        if until(seen):
+            return seen
+    raise AssertionError(f"it never came; the last stages were {seen['stages']}")
+
+
+def in_flight(seen: dict[str, Any]) -> int:
+    """Micro-batches that devices are asked for; 0 where no step goes by stages."""
+    stages = (seen["stages"] or {"stages": []})["stages"]
+    return sum(holder[1] + holder[2] for stage in stages for holder in stage["holders"])
+
+
+def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_file: Path) -> None:
+    data = ("--data", str(tmp_path / "data"))
+    with ExitStack() as stack:
+        listening = stack.enter_context(server(tmp_path))
+        mine = json.loads(run("pair", "--own", *data, "--json").stdout)
+        for name, url in (("mine", mine["url"]), ("theirs", listening["page_url"])):
+            _, lines = stack.enter_context(
+                started("join", url, "--name", name, *DEVICE, cwd=tmp_path)
+            )
+            wait_for_event(lines, "ready")
+        viewer = viewed(listening["dashboard_url"])
+        before = look(viewer, lambda seen: len(seen["devices"]["rows"]) == 2)
+        assert before["stages"] is None
+        assert before["traffic"]["down"]["weights"] == 0
+        _, lines = stack.enter_context(
+            started(
+                "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "100000",
+                "--batch", "4", "--seq", "32", "--method", "stages", "--checkpoint-every", "0",
+                "--server", f"@{tmp_path / 'data' / 'operator.url'}", "--json",
+            )
+        )  # fmt: skip
+        step = wait_for_event(lines, "step")
+        assert step["traffic"]["down"]["weights"] > 0
+        assert step["traffic"]["up"]["gradients"] > 0
+        assert sum(step["traffic"]["down"].values()) == step["downlink_bytes"]
+        assert sum(step["traffic"]["up"].values()) == step["uplink_bytes"]
+
+        seen = look(viewer, lambda seen: in_flight(seen) > 0)
+        devices = {row["name"]: row for row in table(seen["devices"])}
+        assert (devices["mine"]["own"], devices["theirs"]["own"]) == (True, False)
+        stages = seen["stages"]
+        assert not stages["ended"]
+        assert (stages["stages"][0]["first"], stages["stages"][-1]["stop"]) == (0, LAYERS)
+        holders = {holder[0] for stage in stages["stages"] for holder in stage["holders"]}
+        assert holders == {devices["mine"]["device"]}
+        assert all(stage["landed"] <= stages["batches"] for stage in stages["stages"])
+        assert seen["job"]["state"] == "running"
+        for way in ("down", "up"):
+            assert sum(seen["traffic"][way].values()) == seen["totals"][f"{way}_bytes"]
+
+        page = run("status", *data).stdout
+        assert "micro-batch" in page
+        assert "your own: mine" in page
+        assert " activations" in page
+        told = json.loads(run("status", *data, "--json").stdout)
+        assert told["stages"]["batches"] == stages["batches"]
+        known = json.loads(run("devices", *data, "--json").stdout)["devices"]
+        assert {device["name"]: device["own"] for device in known} == {
+            "mine": True, "theirs": False,
+        }  # fmt: skip
+        parts = urlsplit(listening["dashboard_url"])
+        with urlopen(f"http://{parts.netloc}/metrics", timeout=PATIENCE_S) as reply:
+            metrics = reply.read().decode()
+        assert 'cleave_traffic_bytes_total{kind="gradients",way="up"}' in metrics
+
+        job = seen["job"]["job"]
+        operator = (tmp_path / "data" / "operator.url").read_text().strip()
+        asked(operator, ("stop", {"job": job}))
+        ended = look(viewer, lambda seen: seen["job"]["state"] == "stopped")
+        assert ended["stages"] is None
