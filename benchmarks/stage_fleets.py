@@ -42,8 +42,9 @@ from cleave.planner.stage_prediction import local_step_s, working_bytes
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PlannedStage, PsCompute, StagePlan
 from cleave.workload.registry import find_model
+from cleave.workload.stages import Adapters
 from cleave.workload.step import step_gemms
-from emulator.sized_stages import Adapters, EmulatedSteps, SizedModel, run_steps
+from emulator.sized_stages import EmulatedSteps, SizedModel, run_steps
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
@@ -161,7 +162,7 @@ def planned(
     began_s, best, reason = time.perf_counter(), None, PlanError("no micro-batches")
     for make in makes:
         model = make()
-        optimizer_s = model.trained_parameters / settings.optimizer_per_s
+        optimizer_s = model.sizes.trained_parameters / settings.optimizer_per_s
         ps = PsCompute(settings.ps_flops_per_s, optimizer_s, card)
         try:
             plan = plan_stages(model.costs(), devices, ps)
@@ -177,7 +178,7 @@ def planned(
 
 def emulated(runtime: VirtualRuntime, found: Planned, steps: int) -> EmulatedSteps:
     """Run steps of a plan in virtual time."""
-    token_s = found.model.loss_flops / found.ps.flops_per_s
+    token_s = found.model.sizes.loss_flops / found.ps.flops_per_s
     loss_s = [token_s * tokens for tokens in found.model.tokens]
     return run_steps(runtime, lambda: found.model.work(found.plan), loss_s, steps)
 
@@ -283,7 +284,7 @@ def measured(line: Line, settings: Settings) -> Row:
         if parts <= line.rows
     ]
     one = makes[0]()
-    optimizer_s = one.trained_parameters / settings.optimizer_per_s
+    optimizer_s = one.sizes.trained_parameters / settings.optimizer_per_s
     alone_s = local_step_s(one.costs(), PsCompute(settings.ps_flops_per_s, optimizer_s, card))
     tiles_s = 0.0
     if settings.tiles and line.adapters is None:
@@ -518,7 +519,7 @@ def curve(
             for count in parts
         ]
         one = makes[0]()
-        optimizer_s = one.trained_parameters / settings.optimizer_per_s
+        optimizer_s = one.sizes.trained_parameters / settings.optimizer_per_s
         alone = PsCompute(settings.ps_flops_per_s, optimizer_s, computers.card)
         alone_s = local_step_s(one.costs(), alone)
         try:
