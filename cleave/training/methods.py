@@ -9,33 +9,11 @@ from cleave.arrays import DType
 from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import Selector
+from cleave.planner.methods import CountedTimes, Prediction, tiles_step_s
 from cleave.planner.plan import ElementBytes
 from cleave.planner.stage_prediction import local_step_s
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
-from cleave.training.job import Method
 from cleave.workload.step import StepGemm
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How long a step takes by each method, in seconds; infinite where it cannot be done."""
-
-    stages_s: float
-    tiles_s: float
-    local_s: float
-
-    @property
-    def best(self) -> Method:
-        """Return the method with the shortest step; of equal ones the one with least traffic."""
-        if self.local_s <= min(self.tiles_s, self.stages_s):
-            return Method.LOCAL
-        return Method.STAGES if self.stages_s <= self.tiles_s else Method.TILES
-
-    def __str__(self) -> str:
-        return (
-            f"a step is predicted to take {self.stages_s:.3g} s by stages, {self.tiles_s:.3g} s by "
-            f"tiles and {self.local_s:.3g} s on the parameter server alone"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +35,18 @@ class MethodChoice:
     ps: PsCompute
 
     def predict(self, model: StageModel, plan: StagePlan) -> Prediction:
-        """Return how long a step takes by each method with the devices that are there now.
+        """Return how long a step takes by each method with the devices that are there now."""
+        local_s = local_step_s(model, self.ps)
+        return Prediction(plan.step_s, self._tiles_s(local_s), local_s)
 
-        Tiles are counted as `--offload auto` sends them: what the PS does sooner stays there.
-        """
-        return Prediction(plan.step_s, self._tiles_s(), local_step_s(model, self.ps))
-
-    def _tiles_s(self) -> float:
+    def _tiles_s(self, local_s: float) -> float:
         epoch, devices = self.fleet.runtime.fleet_rates()
         element = ElementBytes(self.dtype.itemsize, self.dtype.itemsize)
-        total_s = 0.0
+        times = []
         for gemm in self.gemms:
             try:
                 found = self.selector.decide(gemm.gemm, element, self.dtype, devices, epoch)
             except PlanError:
                 return float("inf")
-            total_s += gemm.count * min(found.fleet_s, found.ps_s)
-        return total_s + self.ps.optimizer_s
+            times.append(CountedTimes(found.fleet_s, found.ps_s, gemm.count))
+        return tiles_step_s(local_s, times)

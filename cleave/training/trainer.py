@@ -25,6 +25,7 @@ from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.machine.backends import TorchBackend
 from cleave.machine.sensors import total_memory_bytes
+from cleave.planner.methods import Method
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
@@ -41,7 +42,6 @@ from cleave.training.job import (
     FallbackMode,
     JobSpec,
     MemoryMode,
-    Method,
     OffloadMode,
     Precision,
     default_learning_rate,
