@@ -137,12 +137,15 @@ def plan(
 
         if plot is not None:
             raise UsageError(f"--plot draws one tiling; leave out --objective {objective}")
+        if by not in (Method.AUTO, Method.TILES) or lora or crossing:
+            raise UsageError(
+                f"--objective {objective} plans tiles of whole models; leave out --lora, "
+                f"--crossing and --method {method}"
+            )
         show_front(planner, gemms, element, devices, ps, profiles, wanted, as_json=as_json)
         return
     adapters = Adapters(lora) if lora else None
-    sizes = StageSizes(
-        spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters
-    )  # fmt: skip
+    sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = [_rates(i, p) for i, p in enumerate(_profiles(fleet, stragglers, "fp32"))]
     weighing = _Weighing(
         sizes,
@@ -244,9 +247,7 @@ class _Weighing:
         alternatives.append(batch.by_ps(self.ps))
         return _Found(Comparison(alternatives, method), step, stages)
 
-    def by_stages(
-        self, batch: Batch
-    ) -> tuple[Alternative, tuple[StageModel, StagePlan] | None]:  # fmt: skip
+    def by_stages(self, batch: Batch) -> tuple[Alternative, tuple[StageModel, StagePlan] | None]:
         """Return what stages take, and their plan if there is one."""
         from cleave.planner.alternatives import refused
         from cleave.planner.methods import Method

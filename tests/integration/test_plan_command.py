@@ -248,6 +248,8 @@ def test_time_against_energy(tmp_path: Path) -> None:
         (("--gemm", "4,4,4", "--method", "stages"), "--method stages is for whole steps"),
         (("--gemm", "4,4,4", "--crossing"), "--crossing is for whole steps"),
         ((*SMALL, "--method", "pipeline"), "'pipeline'"),
+        ((*SMALL, "--objective", "energy", "--method", "stages"), "--objective energy plans tiles"),
+        ((*SMALL, "--objective", "energy", "--crossing"), "--objective energy plans tiles"),
         ((*SMALL, "--gradients", "fp8"), "'fp8'"),
         ((*SMALL, "--lora", "-1"), "--lora is -1"),
         ((*SMALL, "--method", "tiles", "--crossing"), "--crossing is about stages"),
