@@ -6,24 +6,20 @@ import importlib.util
 import json
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import PlanError, UsageError
+from cleave.errors import UsageError
 
 if TYPE_CHECKING:
-    from cleave.planner.alternatives import Alternative, Batch, Comparison
     from cleave.planner.crossing import Crossing, CrossingPoint
     from cleave.planner.methods import Method
     from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
     from cleave.planner.planner import TilePlanner
-    from cleave.planner.report import StepReport
-    from cleave.planner.stages import PsCompute, StageModel, StagePlan
-    from cleave.workload.stages import StageSizes
-    from cleave.workload.step import StepGemm
+    from cleave.planner.stages import PsCompute
+    from cleave_cli.weighing import Found, Weighing
     from profiles.fleet_device import FleetDevice
 
 _LEAST_GBIT = 1e-3
@@ -96,6 +92,7 @@ def plan(
     from cleave.workload.registry import find_model
     from cleave.workload.stages import Adapters, StageSizes
     from cleave.workload.step import step_gemms
+    from cleave_cli.weighing import Weighing
 
     if bool(model) == bool(gemm):
         raise UsageError("give either --model or --gemm, as in: cleave plan --model opt-13b")
@@ -147,7 +144,7 @@ def plan(
     adapters = Adapters(lora) if lora else None
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = [_rates(i, p) for i, p in enumerate(_profiles(fleet, stragglers, "fp32"))]
-    weighing = _Weighing(
+    weighing = Weighing(
         sizes,
         batch,
         dtype,
@@ -179,105 +176,6 @@ def plan(
     _show(title, found, where, weighing, names)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What was found.
-
-    Attributes:
-        comparison: the methods side by side.
-        step: the plans of tiles, if they were weighed and possible.
-        stages: the batch as it is cut and the plan of stages, if they were.
-    """
-
-    comparison: Comparison
-    step: StepReport | None
-    stages: tuple[StageModel, StagePlan] | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Weighing:
-    """What is asked about: a model, a batch, a fleet and a server.
-
-    Attributes:
-        sizes: of the model.
-        rows: sequences of the batch.
-        dtype: in which parameters and activations travel.
-        gemms, planner, element: of tiles.
-        devices, in_fp32: the fleet, with its throughput in `dtype`, and in fp32, in which layers by
-            stages are computed.
-        ps: the server.
-    """
-
-    sizes: StageSizes
-    rows: int
-    dtype: str
-    gemms: tuple[StepGemm, ...]
-    planner: TilePlanner
-    element: ElementBytes
-    devices: list[DeviceRates]
-    in_fp32: list[DeviceRates]
-    ps: PsCompute
-
-    def batch(self, rows: int) -> Batch:
-        """Return a batch of so many sequences."""
-        from cleave.planner.alternatives import Batch
-        from cleave.workload.stages import cut_batch, kept_elements
-
-        sizes, spec = self.sizes, self.sizes.spec
-        return Batch(
-            lambda parts: sizes.costs(cut_batch(rows, sizes.sequence, parts)),
-            rows,
-            sizes.state_bytes,
-            spec.layers * kept_elements(spec) * self.element.sent,
-        )
-
-    def compare(self, method: Method) -> _Found:
-        """Weigh the methods: all of them, or one and the server alone."""
-        from cleave.planner.alternatives import Comparison
-        from cleave.planner.methods import Method
-
-        batch, step, stages = self.batch(self.rows), None, None
-        alternatives: list[Alternative] = []
-        if method in (Method.AUTO, Method.STAGES):
-            one, stages = self.by_stages(batch)
-            alternatives.append(one)
-        if method in (Method.AUTO, Method.TILES):
-            one, step = self._by_tiles(batch)
-            alternatives.append(one)
-        alternatives.append(batch.by_ps(self.ps))
-        return _Found(Comparison(alternatives, method), step, stages)
-
-    def by_stages(self, batch: Batch) -> tuple[Alternative, tuple[StageModel, StagePlan] | None]:
-        """Return what stages take, and their plan if there is one."""
-        from cleave.planner.alternatives import refused
-        from cleave.planner.methods import Method
-        from cleave.planner.stage_search import plan_stages
-
-        if self.dtype == "fp16":
-            return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16"), None
-        try:
-            found, model, plan = batch.by_stages(plan_stages, self.in_fp32, self.ps)
-        except PlanError as error:
-            return refused(Method.STAGES, str(error)), None
-        return found, (model, plan)
-
-    def _by_tiles(self, batch: Batch) -> tuple[Alternative, StepReport | None]:
-        from cleave.planner.alternatives import refused
-        from cleave.planner.methods import Method
-        from cleave.planner.plan import PsRates
-        from cleave.planner.report import plan_step
-
-        if self.sizes.adapters is not None:
-            reason = "tiles are planned for whole models, not for adapters"
-            return refused(Method.TILES, reason), None
-        card = self.ps.rates or PsRates()
-        try:
-            step = plan_step(self.planner, self.gemms, self.element, self.devices, card)
-        except PlanError as error:
-            return refused(Method.TILES, str(error)), None
-        return batch.by_tiles(step, self.gemms, self.ps), step
-
-
 def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
     """Return the server; its speed is measured on this machine where none is given."""
     from cleave.planner.stages import PsCompute
@@ -293,7 +191,7 @@ def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
     return PsCompute(speed.flops_per_s, 0.0, card)
 
 
-def _crossing(weighing: _Weighing, method: Method, *, as_json: bool) -> Crossing:
+def _crossing(weighing: Weighing, method: Method, *, as_json: bool) -> Crossing:
     """Search for the smallest batch with which stages win; show a progress bar meanwhile.
 
     Raises:
@@ -322,7 +220,7 @@ def _crossing(weighing: _Weighing, method: Method, *, as_json: bool) -> Crossing
 
 
 def _document(
-    found: _Found, where: Crossing | None, weighing: _Weighing, names: list[str]
+    found: Found, where: Crossing | None, weighing: Weighing, names: list[str]
 ) -> dict[str, Any]:
     from cleave_cli.render.plan_methods import crossing_json, methods_json, stages_json
     from cleave_cli.render.plan_tiles import step_json
@@ -337,7 +235,7 @@ def _document(
 
 
 def _show(
-    title: str, found: _Found, where: Crossing | None, weighing: _Weighing, names: list[str]
+    title: str, found: Found, where: Crossing | None, weighing: Weighing, names: list[str]
 ) -> None:
     from cleave.planner.methods import Method
     from cleave_cli.render.plan_methods import show_crossing, show_methods, show_stages
