@@ -700,7 +700,7 @@ def lost_step_s(model: SizedModel, plan: StagePlan, lost: int | None, in_s: floa
         runtime = virtual_runtime(fleet)
         if lost is not None:
             runtime.lose(lost, in_s=in_s)
-        loss_s = [tokens * model.loss_flops / PS.flops_per_s for tokens in model.tokens]
+        loss_s = [tokens * model.sizes.loss_flops / PS.flops_per_s for tokens in model.tokens]
         steps = run_steps(runtime, lambda: model.work(plan), loss_s, steps=1)
         return steps.steps[0].seconds
 

@@ -4,7 +4,7 @@
                                       [--micro-batches 8,16,32,64,128] [--ps-gflops 500]
                                       [--optimizer-mparams 1000] [--no-tiles] [--no-thermal]
                                       [--memory 1] [--json]
-    python -m benchmarks.stage_fleets --crossing [--plot crossing.png] [--computers 8]
+    python -m benchmarks.stage_fleets --crossing [--plot crossing.svg] [--computers 8]
                                       [--computer-gflops 500] [--computer-gb 16] [--card-gbit 1]
 
 Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and OPT-1.3B, 256 and
@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from cleave.arrays import DType
 from cleave.errors import PlanError
+from cleave.planner.micro_batches import micro_batch_counts
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import plan_step
@@ -42,8 +43,9 @@ from cleave.planner.stage_prediction import local_step_s, working_bytes
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PlannedStage, PsCompute, StagePlan
 from cleave.workload.registry import find_model
+from cleave.workload.stages import Adapters
 from cleave.workload.step import step_gemms
-from emulator.sized_stages import Adapters, EmulatedSteps, SizedModel, run_steps
+from emulator.sized_stages import EmulatedSteps, SizedModel, run_steps
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
@@ -69,7 +71,6 @@ _CROSSING_UPLINKS: Final = (5, 20, 100, 1000)
 _CROSSING_DOWNLINK: Final = 5  # times the uplink
 _CROSSING_LATENCY_S: Final = 0.01
 _CROSSING_SEQUENCE: Final = 512
-_CROSSING_MICRO_BATCHES: Final = (8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def planned(
     began_s, best, reason = time.perf_counter(), None, PlanError("no micro-batches")
     for make in makes:
         model = make()
-        optimizer_s = model.trained_parameters / settings.optimizer_per_s
+        optimizer_s = model.sizes.trained_parameters / settings.optimizer_per_s
         ps = PsCompute(settings.ps_flops_per_s, optimizer_s, card)
         try:
             plan = plan_stages(model.costs(), devices, ps)
@@ -177,7 +178,7 @@ def planned(
 
 def emulated(runtime: VirtualRuntime, found: Planned, steps: int) -> EmulatedSteps:
     """Run steps of a plan in virtual time."""
-    token_s = found.model.loss_flops / found.ps.flops_per_s
+    token_s = found.model.sizes.loss_flops / found.ps.flops_per_s
     loss_s = [token_s * tokens for tokens in found.model.tokens]
     return run_steps(runtime, lambda: found.model.work(found.plan), loss_s, steps)
 
@@ -283,7 +284,7 @@ def measured(line: Line, settings: Settings) -> Row:
         if parts <= line.rows
     ]
     one = makes[0]()
-    optimizer_s = one.trained_parameters / settings.optimizer_per_s
+    optimizer_s = one.sizes.trained_parameters / settings.optimizer_per_s
     alone_s = local_step_s(one.costs(), PsCompute(settings.ps_flops_per_s, optimizer_s, card))
     tiles_s = 0.0
     if settings.tiles and line.adapters is None:
@@ -509,15 +510,14 @@ def curve(
     problem = ""
     for tokens in _CROSSING_TOKENS:
         rows = tokens // _CROSSING_SEQUENCE
-        parts = sorted({min(rows, count) for count in _CROSSING_MICRO_BATCHES})
         makes = [
             lambda count=count, rows=rows: SizedModel(
                 spec, rows, _CROSSING_SEQUENCE, count, DType.BF16, None, adapters
             )
-            for count in parts
+            for count in micro_batch_counts(rows, computers.count)
         ]
         one = makes[0]()
-        optimizer_s = one.trained_parameters / settings.optimizer_per_s
+        optimizer_s = one.sizes.trained_parameters / settings.optimizer_per_s
         alone = PsCompute(settings.ps_flops_per_s, optimizer_s, computers.card)
         alone_s = local_step_s(one.costs(), alone)
         try:
@@ -567,6 +567,7 @@ CROSSING_HEAD: Final = (
 
 def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
     """Draw how much faster than the server alone stages are, a panel for each model."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     panels = sorted({(c.model, c.adapters) for c in curves}, key=lambda p: (p[1], p[0]))
@@ -595,7 +596,9 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
         panel.set_ylabel("the server alone / stages")
     axes[0][0].legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=150)
+    # Text stays text in an SVG, and the same curves give the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "crossing"}):
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 # --- the program ---

@@ -1,20 +1,19 @@
 """Steps by stages emulated by sizes alone, for models that need not fit this machine.
 
 Arrays are sizes: nothing is computed, but every message of a step travels, and devices take the
-time that its FLOPs take them. Sizes and FLOPs are those that `cleave.training.stage_work` finds in
-a model of the same sizes.
+time that its FLOPs take them. Sizes and FLOPs are those of `cleave.workload.stages`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cleave import graph_names as names
 from cleave.arrays import DType
-from cleave.errors import FleetError, UsageError
-from cleave.planner.stages import LayerCost, StageModel, StagePlan
+from cleave.errors import FleetError
+from cleave.planner.stages import StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.stage_work import (
@@ -30,6 +29,7 @@ from cleave.scheduler.stage_work import (
 )
 from cleave.scheduler.traffic import TrafficKind
 from cleave.workload.registry import Family, ModelSpec
+from cleave.workload.stages import Adapters, Parameter, StageSizes, cut_batch
 from emulator.activity import Activity, Direction, Transfer
 from emulator.deferred import SizedProduct
 from emulator.virtual import VirtualRuntime
@@ -39,35 +39,6 @@ _INDEX_BYTES: Final = 8
 _FORWARD_GRAPH_BYTES: Final = 10_000  # of real layers: 7 kB to 11 kB, and 19 kB to 22 kB
 _BACKWARD_GRAPH_BYTES: Final = 20_000
 _LOSS_GRAPH_BYTES: Final = 6_000
-
-
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """LoRA: beside a frozen matrix W of a product, B A of low rank is trained, and nothing else.
-
-    Attributes:
-        rank: of B A.
-        down: whether the last product of a layer has them too, beside those of queries and values.
-    """
-
-    rank: int
-    down: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A parameter as a matrix; one of one dimension has one row."""
-
-    name: str
-    rows: int
-    columns: int
-    matrix: bool = True
-    trained: bool = True
-
-    @property
-    def size(self) -> int:
-        """Return the number of its elements."""
-        return self.rows * self.columns
 
 
 class SizedModel:
@@ -86,7 +57,7 @@ class SizedModel:
         adapters: what is trained instead of the model's own parameters.
 
     Attributes:
-        layer, head: the parameters of a layer, and of what follows the layers.
+        sizes: of layers and of what follows them.
         tokens: of each micro-batch.
 
     Raises:
@@ -103,19 +74,11 @@ class SizedModel:
         gradients: DType | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        if not 0 < micro_batches <= rows:
-            raise UsageError(f"{rows} sequences cannot be cut into {micro_batches} micro-batches")
         self.spec = spec
         self.dtype = dtype
         self.gradients = gradients or dtype
-        self.layer = tuple(_adapted(_layer(spec), adapters))
-        self.head = tuple(_adapted(_head(spec), adapters))
-        self.tokens = [
-            sequence * (rows // micro_batches + (number < rows % micro_batches))
-            for number in range(micro_batches)
-        ]
-        self._embeds = adapters is None
-        self._sequence = sequence
+        self.sizes = StageSizes(spec, sequence, dtype.itemsize, self.gradients.itemsize, adapters)
+        self.tokens = cut_batch(rows, sequence, micro_batches)
         self._frozen: dict[tuple[int, str], StageArray] = {}
         self._beside = _beside(spec, sequence)
         self._targets = [
@@ -125,44 +88,9 @@ class SizedModel:
         self._scale = StageArray(1, 1, "fp32", SizedProduct(_FP32_BYTES))
         self._forward, self._backward, self._loss = self._graphs()
 
-    @property
-    def trained_parameters(self) -> int:
-        """Return how many parameters are trained; an embedding counts if the model itself is."""
-        if self._embeds:
-            return self.spec.parameters
-        return self.spec.layers * sum(tensor.size for tensor in self.layer if tensor.trained)
-
-    @property
-    def forward_flops(self) -> int:
-        """Return the FLOPs of a layer's forward pass, for each token."""
-        products = sum(tensor.size for tensor in self.layer if tensor.matrix)
-        return 2 * products + 4 * self._sequence * self.spec.query_width
-
-    @property
-    def backward_flops(self) -> int:
-        """Return those of its backward pass, which computes the forward pass again."""
-        trained = sum(t.size for t in self.layer if t.matrix and t.trained)
-        return 2 * self.forward_flops + 2 * trained
-
-    @property
-    def loss_flops(self) -> int:
-        """Return the FLOPs of the loss and its gradients, for each token."""
-        products = [tensor for tensor in self.head if tensor.matrix]
-        return sum((6 if tensor.trained else 4) * tensor.size for tensor in products)
-
     def costs(self) -> StageModel:
         """Return what the layers cost, for the planner."""
-        spec = self.spec
-        widest = max(max(t.rows, t.columns) for t in self.layer if t.matrix)
-        working = 12 * spec.width + 4 * widest + 4 * spec.heads * self._sequence
-        flops = self.forward_flops + self.backward_flops
-        layer = LayerCost(
-            *self._bytes(self.layer), flops, self.forward_flops, _FP32_BYTES * working
-        )
-        loss = self.loss_flops
-        head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary)
-        layers = [layer] * spec.layers
-        return StageModel(layers, head, spec.width, self.dtype.itemsize, self.tokens, self._embeds)
+        return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
         """Return a step: trained parameters are new arrays, all else is as in the step before."""
@@ -170,11 +98,11 @@ class SizedModel:
             LayerWork(
                 self._forward,
                 self._backward,
-                self._parameters(number, self.layer),
-                _sums(self.layer),
+                self._parameters(number, self.sizes.layer),
+                _sums(self.sizes.layer),
                 [self._beside] * len(self.tokens),
-                self.forward_flops,
-                self.backward_flops,
+                self.sizes.forward_flops,
+                self.sizes.backward_flops,
             )
             for number in range(self.spec.layers)
         ]
@@ -186,7 +114,7 @@ class SizedModel:
             tokens=self.tokens,
             stages=plan.stages,
             gradients=self.gradients.value,
-            embeds=self._embeds,
+            embeds=self.sizes.embeds,
             kept_batches=plan.kept_batches,
         )
 
@@ -195,39 +123,28 @@ class SizedModel:
         return _array(tokens, self.spec.width, self.dtype)
 
     def _loss_work(self) -> LossWork:
-        parameters = self._parameters(self.spec.layers, self.head) | {names.SCALE: self._scale}
-        return LossWork(self._loss, parameters, _sums(self.head), self._targets, self.loss_flops)
+        sizes = self.sizes
+        parameters = self._parameters(self.spec.layers, sizes.head) | {names.SCALE: self._scale}
+        return LossWork(self._loss, parameters, _sums(sizes.head), self._targets, sizes.loss_flops)
 
-    def _parameters(self, number: int, tensors: Sequence[Tensor]) -> dict[str, StageArray]:
+    def _parameters(self, number: int, parameters: Sequence[Parameter]) -> dict[str, StageArray]:
         """Return the parameters of a layer, or of the head, whose number is that of layers."""
         found = {}
-        for tensor in tensors:
-            made = self._frozen.get((number, tensor.name))
+        for one in parameters:
+            made = self._frozen.get((number, one.name))
             if made is None:
-                made = _array(tensor.rows, tensor.columns, self.dtype, TrafficKind.WEIGHTS)
-                if not tensor.trained:
-                    self._frozen[number, tensor.name] = made
-            found[names.parameter(tensor.name)] = made
+                made = _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
+                if not one.trained:
+                    self._frozen[number, one.name] = made
+            found[names.parameter(one.name)] = made
         return found
-
-    def _bytes(self, tensors: Sequence[Tensor]) -> tuple[int, int, int, int]:
-        """Return bytes of frozen and of trained parameters, of gradients and of their sums."""
-        trained = sum(tensor.size for tensor in tensors if tensor.trained)
-        frozen = sum(tensor.size for tensor in tensors) - trained
-        each = self.dtype.itemsize
-        return (
-            frozen * each,
-            trained * each,
-            trained * self.gradients.itemsize,
-            trained * _FP32_BYTES,
-        )
 
     def _graphs(self) -> tuple[StageGraph, StageGraph, StageGraph]:
         """Return the graphs of a layer, forward and backward, and of the loss."""
-        held = (names.X, *(names.parameter(t.name) for t in self.layer), *self._beside)
-        of_layer = [tensor.name for tensor in self.layer if tensor.trained]
-        of_head = [tensor.name for tensor in self.head if tensor.trained]
-        loss_inputs = (names.X, *(names.parameter(t.name) for t in self.head))
+        held = (names.X, *(names.parameter(t.name) for t in self.sizes.layer), *self._beside)
+        of_layer = [one.name for one in self.sizes.layer if one.trained]
+        of_head = [one.name for one in self.sizes.head if one.trained]
+        loss_inputs = (names.X, *(names.parameter(t.name) for t in self.sizes.head))
         return (
             StageGraph(bytes(_FORWARD_GRAPH_BYTES), held, (names.Y,)),
             StageGraph(
@@ -241,62 +158,6 @@ class SizedModel:
                 (names.LOSS, names.DX, *map(names.new_total, of_head)),
             ),
         )
-
-
-def _layer(spec: ModelSpec) -> Iterator[Tensor]:
-    """Yield the parameters of a layer."""
-    width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width
-    if spec.family is Family.LLAMA:
-        yield Tensor("q_proj.weight", query, width)
-        yield Tensor("k_proj.weight", kv, width)
-        yield Tensor("v_proj.weight", kv, width)
-        yield Tensor("o_proj.weight", width, query)
-        yield Tensor("gate_proj.weight", ffn, width)
-        yield Tensor("up_proj.weight", ffn, width)
-        yield Tensor("down_proj.weight", width, ffn)
-        yield Tensor("input_layernorm.weight", 1, width, matrix=False)
-        yield Tensor("post_attention_layernorm.weight", 1, width, matrix=False)
-        return
-    for name, outputs, inputs in (
-        ("k_proj", kv, width),
-        ("v_proj", kv, width),
-        ("q_proj", query, width),
-        ("out_proj", width, query),
-        ("fc1", ffn, width),
-        ("fc2", width, ffn),
-    ):
-        yield Tensor(f"{name}.weight", outputs, inputs)
-        yield Tensor(f"{name}.bias", 1, outputs, matrix=False)
-    for name in ("self_attn_layer_norm", "final_layer_norm"):
-        yield Tensor(f"{name}.weight", 1, width, matrix=False)
-        yield Tensor(f"{name}.bias", 1, width, matrix=False)
-
-
-def _head(spec: ModelSpec) -> Iterator[Tensor]:
-    """Yield the parameters of what follows the layers; a tied embedding is one."""
-    if spec.family is Family.LLAMA or spec.pre_norm:
-        yield Tensor("norm.weight", 1, spec.width, matrix=False)
-    if spec.family is Family.OPT and spec.pre_norm:
-        yield Tensor("norm.bias", 1, spec.width, matrix=False)
-    if spec.embedding_width != spec.width:
-        yield Tensor("project_out.weight", spec.embedding_width, spec.width)
-    yield Tensor("lm_head.weight", spec.vocabulary, spec.embedding_width)
-
-
-def _adapted(tensors: Iterator[Tensor], adapters: Adapters | None) -> Iterator[Tensor]:
-    """Yield parameters with adapters, which alone are trained then."""
-    if adapters is None:
-        yield from tensors
-        return
-    adapted = {"q_proj.weight", "v_proj.weight"}
-    if adapters.down:
-        adapted |= {"down_proj.weight", "fc2.weight"}
-    for tensor in tensors:
-        yield replace(tensor, trained=False)
-        if tensor.name in adapted:
-            name = tensor.name.removesuffix(".weight")
-            yield Tensor(f"{name}.lora_A.weight", adapters.rank, tensor.columns)
-            yield Tensor(f"{name}.lora_B.weight", tensor.rows, adapters.rank)
 
 
 def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
@@ -316,8 +177,8 @@ def _array(
     return StageArray(rows, columns, dtype.value, payload, kind)
 
 
-def _sums(tensors: Sequence[Tensor]) -> dict[str, SumShape]:
-    return {t.name: SumShape(t.rows, t.columns) for t in tensors if t.trained}
+def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
+    return {one.name: SumShape(one.rows, one.columns) for one in parameters if one.trained}
 
 
 # --- steps in virtual time ---

@@ -1,1 +1,1 @@
-"""Models of training methods in closed form, and published claims checked against them."""
+"""Training methods by simulation, and published claims checked against them."""

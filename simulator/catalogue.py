@@ -14,8 +14,7 @@ from simulator.confidant import Confidant
 from simulator.data_parallel import DataParallel
 from simulator.dtfm import Dtfm
 from simulator.method import Method
-from simulator.mixed import CleaveMixed
-from simulator.resident import CleaveResident
+from simulator.stages import Stages
 from simulator.tiles import Tiles
 
 
@@ -30,8 +29,7 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
     return {
         "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
         "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
-        "cleave-resident": CleaveResident(),
-        "cleave-mixed": CleaveMixed(),
+        "cleave-stages": Stages(),
         "dtfm": Dtfm(thorough=thorough),
         "dtfm-all": Dtfm("dtfm-all", every_device=True, thorough=thorough),
         "alpa": Alpa(),

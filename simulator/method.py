@@ -7,17 +7,17 @@ says why the memory that was assumed is not enough; it is empty if it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar, cast
+from typing import Final, Protocol
 
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.planner import TilePlanner
 from cleave.planner.shape import RateArrays
 from cleave.workload.registry import ModelSpec
 
-Found = TypeVar("Found")
+PS_FLOPS_PER_S: Final = 500e9
+"""What a parameter server without accelerators may reach."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Conditions:
         element: bytes per element sent and returned.
         ps: rates of the parameter server's card.
         seed: seed of every search.
+        fp32_devices: the same devices with their throughput in fp32, in which layers by stages are
+            computed; empty where it is that of `devices`.
+        ps_flops_per_s: of the parameter server, which computes losses that no device holds.
     """
 
     spec: ModelSpec
@@ -39,20 +42,8 @@ class Conditions:
     element: ElementBytes = field(default_factory=lambda: ElementBytes(2, 2))
     ps: PsRates = field(default_factory=PsRates)
     seed: int = 0
-    _found: dict[Callable[[Conditions], object], object] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    def once(self, what: Callable[[Conditions], Found]) -> Found:
-        """Return a function's result for these conditions, computed once and then kept."""
-        if what not in self._found:
-            self._found[what] = what(self)
-        return cast(Found, self._found[what])
-
-    @cached_property
-    def planner(self) -> TilePlanner:
-        """Return the planner that methods with tiles share, so that nothing is planned twice."""
-        return TilePlanner(self.ps)
+    fp32_devices: Sequence[DeviceRates] = ()
+    ps_flops_per_s: float = PS_FLOPS_PER_S
 
     @cached_property
     def rates(self) -> RateArrays:

@@ -43,8 +43,7 @@ class Scope:
         model: the model that is simulated with all `counts` of devices.
         others: models that are simulated with `few` devices only.
         small_memory: numbers of devices of 512 MB each.
-        carded: numbers of devices behind each of `CARDS_GBPS`. All are simulated by tiles;
-            all but the last, for which the search takes longest, also by mixed pieces.
+        carded: numbers of devices behind each of `CARDS_GBPS`, by tiles and by stages.
         roomy: number of devices of 32 GB each.
     """
 
@@ -97,24 +96,21 @@ def write(
             find_model(model), scope.batch, scope.seq, "paper", counts, every,
             element=BF16, ps=PsRates(), seed=seed,
         )  # fmt: skip
-    known = methods()
+    built = [methods()[name] for name in ("cleave", "cleave-stages")]
     carded = {}
     for gbps in CARDS_GBPS:
         say(f"{scope.model} behind {gbps} Gbit/s")
         card = gbps * 1e9 / 8
-        carded[f"{gbps} Gbit/s"] = [
-            row
-            for name, counts in (("cleave", scope.carded), ("cleave-mixed", scope.carded[:-1]))
-            for row in sweep(
-                find_model(scope.model), scope.batch, scope.seq, "paper", counts, [known[name]],
-                element=BF16, ps=PsRates(card, card), seed=seed,
-            )
-        ]  # fmt: skip
+        carded[f"{gbps} Gbit/s"] = sweep(
+            find_model(scope.model), scope.batch, scope.seq, "paper", scope.carded, built,
+            element=BF16, ps=PsRates(card, card), seed=seed,
+        )  # fmt: skip
     say("devices of 512 MB, devices of 32 GB")
     small = [
         Row(count, outcome)
         for count in scope.small_memory
-        for outcome in known["cleave"].outcomes(_with_memory(scope, count, 512_000_000, seed))
+        for method in built
+        for outcome in method.outcomes(_with_memory(scope, count, 512_000_000, seed))
     ]
     much = _with_memory(scope, scope.roomy, 32_000_000_000, seed)
     roomy = [

@@ -31,14 +31,13 @@ def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
     """Draw time, bytes, PS bandwidth and recovery against the number of devices, with slopes.
 
     Hollow points do not fit the memory of their devices; clouds that fit are horizontal lines.
-    Closed forms of methods that are also simulated event by event are left out.
 
     Raises:
         OSError, ValueError: when the file cannot be written.
     """
     curves: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        if (row.devices or row.outcome.fits) and "closed form" not in row.outcome.method:
+        if row.devices or row.outcome.fits:
             curves[row.outcome.method].append(row)
     counts = sorted({row.devices for row in rows if row.devices is not None})
     figure = Figure(figsize=(22, 9), layout="constrained")

@@ -7,17 +7,15 @@ from typing import Final
 
 from simulator.method import Outcome
 from simulator.sweep import Row
-from simulator.verdict import NOT_BUILT, TILES, Claim
+from simulator.verdict import STAGES, TILES, Claim
 
 METHODS: Final = {
     "cleave": "tiles as this project plans them (`cleave plan`), the LM head with them, attention "
     "as one task for each sample and head",
     "cleave-2d": "the published scheme: tiles of rows and columns only, each Linear by itself; "
     "attention as above",
-    "cleave-resident": "not built: devices hold attention or FFN sub-layers for a step, all "
-    "traffic through the parameter server (PS); `(closed form)` is its formula",
-    "cleave-mixed": "not built: stretches of sub-layers that are resident at the same time, one "
-    "after another, and tiles for what does not fit",
+    "cleave-stages": "whole layers on devices for a step as this project plans them, all traffic "
+    "through the parameter server (PS)",
     "dtfm": "DT-FM, data and pipeline parallel over peers; `(formula)` its published cost, "
     "`(pipelined)` all communication overlapped, `(serial)` nothing overlapped",
     "dtfm-all": "the same with every device that is offered, also where fewer are faster",
@@ -53,29 +51,33 @@ def report(
         "",
         "## Verdicts",
         "",
-        "By tiles is what is built and what was published (`cleave`, `cleave-2d`). Resident "
-        "sub-layers (`cleave-resident`, `cleave-mixed`) are simulated only, so nobody can use them "
-        "yet, and their verdict stands apart. *Only if* is what the conditions have in common "
-        "under which a claim holds; it may fail under some of those, too.",
+        "Cleave trains by tiles (`cleave`; `cleave-2d` are those that were published) and by "
+        "stages (`cleave-stages`); each has a verdict. *Only if* is what the conditions have in "
+        "common under which a claim holds; it may fail under some of those, too.",
         "",
-        "| claim | by tiles | only if | resident, not built | only if |",
+        "| claim | by tiles | only if | by stages | only if |",
         "| --- " * 5 + "|",
         *(
-            f"| {claim.title} | {claim.verdict.value} | {claim.only_if(TILES)} "
-            f"| {claim.not_built.value} | {claim.only_if(NOT_BUILT)} |"
+            f"| {claim.title} | {claim.verdict(TILES).value} | {claim.only_if(TILES)} "
+            f"| {claim.verdict(STAGES).value} | {claim.only_if(STAGES)} |"
             for claim in claims
         ),
     ]
     for number, claim in enumerate(claims, 1):
         lines += ["", f"## {number}. {claim.title}", ""]
-        verdicts = f"By tiles: {claim.verdict.value}. Resident, not built: {claim.not_built.value}."
-        lines += [f"**{verdicts}** {claim.reading}", ""]
+        lines += [f"**{verdicts(claim)}** {claim.reading}", ""]
         lines += ["| " + " | ".join(claim.columns) + " |", "| --- " * len(claim.columns) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in claim.rows]
     lines += ["", "## Figures"]
     for what, file, reading in figures:
         lines += ["", f"![{what}]({file})", "", reading]
     return "\n".join([*lines, ""])
+
+
+def verdicts(claim: Claim) -> str:
+    """Say in two sentences whether a claim holds."""
+    tiles, stages = claim.verdict(TILES), claim.verdict(STAGES)
+    return f"By tiles: {tiles.value}. By stages: {stages.value}."
 
 
 def sweep_reading(rows: Sequence[Row]) -> str:

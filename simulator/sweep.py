@@ -10,7 +10,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.workload.registry import ModelSpec
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
-from simulator.method import Conditions, Method, Outcome
+from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ def sweep(
     dtype: str = "bf16",
     stragglers: float = 0.0,
     seed: int = 0,
+    ps_flops_per_s: float = PS_FLOPS_PER_S,
 ) -> list[Row]:
     """Simulate every method with every number of devices; methods without devices once, last.
 
@@ -68,7 +69,10 @@ def sweep(
     rows: list[Row] = []
     for count in counts:
         devices = fleet_rates(fleet, count, dtype=dtype, stragglers=stragglers)
-        conditions = Conditions(spec, batch, seq, devices, element, ps, seed)
+        in_fp32 = fleet_rates(fleet, count, dtype="fp32", stragglers=stragglers)
+        conditions = Conditions(
+            spec, batch, seq, devices, element, ps, seed, in_fp32, ps_flops_per_s
+        )
         for method in methods:
             if not isinstance(method, Cloud):
                 rows += [Row(count, outcome) for outcome in method.outcomes(conditions)]

@@ -12,10 +12,10 @@ once, however many devices are lost in it. With n devices, each lost at a rate l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from cleave.planner.report import StepReport, plan_step
 from cleave.workload.step import StepGemm, step_gemms
 from simulator.attention import AttentionTask, backward_task, forward_task, takers, tasks_s
 from simulator.method import Conditions, Outcome, Part, impossible
-from simulator.sublayers import Kind, kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,8 @@ class Tiles:
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Return one row."""
         try:
-            if self.fused and self.shape is TileShape.THREE_D:
-                step = conditions.once(tiled_step)
-            else:
-                planner = TilePlanner(conditions.ps, self.shape)
-                step = TiledStep.of(conditions, planner, fused=self.fused)
+            planner = TilePlanner(conditions.ps, self.shape)
+            step = TiledStep.of(conditions, planner, fused=self.fused)
         except PlanError as error:
             return [impossible(self.name, str(error))]
         return [tiled_outcome(self.name, step)]
@@ -136,29 +132,15 @@ class TiledStep:
         ]
         return Share(*(math.fsum(column) for column in zip(*shares, strict=True)))
 
-    def edges(self) -> Share:
-        """Return the share of the Linears outside the layers."""
-        return self.linears(lambda gemm: gemm.name in EDGES)
-
-    def sublayer(self, kind: Kind) -> Share:
-        """Return the share of one sub-layer, forward and backward."""
+    @property
+    def losses(self) -> TileLosses:
+        """Return the model of losses."""
         layers = self.conditions.spec.layers
-        linears = self.linears(lambda g: g.name not in EDGES and _kind(g) is kind)
-        linears = linears.times(1 / layers)
-        if kind is Kind.FFN:
-            return linears
-        columns = zip(linears, *self.attention, strict=True)
-        return Share(*(math.fsum(column) for column in columns))
-
-    def losses(self, tiled: Sequence[Kind]) -> TileLosses:
-        """Return the model of losses for these sub-layers and the Linears outside the layers."""
-        layers = self.conditions.spec.layers
-        shares = {kind: tiled.count(kind) / layers for kind in Kind}
         times = [
-            (of.predicted_s, gemm.count * (1.0 if gemm.name in EDGES else shares[_kind(gemm)]))
+            (of.predicted_s, float(gemm.count))
             for gemm, of in zip(self.gemms, self.report.reports, strict=True)
         ]
-        times += [(each.seconds, layers * shares[Kind.ATTENTION]) for each in self.attention]
+        times += [(each.seconds, float(layers)) for each in self.attention]
         again_s = math.fsum(part.seconds for part in self.recovery)
         return TileLosses(tuple(times), len(self.conditions.devices), again_s)
 
@@ -219,25 +201,6 @@ class TiledStep:
         return float(tile.memory_bytes), float(offers[tile.device])
 
 
-def tiled_step(conditions: Conditions) -> TiledStep:
-    """Plan a step by Cleave's own tiles: three-dimensional, siblings fused.
-
-    Raises:
-        PlanError: when one of its GEMMs fits no device.
-    """
-    return TiledStep.of(conditions, conditions.planner, fused=True)
-
-
-EDGES: Final = ("project_in", "project_out", "lm_head")
-"""Linears outside the layers."""
-
-_PROJECTIONS: Final = ("qkv_proj", "q_proj", "k_proj", "v_proj", "out_proj", "o_proj")
-
-
-def _kind(gemm: StepGemm) -> Kind:
-    return Kind.ATTENTION if gemm.name in _PROJECTIONS else Kind.FFN
-
-
 def _tasks(conditions: Conditions) -> tuple[AttentionTask, AttentionTask]:
     spec, seq, element = conditions.spec, conditions.seq, conditions.element.sent
     return forward_task(spec, seq, element), backward_task(spec, seq, element)
@@ -271,6 +234,6 @@ def tiled_outcome(name: str, step: TiledStep) -> Outcome:
         ps_egress_bytes_per_s=peak_out,
         ps_ingress_bytes_per_s=peak_in,
         recovery=step.recovery,
-        under_losses=step.losses(kinds(step.conditions.spec)) if step.recovery else None,
+        under_losses=step.losses if step.recovery else None,
         flops=step.flops,
     )

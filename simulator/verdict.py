@@ -8,12 +8,12 @@ from enum import Enum
 from typing import Final
 
 TILES: Final[tuple[str, ...]] = ("cleave", "cleave-2d")
-"""What is built and what was published."""
+"""Multiplications on devices: Cleave's own tiles, and those that were published."""
 
-NOT_BUILT: Final[tuple[str, ...]] = ("cleave-resident", "cleave-mixed")
-"""What the simulator alone can do yet."""
+STAGES: Final[tuple[str, ...]] = ("cleave-stages",)
+"""Whole layers on devices."""
 
-OURS: Final[tuple[str, ...]] = TILES + NOT_BUILT
+OURS: Final[tuple[str, ...]] = TILES + STAGES
 
 
 class Verdict(Enum):
@@ -60,15 +60,9 @@ class Claim:
     rows: tuple[tuple[str, ...], ...]
     trials: tuple[ClaimTrial, ...]
 
-    @property
-    def verdict(self) -> Verdict:
-        """Return the verdict over trials with tiles."""
-        return _verdict(self._of(TILES))
-
-    @property
-    def not_built(self) -> Verdict:
-        """Return the verdict over trials with methods that are not built yet."""
-        return _verdict(self._of(NOT_BUILT))
+    def verdict(self, methods: Sequence[str]) -> Verdict:
+        """Return the verdict over trials with these methods."""
+        return _verdict(self._of(methods))
 
     def only_if(self, methods: Sequence[str]) -> str:
         """Say what only the trials that hold have in common; empty if all hold or none does."""

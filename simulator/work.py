@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cleave.workload.registry import Family, ModelSpec
+from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import kept_elements
 from cleave.workload.step import linear_shapes, step_flops
 
 STATE_BYTES = 16
@@ -36,10 +37,8 @@ class LayerWork:
         parameters: number of the layer's parameters.
         forward_flops: FLOPs forward for a sample; backward is twice that.
         boundary_bytes: bytes of a sample's activations that go from one layer to the next.
-        kept_bytes: bytes of a sample kept between forward and backward if nothing is recomputed:
-            inputs of every Linear and norm and of the nonlinearity, as Korthikanti et al. (2022,
-            arXiv 2205.05198, section 4.1: 34 s b h for two bytes, of which two are dropout masks
-            that are left out here); no scores, as flash attention keeps none.
+        kept_bytes: bytes of a sample kept between forward and backward if nothing is recomputed
+            (`cleave.workload.stages.kept_elements`).
     """
 
     parameters: float
@@ -52,14 +51,11 @@ def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
     """Return the work and memory of a layer; see `LayerWork`."""
     linears = [s for s in linear_shapes(spec) if s.count == spec.layers and s.name != "lm_head"]
     weights = sum(s.inputs * s.outputs for s in linears)
-    hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
-    norms, attention = 2 * spec.width, spec.width + 2 * spec.query_width + 2 * spec.kv_width
-    kept = norms + attention + spec.width + hidden
     return LayerWork(
         parameters=(spec.parameters - edge_parameters(spec)) / spec.layers,
         forward_flops=2.0 * weights * seq + attention_flops(spec, 1, seq),
         boundary_bytes=float(seq * spec.width * element_bytes),
-        kept_bytes=float(seq * kept * element_bytes),
+        kept_bytes=float(seq * kept_elements(spec) * element_bytes),
     )
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Self
 
 from cleave.errors import UsageError
+from cleave.planner.methods import Method
 from cleave.training.interval import DEFAULT, Interval
 from cleave.workload.registry import ModelSpec
 
@@ -29,20 +30,6 @@ class MemoryMode(Enum):
     AUTO = "auto"
     PLAIN = "plain"
     LEAN = "lean"
-
-
-class Method(Enum):
-    """How devices take part.
-
-    TILES sends out multiplications. STAGES has devices train whole layers for a step. LOCAL trains
-    on the PS alone. AUTO takes what is predicted to be fastest, and looks again when the fleet
-    changes.
-    """
-
-    AUTO = "auto"
-    TILES = "tiles"
-    STAGES = "stages"
-    LOCAL = "local"
 
 
 class OffloadMode(Enum):
@@ -86,7 +73,7 @@ class JobSpec:
         checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them, with one
             more at the end; 0 for none at all.
         memory: see `MemoryMode`.
-        method: see `Method`.
+        method: see `cleave.planner.methods.Method`.
         audit: the chance that a device's part of a step by stages is computed again here, see
             `cleave.training.audits`.
         offload: see `OffloadMode`; of tiles only.

@@ -21,9 +21,10 @@ from cleave.fleet.product import Multiplier
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.machine.backends import TorchBackend
+from cleave.planner.methods import Method
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import restore_rng, rng_state
-from cleave.training.job import FallbackMode, JobSpec, Method, OffloadMode
+from cleave.training.job import FallbackMode, JobSpec, OffloadMode
 from cleave.training.journal import Journal, JournaledFleet
 from cleave.training.methods import predict_without_stages
 from cleave.training.offload import offload, restore

@@ -9,40 +9,11 @@ from cleave.arrays import DType
 from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import Selector
+from cleave.planner.methods import CountedTimes, Prediction, tiles_step_s
 from cleave.planner.plan import ElementBytes
 from cleave.planner.stage_prediction import local_step_s
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
-from cleave.training.job import Method
 from cleave.workload.step import StepGemm
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How long a step takes by each method, in seconds; infinite where it cannot be done."""
-
-    stages_s: float
-    tiles_s: float
-    local_s: float
-
-    @property
-    def best(self) -> Method:
-        """Return the method with the shortest step; of equal ones the one with least traffic."""
-        if self.local_s <= min(self.tiles_s, self.stages_s):
-            return Method.LOCAL
-        return Method.STAGES if self.stages_s <= self.tiles_s else Method.TILES
-
-    def __str__(self) -> str:
-        ways = [
-            f"{seconds:.3g} s {how}"
-            for seconds, how in (
-                (self.stages_s, "by stages"),
-                (self.tiles_s, "by tiles"),
-                (self.local_s, "on the parameter server alone"),
-            )
-            if seconds < float("inf")
-        ]
-        text = " and ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
-        return f"a step is predicted to take {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +35,15 @@ class MethodChoice:
     ps: PsCompute
 
     def predict(self, model: StageModel, plan: StagePlan) -> Prediction:
-        """Return how long a step takes by each method with the devices that are there now.
+        """Return how long a step takes by each method with the devices that are there now."""
+        local_s = local_step_s(model, self.ps)
+        return Prediction(plan.step_s, self._tiles_s(local_s), local_s)
 
-        Tiles are counted as `--offload auto` sends them: what the PS does sooner stays there.
-        """
-        return Prediction(plan.step_s, self._tiles_s(), local_step_s(model, self.ps))
-
-    def _tiles_s(self) -> float:
-        predicted = predict_without_stages(self.gemms, self.dtype, self.fleet, self.selector)
-        return predicted.tiles_s + self.ps.optimizer_s
+    def _tiles_s(self, local_s: float) -> float:
+        times = _counted_times(self.gemms, self.dtype, self.fleet, self.selector)
+        if any(each.fleet_s == float("inf") for each in times):
+            return float("inf")
+        return tiles_step_s(local_s, times)
 
 
 def predict_without_stages(
@@ -86,15 +57,24 @@ def predict_without_stages(
         fleet: whose devices are asked about.
         selector: predicts GEMMs on the fleet and here.
     """
+    times = _counted_times(gemms, dtype, fleet, selector)
+    local_s = sum(each.count * each.ps_s for each in times)
+    if any(each.fleet_s == float("inf") for each in times):
+        return Prediction(float("inf"), float("inf"), local_s)
+    return Prediction(float("inf"), tiles_step_s(local_s, times), local_s)
+
+
+def _counted_times(
+    gemms: Sequence[StepGemm], dtype: DType, fleet: Fleet, selector: Selector
+) -> list[CountedTimes]:
+    """Return how long each GEMM takes; infinitely long where no device can do it."""
     epoch, devices = fleet.runtime.fleet_rates()
     element = ElementBytes(dtype.itemsize, dtype.itemsize)
-    tiles_s = local_s = 0.0
+    found = []
     for gemm in gemms:
         try:
-            found = selector.decide(gemm.gemm, element, dtype, devices, epoch)
+            decided = selector.decide(gemm.gemm, element, dtype, devices, epoch)
         except PlanError:
-            found = selector.decide(gemm.gemm, element, dtype, [], epoch)
-            tiles_s = float("inf")
-        tiles_s += gemm.count * min(found.fleet_s, found.ps_s) if devices else float("inf")
-        local_s += gemm.count * found.ps_s
-    return Prediction(float("inf"), tiles_s, local_s)
+            decided = selector.decide(gemm.gemm, element, dtype, [], epoch)
+        found.append(CountedTimes(decided.fleet_s, decided.ps_s, gemm.count))
+    return found

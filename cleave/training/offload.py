@@ -18,7 +18,7 @@ from cleave import arrays
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Multiplier, Operand, Pending, Side
-from cleave.training.job import Method
+from cleave.planner.methods import Method
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"

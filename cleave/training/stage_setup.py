@@ -14,10 +14,11 @@ from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.backends import TorchBackend
+from cleave.planner.methods import Method
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute
 from cleave.training.audits import Auditor
-from cleave.training.job import FallbackMode, JobSpec, Method
+from cleave.training.job import FallbackMode, JobSpec
 from cleave.training.methods import MethodChoice
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from cleave.errors import FleetError, PlanError
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import Embedded, OutsideLayers
+from cleave.planner.methods import Method
+from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.scheduler.stage_work import (
@@ -27,11 +29,8 @@ from cleave.scheduler.stage_work import (
     StepWork,
 )
 from cleave.training.audits import Auditor
-from cleave.training.job import Method
 from cleave.training.methods import MethodChoice
 from cleave.training.stage_work import ModelWork
-
-_MOST_MICRO_BATCHES: Final = 64
 
 
 class StageRuntime(Protocol):
@@ -305,24 +304,18 @@ class StagedModel:
             self._say(f"{then}: {self.runtime.why_no_stages()}")
             return None
         began_s = time.perf_counter()
-        rows = len(batch.ids)
-        few = min(rows, max(4, 2 * len(devices)))
-        best: tuple[StagePlan, StageModel, int] | None = None
-        refused = ""
-        for parts in sorted({few, min(rows, 2 * few), min(rows, _MOST_MICRO_BATCHES)}):
-            tokens = [len(part) * batch.ids.shape[1] for part in batch.ids.tensor_split(parts)]
-            try:
-                costs = self.work.costs(tokens, batch.ids.shape[1], self.gradients_dtype)
-                found = self._planner(costs, devices, self._ps)
-            except PlanError as error:
-                refused = str(error)
-                continue
-            if best is None or found.step_s < best[0].step_s:
-                best = found, costs, parts
-        if best is None:
-            self._say(f"there is no plan for stages: {refused}")
+        rows, sequence = batch.ids.shape
+
+        def cut(parts: int) -> StageModel:
+            tokens = [len(part) * sequence for part in batch.ids.tensor_split(parts)]
+            return self.work.costs(tokens, sequence, self.gradients_dtype)
+
+        try:
+            costs, plan = plan_batch(self._planner, cut, rows, devices, self._ps)
+        except PlanError as error:
+            self._say(f"there is no plan for stages: {error}")
             return None
-        plan, costs, self._parts = best
+        self._parts = len(costs.tokens)
         took_s = time.perf_counter() - began_s
         said = f"{describe(plan)}, planned in {took_s:.2g} s"
         if self._choice is not None:

@@ -21,6 +21,7 @@ from cleave.fleet.local_fallback import (
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept
 from cleave.machine.sensors import total_memory_bytes
+from cleave.planner.methods import Method
 from cleave.training.checkpoint import (
     DamagedCheckpointError,
     LoadedCheckpoint,
@@ -36,7 +37,6 @@ from cleave.training.job import (
     FallbackMode,
     JobSpec,
     MemoryMode,
-    Method,
     Precision,
     default_learning_rate,
 )

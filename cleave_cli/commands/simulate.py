@@ -53,6 +53,9 @@ def simulate(
     ps_gbps: Annotated[
         float, typer.Option(help="The PS's card, Gbit/s each way; 0: unlimited.")
     ] = 0.0,
+    ps_gflops: Annotated[
+        float, typer.Option(help="GFLOP/s of the PS, for losses that no device holds.")
+    ] = 500.0,
     losses_per_hour: Annotated[
         float, typer.Option(help="How often each device is lost, for the time with losses.")
     ] = 0.1,
@@ -97,6 +100,8 @@ def simulate(
         raise UsageError("--json and --csv are two forms of the same; give one of them")
     if not ps_gbps >= 0:
         raise UsageError(f"--ps-gbps is {ps_gbps}; give 0 (unlimited) or more")
+    if not 0 < ps_gflops < math.inf:
+        raise UsageError(f"--ps-gflops is {ps_gflops}; give GFLOP/s above 0")
     for option, amount in (("--losses-per-hour", losses_per_hour), ("--detection-s", detection_s)):
         if not 0 <= amount < math.inf:
             raise UsageError(f"{option} is {amount}; give 0 or more")
@@ -119,6 +124,7 @@ def simulate(
         dtype=dtype,
         stragglers=stragglers,
         seed=seed,
+        ps_flops_per_s=ps_gflops * 1e9,
     )
     churn = _Churn(losses_per_hour / 3600, detection_s)
     conditions = [
@@ -139,6 +145,7 @@ def simulate(
             "fleet": fleet,
             "stragglers": stragglers,
             "ps_bytes_per_s": None if math.isinf(card) else card,
+            "ps_flops_per_s": ps_gflops * 1e9,
             "seed": seed,
             "thorough": thorough,
             "losses_per_s": churn.losses_per_s,
@@ -177,6 +184,7 @@ def paper(
 
     from simulator.paper import FULL, QUICK
     from simulator.paper import write as write_report
+    from simulator.report import verdicts
 
     try:
         from simulator.plots import save_recovery, save_sweep
@@ -198,7 +206,7 @@ def paper(
     except OSError as error:
         raise UsageError(f"cannot write into {out}: {error.strerror}") from None
     for claim in claims:
-        typer.echo(f"{claim.verdict.value}: {claim.title}")
+        typer.echo(f"{claim.title}: {verdicts(claim)}")
     typer.echo(str(out / "report.md"))
 
 

@@ -65,7 +65,7 @@ def _what(found: Sequence[SetupStudy]) -> list[str]:
         "in the paper) or on as many as are fastest (*dtfm*); *formula* as DT-FM's paper has it, "
         "*pipelined* with everything overlapped, *serial* with nothing overlapped. *cleave*: "
         "devices multiply tiles and keep nothing; *cleave-2d*: the published tiles; "
-        "*cleave-resident*: devices keep some layers for a step (simulated, not built).",
+        "*cleave-stages*: devices train whole layers for a step.",
         "",
         "A ratio is what the GPU takes over what the devices take: above 1 the devices take less. "
         "The *central case* counts what the paper's formulae count: devices as they come, chargers "

@@ -25,9 +25,11 @@ from simulator.study.setups import (
     Setup,
 )
 
-METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-resident")
+METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-stages")
 _PLAIN: Final = ("cleave", "cleave-2d")
 """A tile is a plain multiplication: devices reach what they reach in multiplication alone."""
+_PS_FLOPS_PER_S: Final = 1e9
+"""So slow that devices compute the loss: what the server computes is in no sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,7 @@ def simulated(
     """Yield a row for each method with one offer of memory, under the simulator's names.
 
     A single device multiplies everything itself. DT-FM has all its variants, on all the devices as
-    published (`dtfm-all`) and on the number that is fastest (`dtfm`). Closed forms of methods that
-    are also simulated event by event are left out.
+    published (`dtfm-all`) and on the number that is fastest (`dtfm`).
 
     Args:
         speed: factor on the devices' speed in multiplication.
@@ -140,7 +141,9 @@ def simulated(
 
     def at(speed: float) -> Conditions:
         rates, spec = setup.rates(offer, speed), find_model(setup.model)
-        return Conditions(spec, setup.batch, setup.seq, rates, seed=seed)
+        return Conditions(
+            spec, setup.batch, setup.seq, rates, seed=seed, ps_flops_per_s=_PS_FLOPS_PER_S
+        )
 
     whole = speed * share if setup.trains_slower else speed
     of_tiles, of_layers = at(speed), at(whole)
@@ -153,7 +156,7 @@ def simulated(
     for name in names:
         reached, conditions = (speed, of_tiles) if name in _PLAIN else (whole, of_layers)
         for outcome in known[name].outcomes(conditions):
-            if math.isfinite(outcome.step_s) and "closed form" not in outcome.method:
+            if math.isfinite(outcome.step_s):
                 yield _row(setup, offer, outcome, reached)
 
 

@@ -22,8 +22,8 @@ from simulator.study.rows import GpuRun, StudyRow, gpu_run, rows_of, simulated
 from simulator.study.setups import Setup, SetupScope
 from simulator.study.verdicts import Found, Settings, held_against
 
-SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-resident")
-_SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", "cleave-resident")
+SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-stages")
+_SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", "cleave-stages")
 
 
 @dataclass(frozen=True, slots=True)

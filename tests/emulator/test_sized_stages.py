@@ -15,7 +15,8 @@ from cleave.planner.stage_prediction import predict
 from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StagePlan
 from cleave.scheduler.stage_work import StageArray
 from cleave.workload.registry import find_model, spec_from_config
-from emulator.sized_stages import Adapters, EmulatedSteps, SizedModel, run_steps
+from cleave.workload.stages import Adapters
+from emulator.sized_stages import EmulatedSteps, SizedModel, run_steps
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
@@ -132,39 +133,6 @@ def test_bytes_are_those_of_a_real_model_with_adapters() -> None:
 # --- the model ---
 
 
-def test_flops_of_a_frozen_head_are_those_of_its_input_gradient() -> None:
-    spec = find_model("opt-nano")
-    full, adapted = SizedModel(spec, 2, 8, 1), SizedModel(spec, 2, 8, 1, adapters=Adapters(2))
-    assert full.loss_flops == 6 * spec.vocabulary * spec.width
-    assert adapted.loss_flops == 4 * spec.vocabulary * spec.width
-
-
-def test_a_projected_embedding_is_in_the_head() -> None:
-    spec = find_model("opt-350m")
-    head = {tensor.name: (tensor.rows, tensor.columns) for tensor in SizedModel(spec, 1, 8, 1).head}
-    assert head == {"project_out.weight": (512, 1024), "lm_head.weight": (50272, 512)}
-
-
-@pytest.mark.parametrize("name", ["opt-nano", "llama-nano", "opt-350m", "llama2-70b"])
-def test_layers_and_head_have_the_parameters_of_the_model(name: str) -> None:
-    spec = find_model(name)
-    model = SizedModel(spec, 1, 8, 1)
-    held = spec.layers * sum(tensor.size for tensor in model.layer)
-    held += sum(tensor.size for tensor in model.head)
-    opt = name.startswith("opt")
-    outside = (spec.max_positions + 2) * spec.width if opt else 0
-    outside += spec.vocabulary * spec.width if not spec.tied_head else 0
-    outside += spec.embedding_width * spec.width if spec.embedding_width != spec.width else 0
-    assert held + outside == spec.parameters == model.trained_parameters
-
-
-def test_adapters_alone_are_trained() -> None:
-    spec = find_model("llama-nano")
-    model = SizedModel(spec, 1, 8, 1, adapters=Adapters(2, down=True))
-    sides = 64 + 64, 64 + 32, 176 + 64  # of queries, of values, and down
-    assert model.trained_parameters == 2 * 2 * sum(sides)
-
-
 @pytest.mark.parametrize("parts", [0, 5])
 def test_a_batch_is_cut_into_its_sequences_at_most(parts: int) -> None:
     with pytest.raises(UsageError, match=f"4 sequences cannot be cut into {parts} micro-batches"):
@@ -258,7 +226,7 @@ def test_a_step_of_adapters_takes_as_long_as_predicted(loss: bool) -> None:
     stages = PlannedStage(0, 2, (1, 3)), PlannedStage(2, 4, (2,), loss)
     ps = PsCompute(2e10, 0.0, PsRates())
     plan = predict(model.costs(), stages, runtime.stage_devices(), ps)
-    loss_s = [model.loss_flops * tokens / ps.flops_per_s for tokens in model.tokens]
+    loss_s = [model.sizes.loss_flops * tokens / ps.flops_per_s for tokens in model.tokens]
     found = run_steps(runtime, lambda: model.work(plan), loss_s)
     assert found.steps[1].seconds == pytest.approx(plan.step_s, rel=0.05)
     assert found.steps[1].downlink_bytes == pytest.approx(plan.downlink_bytes, rel=0.05)

@@ -12,7 +12,8 @@ import pytest
 from cleave.gemm import Span, Tile
 from tests.integration.processes import run
 
-SMALL = ("--model", "opt-125m", "--fleet", "paper-8", "--batch", "4", "--seq", "128")
+STEP = ("--model", "opt-125m", "--fleet", "paper-8", "--batch", "4", "--seq", "128")
+SMALL = (*STEP, "--ps-gflops", "1")
 TWO_KINDS = """\
 [[group]]
 name = "phone"
@@ -36,28 +37,132 @@ active_power_w = 200
 
 def document(*arguments: str) -> Any:
     """What a run prints on stdout: one JSON document, and nothing else."""
-    shown = run("plan", *arguments, "--json")
-    assert shown.returncode == 0, shown.stderr
-    return json.loads(shown.stdout)
+    done = run("plan", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def tile(entry: dict[str, Any]) -> Tile:
     return Tile(Span(*entry["m"]), Span(*entry["n"]), Span(*entry["k"]))
 
 
-def test_a_step_as_a_table() -> None:
-    shown = run("plan", *SMALL)
-    assert shown.returncode == 0, shown.stderr
-    assert "opt-125m, batch 4, 128 tokens, bf16, paper-8" in shown.stdout
+def shown(*arguments: str) -> str:
+    """What people see, which is never wider than 80 columns."""
+    done = run("plan", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    return done.stdout
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_methods_are_side_by_side_and_one_is_chosen() -> None:
+    text = words(shown(*SMALL))
+    assert "opt-125m, 4 sequences of 128 tokens, bf16, paper-8: 8 devices" in text
+    assert "the server computes 1 GFLOP/s, as --ps-gflops says" in text
+    assert "Chosen is stages: a step takes" in text
+    assert "s by tiles and" in text
+    assert "s on the server alone." in text
+    assert "micro-batches of up to 128 tokens" in text
+
+
+def test_the_fastest_method_is_chosen() -> None:
+    for speed, chosen in (("1", "stages"), ("1e6", "local")):
+        found = document(*SMALL, "--ps-gflops", speed)
+        seconds = {each["method"]: each["step_s"] for each in found["methods"]}
+        assert set(seconds) == {"stages", "tiles", "local"}
+        assert found["chosen"] == chosen
+        assert seconds[chosen] == min(seconds.values())
+        assert all(each["refused"] == "" for each in found["methods"])
+
+
+def test_what_sends_nothing_is_as_fast_as_the_server_alone() -> None:
+    found = document(*SMALL, "--ps-gflops", "1e6")
+    tiles, local = found["methods"][1:]
+    assert tiles["step_s"] == local["step_s"]
+    assert tiles["downlink_bytes"] == tiles["device_memory_bytes"] == 0
+    assert "the server does all 147 multiplications sooner itself" in tiles["bound_by"]
+
+
+@pytest.mark.parametrize("method", ["stages", "tiles", "local"])
+def test_a_method_that_is_asked_for_is_taken(method: str) -> None:
+    found = document(*SMALL, "--method", method)
+    assert found["chosen"] == method
+    assert found["why"] == f"Chosen is {method}, which was asked for."
+    weighed = {each["method"] for each in found["methods"]}
+    assert weighed == {method, "local"}
+    assert (found["stages"] is not None) == (method == "stages")
+    assert (found["tiles"] is not None) == (method == "tiles")
+
+
+def test_a_plan_of_stages_as_json() -> None:
+    found = document(*SMALL, "--method", "stages", "--gradients", "fp32")
+    plan, (weighed, _) = found["stages"], found["methods"]
+    assert sum(plan["micro_batches"]) == 4 * 128
+    layers = [(stage["first_layer"], stage["stop_layer"]) for stage in plan["stages"]]
+    assert layers[0][0] == 0
+    assert layers[-1][1] == 12
+    assert all(stop == first for (_, stop), (first, _) in pairwise(layers))
+    memory = [device["memory_bytes"] for stage in plan["stages"] for device in stage["devices"]]
+    assert weighed["device_memory_bytes"] == max(memory)
+    assert weighed["step_s"] == plan["step_s"]
+    bf16 = document(*SMALL, "--method", "stages")["methods"][0]
+    assert weighed["uplink_bytes"] > bf16["uplink_bytes"]
+
+
+def test_adapters_alone_travel_up() -> None:
+    found = document(*SMALL, "--lora", "8")
+    stages, tiles, _ = found["methods"]
+    assert found["chosen"] == "stages"
+    assert tiles["step_s"] is None
+    assert "not for adapters" in tiles["refused"]
+    assert stages["uplink_bytes"] < document(*SMALL)["methods"][0]["uplink_bytes"]
+    assert "LoRA of rank 8" in words(shown(*SMALL, "--lora", "8"))
+
+
+def test_a_method_that_is_not_possible_says_why(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(TWO_KINDS.replace("memory_bytes = 1e9", "memory_bytes = 3e7").replace(
+        "memory_bytes = 8e9", "memory_bytes = 3e7"))  # fmt: skip
+    small = (*SMALL, "--fleet", str(fleet))
+    found = document(*small)
+    assert found["chosen"] in {"tiles", "local"}
+    assert found["stages"] is None
+    assert "a layer needs" in found["methods"][0]["refused"]
+    assert "refused: a layer needs" in words(shown(*small))
+    done = run("plan", *small, "--method", "stages")
+    assert done.returncode == 1
+    assert "--method stages is refused: a layer needs" in done.stderr
+    assert "stages travel in bf16 or fp32" in words(shown(*SMALL, "--dtype", "fp16"))
+
+
+def test_where_stages_begin_to_win() -> None:
+    small = ("--model", "opt-tiny", "--fleet", "paper-8", "--batch", "4", "--seq", "64")
+    options = (*small, "--ps-gflops", "30", "--crossing")
+    found = document(*options)["crossing"]
+    below, above = found["not_with_tokens"], found["from_tokens"]
+    assert below < above <= max(1.1 * below, below + 64)
+    tokens = [point["tokens"] for point in found["points"]]
+    assert tokens == sorted(tokens)
+    for point in found["points"]:
+        assert (point["stages_s"] < point["local_s"]) == (point["tokens"] >= above)
+    text = words(shown(*options))
+    assert f"Stages beat the server alone from about {above:,} tokens a step on" in text
+
+
+def test_tiles_as_a_table() -> None:
+    text = shown(*SMALL, "--method", "tiles")
     for row in ("qkv_proj fwd", "fc1 dX", "fc2 dW", "lm_head fwd"):
-        assert row in shown.stdout
-    assert "512 x 3072 x 768" in shown.stdout
-    assert "One step: " in shown.stdout
-    assert "limits most of the step: " in shown.stdout
+        assert row in text
+    assert "512x3072x768" in text
+    assert "One step: " in text
+    assert "limits most of the step: " in words(text)
 
 
-def test_a_step_as_json() -> None:
-    step = document(*SMALL)
+def test_tiles_as_json() -> None:
+    step = document(*SMALL)["tiles"]
     assert {g["kind"] for g in step["gemms"]} == {"forward", "input-gradient", "weight-gradient"}
     for total in ("makespan_s", "fill_s", "bound_s", "overlap_bound_s"):
         assert step[total] == pytest.approx(sum(g[total] * g["count"] for g in step["gemms"]))
@@ -70,7 +175,7 @@ def test_a_step_as_json() -> None:
 
 
 def test_siblings_are_fused_unless_told() -> None:
-    names = {g["name"] for g in document(*SMALL, "--unfused")["gemms"]}
+    names = {g["name"] for g in document(*SMALL, "--unfused")["tiles"]["gemms"]}
     assert {"q_proj", "k_proj", "v_proj"} <= names
     assert "qkv_proj" not in names
 
@@ -92,11 +197,14 @@ def test_every_tile_of_one_gemm() -> None:
 
 
 def test_one_gemm_for_people() -> None:
-    shown = run("plan", "--gemm", "700x900x1100", "--fleet", "paper-8")
-    assert shown.returncode == 0, shown.stderr
-    assert "700 x 900 x 1100" in shown.stdout
+    text = shown("--gemm", "700x900x1100", "--fleet", "paper-8")
+    assert "700 x 900 x 1100" in text
     for row in ("predicted", "bound", "no plan beats", "limited by", " of 8, "):
-        assert row in shown.stdout
+        assert row in text
+
+
+def test_the_servers_speed_is_measured_unless_given() -> None:
+    assert "GFLOP/s, as this machine" in words(shown(*STEP, "--method", "local"))
 
 
 def test_stragglers_make_it_slower() -> None:
@@ -107,8 +215,8 @@ def test_stragglers_make_it_slower() -> None:
 
 def test_a_picture_of_the_tiling(tmp_path: Path) -> None:
     path = tmp_path / "tiling.png"
-    shown = run("plan", "--gemm", "700,900,1100", "--fleet", "paper-8", "--plot", str(path))
-    assert shown.returncode == 0, shown.stderr
+    done = run("plan", "--gemm", "700,900,1100", "--fleet", "paper-8", "--plot", str(path))
+    assert done.returncode == 0, done.stderr
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
@@ -121,8 +229,8 @@ def test_time_against_energy(tmp_path: Path) -> None:
     for faster, cheaper in pairwise(front):
         assert faster["makespan_s"] < cheaper["makespan_s"]
         assert faster["energy_j"] > cheaper["energy_j"]
-    shown = run("plan", *small, "--objective", "energy")
-    assert "joules" in shown.stdout
+    done = run("plan", *small, "--objective", "energy")
+    assert "joules" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -135,7 +243,18 @@ def test_time_against_energy(tmp_path: Path) -> None:
         (("--gemm", "1,2,three"), "'1,2,three'"),
         (("--gemm", "4,0,4"), "N of --gemm is 0"),
         (("--gemm", "4,4,4", "--dtype", "int8"), "'int8'"),
-        (("--gemm", "4,4,4", "--method", "4d"), "'4d'"),
+        (("--gemm", "4,4,4", "--tiling", "4d"), "'4d'"),
+        (("--gemm", "4,4,4", "--method", "2d"), "say --tiling 2d"),
+        (("--gemm", "4,4,4", "--method", "stages"), "--method stages is for whole steps"),
+        (("--gemm", "4,4,4", "--crossing"), "--crossing is for whole steps"),
+        ((*SMALL, "--method", "pipeline"), "'pipeline'"),
+        ((*SMALL, "--objective", "energy", "--method", "stages"), "--objective energy plans tiles"),
+        ((*SMALL, "--objective", "energy", "--crossing"), "--objective energy plans tiles"),
+        ((*SMALL, "--gradients", "fp8"), "'fp8'"),
+        ((*SMALL, "--lora", "-1"), "--lora is -1"),
+        ((*SMALL, "--method", "tiles", "--crossing"), "--crossing is about stages"),
+        ((*SMALL, "--method", "stages", "--plot", "a.png"), "--plot draws tiles"),
+        (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops is inf"),
         (("--gemm", "4,4,4", "--objective", "money"), "'money'"),
         (("--gemm", "4,4,4", "--objective", "energy"), "--objective energy"),
         (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit is -1"),
@@ -154,17 +273,17 @@ def test_time_against_energy(tmp_path: Path) -> None:
 def test_what_users_get_wrong_is_said_in_one_sentence(
     arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    shown = run("plan", *arguments, cwd=tmp_path)
-    assert shown.returncode == 2
-    assert shown.stderr.startswith("cleave: ")
-    assert said in shown.stderr
-    assert shown.stderr.count("\n") == 1
-    assert "Traceback" not in shown.stderr
+    done = run("plan", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("cleave: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_carbon_needs_to_know_the_grid(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.toml"
     fleet.write_text(TWO_KINDS)
-    shown = run("plan", "--model", "opt-tiny", "--fleet", str(fleet), "--objective", "carbon")
-    assert shown.returncode == 2
-    assert "gco2e_per_kwh of device 'phone-0'" in shown.stderr
+    done = run("plan", "--model", "opt-tiny", "--fleet", str(fleet), "--objective", "carbon")
+    assert done.returncode == 2
+    assert "gco2e_per_kwh of device 'phone-0'" in done.stderr

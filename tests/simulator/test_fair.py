@@ -22,12 +22,16 @@ SPEC = find_model("opt-1.3b")
 
 
 def on(name: str, **changes: float) -> list[Outcome]:
-    """A few paper devices, every rate multiplied as said."""
+    """A few paper devices, every rate multiplied as said, and the server with their compute."""
     devices = [
         dataclasses.replace(d, **{key: getattr(d, key) * f for key, f in changes.items()})
         for d in paper(24).devices
     ]
-    return FLEET_METHODS[name].outcomes(Conditions(SPEC, 16, 256, devices))
+    conditions = Conditions(SPEC, 16, 256, devices)
+    ps_flops_per_s = conditions.ps_flops_per_s * changes.get("flops_per_s", 1)
+    return FLEET_METHODS[name].outcomes(
+        dataclasses.replace(conditions, ps_flops_per_s=ps_flops_per_s)
+    )
 
 
 @pytest.mark.parametrize("name", FLEET_METHODS)

@@ -13,6 +13,7 @@ from simulator.method import Conditions, Outcome, Part
 from simulator.peers import stage_need
 from simulator.pipeline import PipelineJob, Stage, restart
 from simulator.sweep import fleet_rates
+from simulator.tiles import TileLosses
 from simulator.work import LayerWork
 from tests.simulator.conditions import alike, paper
 
@@ -29,6 +30,15 @@ def test_a_step_with_losses_by_hand() -> None:
     assert with_losses_s(outcome(8.0), 0.0, 2.0) == 100
     assert with_losses_s(outcome(98.0), 1e-3, 2.0) == math.inf
     assert with_losses_s(outcome(None), 1e-3, 2.0) is None
+
+
+def test_losses_of_tiles_delay_a_gemm_once() -> None:
+    losses = TileLosses(((2.0, 3), (50.0, 1)), devices=10, again_s=1.0)
+    assert losses.with_losses_s(0.0, 4.0) == 56
+    rare = losses.with_losses_s(1e-6, 4.0)
+    assert rare == pytest.approx(56 + 56 * 1e-5 * 5, rel=1e-6)
+    # However many are lost: four GEMMs, five seconds each.
+    assert losses.with_losses_s(10.0, 4.0) == pytest.approx(56 + 4 * 5)
 
 
 def test_a_restart_by_hand() -> None:
@@ -51,7 +61,9 @@ def test_a_tile_is_lost_alone() -> None:
         assert row.recovery_s > row.step_s / 2
 
 
-@pytest.mark.parametrize("name", ["cleave", "asteroid", "alpa", "confidant", "data-parallel"])
+@pytest.mark.parametrize(
+    "name", ["cleave", "cleave-stages", "asteroid", "alpa", "confidant", "data-parallel"]
+)
 def test_every_fleet_method_says_what_a_loss_costs(name: str) -> None:
     for row in methods()[name].outcomes(paper(16, "opt-125m", batch=8, seq=128)):
         assert row.recovery_s is not None

@@ -23,7 +23,7 @@ from simulator.method import Outcome, Part
 from simulator.paper import QUICK, write
 from simulator.report import METHODS
 from simulator.sweep import Row
-from simulator.verdict import NOT_BUILT, TILES, Verdict
+from simulator.verdict import STAGES, TILES, Verdict
 
 
 def row(
@@ -69,19 +69,19 @@ def dtfm(devices: int, *times: float) -> list[Row]:
 )
 def test_verdicts_follow_the_rows(times: tuple[float, ...], verdict: Verdict) -> None:
     claim = faster_than_dtfm(evidence(row(8, "cleave", 1.0), *dtfm(8, *times)))
-    assert claim.verdict is verdict
+    assert claim.verdict(TILES) is verdict
     assert len(claim.rows) == 6
     assert all(len(line) == len(claim.columns) for line in claim.rows)
 
 
-def test_what_is_not_built_decides_nothing() -> None:
-    rows = [row(n, name, s) for n in (8, 16) for name, s in (("cleave", 2), ("cleave-mixed", 1))]
+def test_tiles_and_stages_have_verdicts_of_their_own() -> None:
+    rows = [row(n, name, s) for n in (8, 16) for name, s in (("cleave", 2), ("cleave-stages", 1))]
     slow, fast = dtfm(8, 3, 3, 3), dtfm(16, 3, 3, 4)
     claim = faster_than_dtfm(evidence(*rows, *slow, *fast))
-    assert claim.verdict is Verdict.FAILS
+    assert claim.verdict(TILES) is Verdict.FAILS
     assert claim.only_if(TILES) == ""
-    assert claim.not_built is Verdict.SOMETIMES
-    assert claim.only_if(NOT_BUILT) == (
+    assert claim.verdict(STAGES) is Verdict.SOMETIMES
+    assert claim.only_if(STAGES) == (
         "2 of 12 trials; against dtfm (serial), dtfm-all (serial); on 16 devices or more"
     )
 
@@ -91,7 +91,7 @@ def test_a_card_is_a_condition_of_its_own() -> None:
     behind = {"10 Gbit/s": [row(8, "cleave", 2.0)]}
     both = Evidence("some", {"some": rows}, carded=behind)
     for claim in (faster_than_dtfm(both), comparable_to_cloud(both)):
-        assert claim.verdict is Verdict.SOMETIMES
+        assert claim.verdict(TILES) is Verdict.SOMETIMES
         assert "PS card unlimited" in claim.only_if(TILES)
         assert {line[2] for line in claim.rows} == {"unlimited", "10 Gbit/s"}
 
@@ -117,7 +117,7 @@ def test_a_layer_again_is_a_baseline_of_recovery() -> None:
 def test_with_memory_pipelines_are_named() -> None:
     rows = [row(8, "cleave", 4.0), row(8, "asteroid", 1.0, used=3)]
     claim = faster_with_memory(Evidence("some", {}, roomy=rows))
-    assert claim.verdict is Verdict.FAILS
+    assert claim.verdict(TILES) is Verdict.FAILS
     assert "asteroid with 1 s on 3 devices, 4x faster than tiles on 8" in claim.reading
 
 
@@ -128,7 +128,7 @@ def test_the_report_names_every_method() -> None:
 
 def test_slopes_by_hand() -> None:
     claim = bytes_fall(evidence(row(4, "cleave", 1.0, 8.0), row(16, "cleave", 1.0, 4.0)))
-    assert claim.verdict is Verdict.HOLDS
+    assert claim.verdict(TILES) is Verdict.HOLDS
     assert claim.rows[0][3] == "-0.50"
 
 

@@ -111,7 +111,7 @@ def test_memory_is_said_and_decides_what_fits(by_laptops: list[StudyRow]) -> Non
     assert fits["dtfm-all (pipelined)", True].offered == ["12 GB"]
     assert fits["cleave", True].offered == ["12 GB", "3 GB"]
     assert "too small" in fits["dtfm-all (pipelined)", False].misfit
-    assert fits["cleave-resident", True].needed_bytes <= 3e9
+    assert fits["cleave-stages", True].needed_bytes <= 3e9
 
 
 def test_no_method_multiplies_less_than_another() -> None:
@@ -255,7 +255,7 @@ def test_the_document_is_for_programs(made: Made) -> None:
         assert row["energy_claim"]["verdict"] in {verdict.value for verdict in Verdict}
         assert row["energy_claim"]["tried"] == 180
     names = {row["method"] for row in phones["rows"]}
-    assert {"cleave", "cleave-2d", "cleave-resident", "dtfm-all (serial)"} <= names
+    assert {"cleave", "cleave-2d", "cleave-stages", "dtfm-all (serial)"} <= names
     bars = {bar["name"] for torn in phones["sensitivity"] for bar in torn["bars"]}
     assert {"utilisation", "lifetime", "PUE", "charger and power supply loss"} <= bars
     assert {"electricity of the fleet", "speed of a device"} <= bars

@@ -1,0 +1,58 @@
+"""Into how many micro-batches a step by stages is cut: a few numbers are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cleave.errors import PlanError
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
+
+_MOST: Final = 64
+
+
+def micro_batch_counts(rows: int, devices: int) -> list[int]:
+    """Return the numbers of micro-batches that are tried, ascending.
+
+    Args:
+        rows: sequences of the batch.
+        devices: of the fleet.
+    """
+    few = min(rows, max(4, 2 * devices))
+    return sorted({few, min(rows, 2 * few), min(rows, _MOST)})
+
+
+def plan_batch(
+    planner: StagePlanner,
+    cut: Callable[[int], StageModel],
+    rows: int,
+    devices: Sequence[DeviceRates],
+    ps: PsCompute,
+) -> tuple[StageModel, StagePlan]:
+    """Return the batch as it is best cut, and the plan for it.
+
+    Args:
+        planner: chooses stages.
+        cut: returns the model with the batch cut into so many micro-batches.
+        rows: sequences of the batch.
+        devices: the fleet.
+        ps: the PS.
+
+    Raises:
+        PlanError: when no stages fit these devices, however the batch is cut.
+    """
+    best: tuple[StageModel, StagePlan] | None = None
+    refused = PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")
+    for count in micro_batch_counts(rows, len(devices)) if rows > 0 else ():
+        try:
+            model = cut(count)
+            plan = planner(model, devices, ps)
+        except PlanError as error:
+            refused = error
+            continue
+        if best is None or plan.step_s < best[1].step_s:
+            best = model, plan
+    if best is None:
+        raise refused
+    return best

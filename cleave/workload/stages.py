@@ -1,0 +1,222 @@
+"""What the layers of a model cost in a step by stages: parameters, bytes, FLOPs.
+
+The figures are those that `cleave.training.stage_work` finds in a real model of the same sizes.
+Nothing here needs torch or a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from cleave.errors import UsageError
+from cleave.planner.stages import LayerCost, StageModel
+from cleave.workload.registry import Family, ModelSpec
+
+_FP32_BYTES: Final = 4
+_STATE_BYTES: Final = 16  # of a trained parameter: weight, gradient and two moments, in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """LoRA: beside a frozen matrix W of a product, B A of low rank is trained, and nothing else.
+
+    Attributes:
+        rank: of B A.
+        down: whether the last product of a layer has them too, beside those of queries and values.
+    """
+
+    rank: int
+    down: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter as a matrix; one of one dimension has one row."""
+
+    name: str
+    rows: int
+    columns: int
+    matrix: bool = True
+    trained: bool = True
+
+    @property
+    def size(self) -> int:
+        """Return the number of its elements."""
+        return self.rows * self.columns
+
+
+def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
+    """Return the tokens of each micro-batch of a batch.
+
+    Args:
+        rows: sequences of the batch.
+        sequence: tokens of each.
+        parts: how many micro-batches.
+
+    Raises:
+        UsageError: when there are more micro-batches than sequences, or none.
+    """
+    if not 0 < parts <= rows:
+        raise UsageError(f"{rows} sequences cannot be cut into {parts} micro-batches")
+    return [sequence * (rows // parts + (number < rows % parts)) for number in range(parts)]
+
+
+@dataclass(frozen=True)
+class StageSizes:
+    """The sizes of a model that is trained by stages.
+
+    Attributes:
+        spec: the model.
+        sequence: tokens of a sequence.
+        element_bytes: of a parameter or an activation as it travels.
+        gradient_bytes: of an element of a gradient as it travels.
+        adapters: what is trained instead of the model's own parameters.
+    """
+
+    spec: ModelSpec
+    sequence: int
+    element_bytes: int = 2
+    gradient_bytes: int = 2
+    adapters: Adapters | None = None
+
+    @cached_property
+    def layer(self) -> tuple[Parameter, ...]:
+        """Return the parameters of a layer."""
+        return tuple(_adapted(_layer(self.spec), self.adapters))
+
+    @cached_property
+    def head(self) -> tuple[Parameter, ...]:
+        """Return the parameters of what follows the layers."""
+        return tuple(_adapted(_head(self.spec), self.adapters))
+
+    @property
+    def embeds(self) -> bool:
+        """Say whether an embedding is trained, which needs the gradient of its output."""
+        return self.adapters is None
+
+    @property
+    def trained_parameters(self) -> int:
+        """Return how many parameters are trained; an embedding counts if the model itself is."""
+        if self.adapters is None:
+            return self.spec.parameters
+        return self.spec.layers * sum(p.size for p in self.layer if p.trained)
+
+    @property
+    def state_bytes(self) -> int:
+        """Return what parameters, gradients and the optimizer's moments take on the PS."""
+        trained = self.trained_parameters
+        frozen = self.spec.parameters if self.adapters is not None else 0
+        return _STATE_BYTES * trained + _FP32_BYTES * frozen
+
+    @property
+    def forward_flops(self) -> int:
+        """Return the FLOPs of a layer's forward pass, for each token."""
+        products = sum(p.size for p in self.layer if p.matrix)
+        return 2 * products + 4 * self.sequence * self.spec.query_width
+
+    @property
+    def backward_flops(self) -> int:
+        """Return those of its backward pass, which computes the forward pass again."""
+        trained = sum(p.size for p in self.layer if p.matrix and p.trained)
+        return 2 * self.forward_flops + 2 * trained
+
+    @property
+    def loss_flops(self) -> int:
+        """Return the FLOPs of the loss and its gradients, for each token."""
+        return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
+
+    def costs(self, tokens: Sequence[int]) -> StageModel:
+        """Return what the layers cost, for the planner.
+
+        Args:
+            tokens: of each micro-batch.
+        """
+        spec = self.spec
+        widest = max(max(p.rows, p.columns) for p in self.layer if p.matrix)
+        working = 12 * spec.width + 4 * widest + 4 * spec.heads * self.sequence
+        flops = self.forward_flops + self.backward_flops
+        layer = LayerCost(
+            *self._bytes(self.layer), flops, self.forward_flops, _FP32_BYTES * working
+        )
+        loss = self.loss_flops
+        head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary)
+        layers = [layer] * spec.layers
+        return StageModel(layers, head, spec.width, self.element_bytes, tokens, self.embeds)
+
+    def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
+        """Return bytes of frozen and of trained parameters, of gradients and of their sums."""
+        trained = sum(p.size for p in parameters if p.trained)
+        frozen = sum(p.size for p in parameters) - trained
+        each = self.element_bytes
+        return frozen * each, trained * each, trained * self.gradient_bytes, trained * _FP32_BYTES
+
+
+def kept_elements(spec: ModelSpec) -> int:
+    """Return how many elements of a token's activations a layer keeps for its backward pass.
+
+    Nothing is recomputed: inputs of every Linear and norm and of the nonlinearity, as Korthikanti
+    et al. (2022, arXiv 2205.05198, section 4.1: 34 s b h for two bytes, of which two are dropout
+    masks that are left out here); no scores, as flash attention keeps none.
+    """
+    hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
+    norms, attention = 2 * spec.width, spec.width + 2 * spec.query_width + 2 * spec.kv_width
+    return norms + attention + spec.width + hidden
+
+
+def _layer(spec: ModelSpec) -> Iterator[Parameter]:
+    """Yield the parameters of a layer."""
+    width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width
+    if spec.family is Family.LLAMA:
+        yield Parameter("q_proj.weight", query, width)
+        yield Parameter("k_proj.weight", kv, width)
+        yield Parameter("v_proj.weight", kv, width)
+        yield Parameter("o_proj.weight", width, query)
+        yield Parameter("gate_proj.weight", ffn, width)
+        yield Parameter("up_proj.weight", ffn, width)
+        yield Parameter("down_proj.weight", width, ffn)
+        yield Parameter("input_layernorm.weight", 1, width, matrix=False)
+        yield Parameter("post_attention_layernorm.weight", 1, width, matrix=False)
+        return
+    for name, outputs, inputs in (
+        ("k_proj", kv, width),
+        ("v_proj", kv, width),
+        ("q_proj", query, width),
+        ("out_proj", width, query),
+        ("fc1", ffn, width),
+        ("fc2", width, ffn),
+    ):
+        yield Parameter(f"{name}.weight", outputs, inputs)
+        yield Parameter(f"{name}.bias", 1, outputs, matrix=False)
+    for name in ("self_attn_layer_norm", "final_layer_norm"):
+        yield Parameter(f"{name}.weight", 1, width, matrix=False)
+        yield Parameter(f"{name}.bias", 1, width, matrix=False)
+
+
+def _head(spec: ModelSpec) -> Iterator[Parameter]:
+    """Yield the parameters of what follows the layers; a tied embedding is one."""
+    if spec.family is Family.LLAMA or spec.pre_norm:
+        yield Parameter("norm.weight", 1, spec.width, matrix=False)
+    if spec.family is Family.OPT and spec.pre_norm:
+        yield Parameter("norm.bias", 1, spec.width, matrix=False)
+    if spec.embedding_width != spec.width:
+        yield Parameter("project_out.weight", spec.embedding_width, spec.width)
+    yield Parameter("lm_head.weight", spec.vocabulary, spec.embedding_width)
+
+
+def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
+    """Yield parameters with adapters, which alone are trained then."""
+    if adapters is None:
+        yield from parameters
+        return
+    adapted = {"q_proj.weight", "v_proj.weight"}
+    if adapters.down:
+        adapted |= {"down_proj.weight", "fc2.weight"}
+    for parameter in parameters:
+        yield replace(parameter, trained=False)
+        if parameter.name in adapted:
+            name = parameter.name.removesuffix(".weight")
+            yield Parameter(f"{name}.lora_A.weight", adapters.rank, parameter.columns)
+            yield Parameter(f"{name}.lora_B.weight", parameter.rows, adapters.rank)

@@ -1,0 +1,167 @@
+"""How methods of training are shown side by side, and stages, and where stages begin to win."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cleave.planner.alternatives import in_seconds
+from cleave.planner.methods import Method
+from cleave_cli.options import human_bytes
+from cleave_cli.render.narrow import WIDTH
+
+if TYPE_CHECKING:
+    from cleave.planner.alternatives import Alternative, Comparison
+    from cleave.planner.crossing import Crossing, CrossingPoint
+    from cleave.planner.stages import StageModel, StagePlan
+
+
+def show_methods(title: str, found: Comparison) -> None:
+    """Print the methods side by side, and which one is chosen."""
+    typer.echo(textwrap.fill(title, WIDTH))
+    typer.echo(f"\n{'':<8}{'a step':>9}{'down':>11}{'up':>11}{'device':>11}{'server':>11}")
+    for each in found.alternatives:
+        typer.echo("\n".join(_lines(each)))
+    typer.echo(
+        textwrap.fill(
+            "down, up: what the server sends and gets; device, server: memory of the device that "
+            "needs most, and of the server.",
+            WIDTH,
+        )
+    )
+    typer.echo("\n" + textwrap.fill(found.why, WIDTH))
+
+
+def _lines(each: Alternative) -> Iterator[str]:
+    if each.refused:
+        yield f"{each.method.value:<8}{'-':>9}"
+        yield from _indented(f"refused: {each.refused}")
+        return
+    remote = each.method is not Method.LOCAL
+    numbers = [
+        human_bytes(nbytes) if remote else "-"
+        for nbytes in (each.downlink_bytes, each.uplink_bytes, each.device_bytes)
+    ]
+    numbers.append(human_bytes(each.server_bytes))
+    yield f"{each.method.value:<8}{in_seconds(each.step_s):>9}" + "".join(
+        f"{n:>11}" for n in numbers
+    )
+    yield from _indented(each.bound_by)
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> None:
+    """Print a plan of stages.
+
+    Args:
+        model: with the batch as it is cut.
+        plan: its stages.
+        names: of the devices, by number.
+    """
+    where = "by the last stage" if plan.stages[-1].loss else "by the server"
+    said = (
+        f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens, of which "
+        f"each device keeps what goes into its layers for as many as it has memory for; the loss "
+        f"is computed {where}."
+    )
+    typer.echo("\n" + textwrap.fill(said, WIDTH))
+    typer.echo(f"\n{'stage':>5}{'layers':>10}{'devices':>9}  which")
+    for number, stage in enumerate(plan.stages, 1):
+        layers = f"{stage.first + 1}-{stage.stop}"
+        which = ", ".join(names[device] for device in stage.devices)
+        which = textwrap.shorten(which, WIDTH - 26, placeholder=" ...")
+        typer.echo(f"{number:>5}{layers:>10}{len(stage.devices):>9}  {which}")
+
+
+def methods_json(found: Comparison) -> dict[str, Any]:
+    """Return the methods side by side for machines."""
+    return {
+        "methods": [
+            {
+                "method": each.method.value,
+                "step_s": None if each.refused else each.step_s,
+                "downlink_bytes": each.downlink_bytes,
+                "uplink_bytes": each.uplink_bytes,
+                "bound_by": each.bound_by,
+                "device_memory_bytes": each.device_bytes,
+                "server_memory_bytes": each.server_bytes,
+                "refused": each.refused,
+            }
+            for each in found.alternatives
+        ],
+        "chosen": found.chosen.method.value,
+        "why": found.why,
+    }
+
+
+def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dict[str, Any]:
+    """Return a plan of stages for machines; see `show_stages`."""
+    return {
+        "micro_batches": list(model.tokens),
+        "kept_batches": {names[device]: kept for device, kept in plan.kept_batches.items()},
+        "step_s": plan.step_s,
+        "bound_by": plan.reason,
+        "stages": [
+            {
+                "first_layer": stage.first,
+                "stop_layer": stage.stop,
+                "loss": stage.loss,
+                "devices": [
+                    {"id": d, "name": names[d], "memory_bytes": plan.memory_bytes[d]}
+                    for d in stage.devices
+                ],
+            }
+            for stage in plan.stages
+        ],
+    }
+
+
+def show_crossing(found: Crossing, sequence: int) -> None:
+    """Print from how many tokens a step stages beat the server alone."""
+    typer.echo(f"\n{'sequences':>9}{'tokens':>10}{'stages s':>10}{'alone s':>10}")
+    for point in found.points:
+        stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
+        tokens = f"{point.rows * sequence:,}"
+        typer.echo(f"{point.rows:>9}{tokens:>10}{stages:>10}{point.local_s:>10.4g}")
+    typer.echo(textwrap.fill(crossing_text(found, sequence), WIDTH))
+
+
+def crossing_text(found: Crossing, sequence: int) -> str:
+    """Say in a sentence from how many tokens a step stages beat the server alone."""
+
+    def tokens(point: CrossingPoint) -> str:
+        return f"{point.rows * sequence:,}"
+
+    if found.above is None:
+        most = found.points[-1]
+        return f"Up to {tokens(most)} tokens a step the server alone is faster than stages."
+    if found.below is None:
+        return f"Stages beat the server alone from {tokens(found.above)} tokens a step on."
+    return (
+        f"Stages beat the server alone from about {tokens(found.above)} tokens a step on; with "
+        f"{tokens(found.below)} the server alone is faster."
+    )
+
+
+def crossing_json(found: Crossing, sequence: int) -> dict[str, Any]:
+    """Return the crossing for machines."""
+    above, below = found.above, found.below
+    return {
+        "from_tokens": above.rows * sequence if above is not None else None,
+        "not_with_tokens": below.rows * sequence if below is not None else None,
+        "points": [
+            {
+                "sequences": point.rows,
+                "tokens": point.rows * sequence,
+                "stages_s": point.stages_s if point.stages_s < float("inf") else None,
+                "local_s": point.local_s,
+            }
+            for point in found.points
+        ],
+    }

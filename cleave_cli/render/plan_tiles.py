@@ -1,0 +1,255 @@
+"""How plans of tiles are shown: tables, JSON, a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from rich import box
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from cleave.errors import UsageError, not_installed
+from cleave.planner.report import advice
+from cleave_cli.options import human_bytes
+from cleave_cli.render.narrow import narrow_console
+
+if TYPE_CHECKING:
+    from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates
+    from cleave.planner.planner import TilePlanner
+    from cleave.planner.report import PlanReport, StepReport
+    from cleave.workload.step import StepGemm
+    from profiles.fleet_device import FleetDevice
+
+_KINDS: Final = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "dW"}
+
+
+def gemm_json(report: PlanReport, devices: list[DeviceRates], *, tiles: bool) -> dict[str, Any]:
+    """Return the plan of one GEMM for machines.
+
+    Args:
+        tiles: whether every tile is listed.
+    """
+    plan = report.plan
+    document = _report_json(report)
+    if tiles:
+        document["tiles"] = [
+            {
+                "device": t.device,
+                "m": list(t.tile.m),
+                "n": list(t.tile.n),
+                "k": list(t.tile.k),
+                "download_bytes": t.download_bytes,
+                "upload_bytes": t.upload_bytes,
+                "time_s": t.time_s,
+                "memory_bytes": t.memory_bytes,
+            }
+            for t in plan.tiles
+        ]
+        document["devices"] = [
+            {
+                "id": d.device,
+                "downlink_bytes_per_s": d.downlink_bytes_per_s,
+                "uplink_bytes_per_s": d.uplink_bytes_per_s,
+                "flops_per_s": d.flops_per_s,
+                "latency_s": d.latency_s,
+                "memory_bytes": d.memory_bytes,
+            }
+            for d in devices
+        ]
+    return document
+
+
+def _report_json(report: PlanReport) -> dict[str, Any]:
+    plan = report.plan
+    return {
+        "m": plan.gemm.m,
+        "n": plan.gemm.n,
+        "k": plan.gemm.k,
+        "makespan_s": plan.makespan_s,
+        "fill_s": plan.fill_s,
+        "predicted_s": report.predicted_s,
+        "bound_s": plan.bound_s,
+        "overlap_bound_s": report.overlap_bound_s,
+        "gap": report.gap,
+        "regions": [
+            {"m": list(r.m), "n": list(r.n), "slabs": r.slabs, "devices": r.devices}
+            for r in plan.regions
+        ],
+        "slabs": [r.slabs for r in plan.regions],
+        "devices_used": plan.devices_used,
+        "egress_bytes": plan.egress_bytes,
+        "ingress_bytes": plan.ingress_bytes,
+        "bottleneck": report.bottleneck.value,
+        "peak_memory_bytes": report.memory_bytes,
+        "most_download_bytes": report.download_bytes,
+        "most_upload_bytes": report.upload_bytes,
+    }
+
+
+def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
+    """Return the plans of a step's GEMMs for machines."""
+    return {
+        "gemms": [
+            {"kind": g.kind.value, "name": g.name, "count": g.count} | _report_json(r)
+            for g, r in zip(gemms, step.reports, strict=True)
+        ],
+        "makespan_s": step.makespan_s,
+        "fill_s": step.fill_s,
+        "predicted_s": step.predicted_s,
+        "bound_s": step.bound_s,
+        "overlap_bound_s": step.overlap_bound_s,
+        "egress_bytes": step.egress_bytes,
+        "ingress_bytes": step.ingress_bytes,
+        "blocks": step.blocks,
+        "peak_egress_bytes_per_s": step.peak_egress_bytes_per_s,
+        "peak_ingress_bytes_per_s": step.peak_ingress_bytes_per_s,
+        "bottleneck": step.bottleneck.value,
+        "advice": advice(step),
+    }
+
+
+def show_gemm(report: PlanReport, fleet: int) -> None:
+    """Print the plan of one GEMM."""
+    plan = report.plan
+    table = Table(title=f"{plan.gemm.m} x {plan.gemm.n} x {plan.gemm.k}", show_header=False)
+    table.add_row(
+        "predicted",
+        f"{report.predicted_s:.4g} s ({plan.makespan_s:.4g} s with ever thinner strips)",
+    )
+    table.add_row("bound", f"{plan.bound_s:.4g} s ({report.gap:.1%} below), one tile per device")
+    table.add_row("no plan beats", f"{report.overlap_bound_s:.4g} s")
+    table.add_row("limited by", report.bottleneck.value)
+    table.add_row("devices", f"{plan.devices_used} of {fleet}, {len(plan.tiles)} tiles")
+    table.add_row("slabs by region", ", ".join(str(r.slabs) for r in plan.regions))
+    table.add_row(
+        "PS sends, receives", f"{human_bytes(plan.egress_bytes)}, {human_bytes(plan.ingress_bytes)}"
+    )
+    table.add_row("device memory", f"{human_bytes(report.memory_bytes)} at most")
+    narrow_console().print(table)
+
+
+def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
+    """Print the plans of a step's GEMMs."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in ("GEMM", "M x N x K", "times", "devices", "time s", "gap", "limited by"):
+        justify: JustifyMethod = "left" if column in {"GEMM", "limited by"} else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    for g, r in zip(gemms, step.reports, strict=True):
+        table.add_row(
+            f"{g.name} {_KINDS[g.kind.value]}",
+            f"{g.gemm.m}x{g.gemm.n}x{g.gemm.k}",
+            str(g.count),
+            str(r.plan.devices_used),
+            f"{r.plan.makespan_s:.3g}",
+            f"{r.gap:.1%}",
+            r.bottleneck.value,
+        )
+    console = narrow_console()
+    console.print("\nTiles, if every multiplication is sent out:", highlight=False)
+    console.print(table)
+    console.print(
+        "fwd: forward, dX: input gradient, dW: weight gradient; gap: above the bound.\n"
+        f"One step: {step.predicted_s:.4g} s ({step.makespan_s:.4g} s with ever thinner strips); "
+        f"bound {step.bound_s:.4g} s, no plan beats {step.overlap_bound_s:.4g} s. "
+        f"The PS sends {human_bytes(step.egress_bytes)} and receives "
+        f"{human_bytes(step.ingress_bytes)} in {step.blocks:,} blocks; its card needs "
+        f"{step.peak_egress_bytes_per_s * 8e-9:.3g} Gbit/s out and "
+        f"{step.peak_ingress_bytes_per_s * 8e-9:.3g} Gbit/s in. {advice(step).capitalize()}",
+        highlight=False,
+    )
+
+
+def show_front(
+    planner: TilePlanner,
+    gemms: tuple[StepGemm, ...],
+    element: ElementBytes,
+    devices: list[DeviceRates],
+    ps: PsRates,
+    profiles: list[FleetDevice],
+    objective: Any,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the front of time against energy or carbon.
+
+    Raises:
+        UsageError: when what a device draws, or its grid, is not known.
+    """
+    from cleave.planner.front import Draw, Objective, front
+
+    draws = {}
+    for number, profile in enumerate(profiles):
+        if profile.active_power_w is None:
+            raise UsageError(
+                f"active_power_w of device {profile.name!r} is not known, so its energy is not "
+                f"either; give it in a fleet file"
+            )
+        if objective is Objective.CARBON and profile.gco2e_per_kwh is None:
+            raise UsageError(
+                f"gco2e_per_kwh of device {profile.name!r} is not known, so its carbon is not "
+                f"either; give it in a fleet file"
+            )
+        draws[number] = Draw(profile.active_power_w, profile.gco2e_per_kwh or 0.0)
+    choices = front(planner, gemms, element, devices, ps, draws, objective)
+    unit = "joules" if objective is Objective.ENERGY else "grams CO2e"
+    if as_json:
+        key = "energy_j" if objective is Objective.ENERGY else "carbon_gco2e"
+        document = [
+            {"makespan_s": c.step.makespan_s, key: c.cost, "devices": list(c.devices)}
+            for c in choices
+        ]
+        typer.echo(json.dumps({"front": document}))
+        return
+    table = Table(title=f"one step: time against {objective.value}")
+    for column in ("devices", "time s", unit):
+        table.add_column(column, justify="right")
+    for c in choices:
+        table.add_row(str(len(c.devices)), f"{c.step.makespan_s:.4g}", f"{c.cost:.4g}")
+    narrow_console().print(table)
+
+
+def draw(path: Path, plan: Plan) -> None:
+    """Draw the tiling of a plan.
+
+    Raises:
+        UsageError: when the file cannot be written, or matplotlib is not installed.
+    """
+    try:
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError:
+        raise not_installed("--plot", "matplotlib", "train") from None
+    figure = Figure(figsize=(8, 8))
+    axes = figure.add_subplot()
+    depths = {t.tile.k for t in plan.tiles}
+    most = max(k.size for k in depths)
+    colours = colormaps["viridis"]
+    # Slabs lie above one another: a tile is drawn where its rows and columns of C are, and the
+    # slabs of a place share it from left to right in the order of k.
+    for t in plan.tiles:
+        m, n, k = t.tile.m, t.tile.n, t.tile.k
+        left = n.start + n.size * k.start / plan.gemm.k
+        width = n.size * k.size / plan.gemm.k
+        axes.add_patch(
+            Rectangle(
+                (left, m.start), width, m.size, facecolor=colours(k.size / most),
+                edgecolor="white", linewidth=0.3,
+            )
+        )  # fmt: skip
+    axes.set(
+        xlim=(0, plan.gemm.n),
+        ylim=(plan.gemm.m, 0),
+        xlabel="columns of C; the slabs of a tile side by side, in the order of k",
+        ylabel="rows of C",
+        title=f"{plan.gemm.m} x {plan.gemm.n} x {plan.gemm.k} on {plan.devices_used} devices: "
+        f"{plan.makespan_s:.4g} s\ncolour: depth of the tile, up to {most}",
+    )
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {path}: {reason}") from None

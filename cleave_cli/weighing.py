@@ -1,0 +1,100 @@
+"""What `cleave plan` asks the planner: what each method takes for a model, a batch and a fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cleave.errors import PlanError
+from cleave.planner.alternatives import Alternative, Batch, Comparison, refused
+from cleave.planner.methods import Method
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import StepReport, plan_step
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PsCompute, StageModel, StagePlan
+from cleave.workload.stages import StageSizes, cut_batch, kept_elements
+from cleave.workload.step import StepGemm
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found.
+
+    Attributes:
+        comparison: the methods side by side.
+        step: the plans of tiles, if they were weighed and possible.
+        stages: the batch as it is cut and the plan of stages, if they were.
+    """
+
+    comparison: Comparison
+    step: StepReport | None
+    stages: tuple[StageModel, StagePlan] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What is asked about: a model, a batch, a fleet and a server.
+
+    Attributes:
+        sizes: of the model.
+        rows: sequences of the batch.
+        dtype: in which parameters and activations travel.
+        gemms, planner, element: of tiles.
+        devices, in_fp32: the fleet, with its throughput in `dtype`, and in fp32, in which layers by
+            stages are computed.
+        ps: the server.
+    """
+
+    sizes: StageSizes
+    rows: int
+    dtype: str
+    gemms: tuple[StepGemm, ...]
+    planner: TilePlanner
+    element: ElementBytes
+    devices: list[DeviceRates]
+    in_fp32: list[DeviceRates]
+    ps: PsCompute
+
+    def batch(self, rows: int) -> Batch:
+        """Return a batch of so many sequences."""
+        sizes, spec = self.sizes, self.sizes.spec
+        return Batch(
+            lambda parts: sizes.costs(cut_batch(rows, sizes.sequence, parts)),
+            rows,
+            sizes.state_bytes,
+            spec.layers * kept_elements(spec) * self.element.sent,
+        )
+
+    def compare(self, method: Method) -> Found:
+        """Weigh the methods: all of them, or one and the server alone."""
+        batch, step, stages = self.batch(self.rows), None, None
+        alternatives: list[Alternative] = []
+        if method in (Method.AUTO, Method.STAGES):
+            one, stages = self.by_stages(batch)
+            alternatives.append(one)
+        if method in (Method.AUTO, Method.TILES):
+            one, step = self._by_tiles(batch)
+            alternatives.append(one)
+        alternatives.append(batch.by_ps(self.ps))
+        return Found(Comparison(alternatives, method), step, stages)
+
+    def by_stages(self, batch: Batch) -> tuple[Alternative, tuple[StageModel, StagePlan] | None]:
+        """Return what stages take, and their plan if there is one."""
+        if self.dtype == "fp16":
+            return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16"), None
+        try:
+            found, model, plan = batch.by_stages(plan_stages, self.in_fp32, self.ps)
+        except PlanError as error:
+            return refused(Method.STAGES, str(error)), None
+        return found, (model, plan)
+
+    def _by_tiles(self, batch: Batch) -> tuple[Alternative, StepReport | None]:
+        if self.sizes.adapters is not None:
+            reason = "tiles are planned for whole models, not for adapters"
+            return refused(Method.TILES, reason), None
+        card = self.ps.rates or PsRates()
+        try:
+            step = plan_step(self.planner, self.gemms, self.element, self.devices, card)
+        except PlanError as error:
+            return refused(Method.TILES, str(error)), None
+        return batch.by_tiles(step, self.gemms, self.ps), step

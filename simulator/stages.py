@@ -1,0 +1,121 @@
+"""`cleave-stages`: whole layers on devices for a step, as Cleave's own planner cuts them.
+
+The planner (`cleave.planner.stage_search`) chooses the stages and simulates the step event by
+event, as it does for training and for `cleave plan`. Layers are computed in fp32. The loss is
+computed by a device of the last stage, or by the parameter server (PS) where that is sooner or no
+device holds it.
+
+A lost device takes its sums of gradients with it. On average it had done half of its micro-batches;
+the other devices of its stage do them again. Where it was the stage's only one, another device is
+sent the weights and does them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cleave.errors import PlanError
+from cleave.planner.micro_batches import plan_batch
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.workload.stages import StageSizes, cut_batch
+from simulator.method import Conditions, Outcome, Part, impossible
+
+
+class Stages:
+    """Whole layers on devices for a step, with all traffic through the PS."""
+
+    name = "cleave-stages"
+
+    def outcomes(self, conditions: Conditions) -> list[Outcome]:
+        """Return one row."""
+        element = conditions.element.sent
+        sizes = StageSizes(conditions.spec, conditions.seq, element, element)
+        devices = conditions.fp32_devices or conditions.devices
+        ps = PsCompute(conditions.ps_flops_per_s, 0.0, conditions.ps)
+
+        def cut(parts: int) -> StageModel:
+            return sizes.costs(cut_batch(conditions.batch, conditions.seq, parts))
+
+        try:
+            model, plan = plan_batch(plan_stages, cut, conditions.batch, devices, ps)
+        except PlanError as error:
+            return [impossible(self.name, str(error))]
+        return [_outcome(self.name, StagedStep(model, plan, {d.device: d for d in devices}))]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """A step by stages.
+
+    Attributes:
+        model, plan: the batch as it is cut, and its stages.
+        devices: the fleet, by id.
+    """
+
+    model: StageModel
+    plan: StagePlan
+    devices: dict[int, DeviceRates]
+
+    def costs(self, stage: PlannedStage) -> list[LayerCost]:
+        """Return what the layers of a stage cost, and the loss if it is there."""
+        model = self.model
+        return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
+
+    @property
+    def flops(self) -> float:
+        """Return the FLOPs of all devices, with the forward pass that is computed again."""
+        costs = (cost for stage in self.plan.stages for cost in self.costs(stage))
+        return sum(self.model.tokens) * math.fsum(cost.flops for cost in costs)
+
+    def recoveries(self) -> Iterator[tuple[float, float]]:
+        """Yield for each place in a stage the seconds for weights and for what is done again."""
+        tokens = sum(self.model.tokens)
+        for stage in self.plan.stages:
+            costs, count = self.costs(stage), len(stage.devices)
+            flops = math.fsum(cost.flops for cost in costs)
+            weights = sum(cost.weight_bytes + cost.frozen_bytes for cost in costs)
+            activation = self.model.width * self.model.element_bytes
+            for number in stage.devices:
+                device = self.devices[number]
+                again = tokens / (2 * count * max(1, count - 1))  # tokens for each other device
+                again_s = again * max(
+                    flops / device.flops_per_s,
+                    2 * activation / device.downlink_bytes_per_s,
+                    activation / device.uplink_bytes_per_s,
+                )
+                weights_s = weights / device.downlink_bytes_per_s if count == 1 else 0.0
+                yield weights_s, again_s
+
+
+def _outcome(name: str, step: StagedStep) -> Outcome:
+    plan = step.plan
+    used = len(plan.memory_bytes)
+    tightest = max(plan.memory_bytes, key=lambda d: plan.memory_bytes[d] / offered(step, d))
+    recoveries = list(step.recoveries())
+    where = "on the last stage" if plan.stages[-1].loss else "on the PS"
+    return Outcome(
+        method=name,
+        setting=f"{len(plan.stages)} stages, {len(step.model.tokens)} micro-batches, loss {where}",
+        devices_used=used,
+        parts=(Part("stages", plan.step_s),),
+        download_bytes=plan.downlink_bytes / used,
+        upload_bytes=plan.uplink_bytes / used,
+        memory_offered_bytes=offered(step, tightest),
+        memory_needed_bytes=plan.memory_bytes[tightest],
+        ps_egress_bytes_per_s=plan.downlink_bytes / plan.step_s,
+        ps_ingress_bytes_per_s=plan.uplink_bytes / plan.step_s,
+        recovery=(
+            Part("weights", math.fsum(w for w, _ in recoveries) / len(recoveries)),
+            Part("micro-batches again", math.fsum(a for _, a in recoveries) / len(recoveries)),
+        ),
+        flops=step.flops,
+    )
+
+
+def offered(step: StagedStep, device: int) -> float:
+    """Return the bytes that a device offers."""
+    return float(step.devices[device].memory_bytes)

@@ -1,0 +1,133 @@
+"""Methods side by side: bytes, memory, the choice; and where stages begin to win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.errors import PlanError
+from cleave.gemm import Gemm
+from cleave.planner.alternatives import (
+    Alternative,
+    Batch,
+    Comparison,
+    kept_by_server,
+    refused,
+)
+from cleave.planner.crossing import CLOSE, CrossingPoint, crossing, most_points
+from cleave.planner.methods import Method
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.planner.report import plan_step
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.workload.step import GemmKind, StepGemm
+
+LAYER = LayerCost(0, 20, 20, 40, 12e6, 4e6, 1.0)
+LOSS = LayerCost(0, 6, 6, 12, 6e6, 2e6, 10.0)
+PS = PsCompute(1e9, 0.0, PsRates())
+DEVICES = [DeviceRates(n, 1e8, 1e8, 1e10, 0.001, 10**9) for n in range(3)]
+
+
+def cut(parts: int) -> StageModel:
+    return StageModel([LAYER] * 4, LOSS, 8, 2, [64 // parts] * parts)
+
+
+BATCH = Batch(cut, 16, 1000, 5)
+
+
+def gemms(*sides: tuple[int, int, int]) -> list[StepGemm]:
+    return [StepGemm(GemmKind.FORWARD, Gemm(*each), 2, "some") for each in sides]
+
+
+def test_the_server_alone_computes_no_forward_pass_twice() -> None:
+    found = BATCH.by_ps(PS)
+    assert found.step_s == pytest.approx(64 * (4 * 8e6 + 6e6) / 1e9)
+    assert found.server_bytes == 1000 + 64 * (5 + 10)
+    assert found.downlink_bytes == found.uplink_bytes == found.device_bytes == 0
+
+
+def test_stages_need_what_their_plan_says() -> None:
+    found, model, plan = BATCH.by_stages(plan_stages, DEVICES, PS)
+    assert (found.step_s, found.bound_by) == (plan.step_s, plan.reason)
+    assert (found.downlink_bytes, found.uplink_bytes) == (plan.downlink_bytes, plan.uplink_bytes)
+    assert found.device_bytes == max(plan.memory_bytes.values())
+    assert found.server_bytes == 1000 + kept_by_server(model, plan)
+
+
+@pytest.mark.parametrize("loss", [False, True])
+def test_the_server_keeps_what_goes_in_and_gradients_of_every_device(*, loss: bool) -> None:
+    stages = PlannedStage(0, 3, (0, 1)), PlannedStage(3, 4, (2,), loss)
+    plan = StagePlan(stages, {}, 1.0, {}, 0, 0)
+    activations, gradients = 64 * 8 * 2, 2 * 3 * 20 + 20
+    outside = 6 if loss else 2 * activations + 4 * 10  # of a micro-batch of four tokens
+    assert kept_by_server(cut(16), plan) == 4 * activations + gradients + outside
+
+
+def test_tiles_send_out_what_is_sooner_there() -> None:
+    # The first is large enough to be worth its bytes, the second takes the server a microsecond.
+    counted = gemms((2048, 2048, 2048), (8, 8, 8))
+    step = plan_step(TilePlanner(PsRates()), counted, ElementBytes(2, 2), DEVICES, PsRates())
+    found = BATCH.by_tiles(step, counted, PS)
+    large = step.reports[0]
+    assert found.downlink_bytes == 2 * large.plan.egress_bytes
+    assert found.uplink_bytes == 2 * large.plan.ingress_bytes
+    assert found.device_bytes == large.memory_bytes
+    saved_s = 2 * (2 * 2048**3 / 1e9 - large.predicted_s)
+    assert found.step_s == pytest.approx(BATCH.by_ps(PS).step_s - saved_s)
+    assert "of the 2 multiplications of 4 that are sent" in found.bound_by
+
+
+def alternatives(*seconds: float) -> list[Alternative]:
+    methods = (Method.STAGES, Method.TILES, Method.LOCAL)
+    return [Alternative(m, s) for m, s in zip(methods, seconds, strict=True)]
+
+
+def test_the_choice_says_against_what() -> None:
+    found = Comparison(alternatives(3.0, 20.0, 5.0), Method.AUTO)
+    assert found.chosen.method is Method.STAGES
+    assert found.why == (
+        "Chosen is stages: a step takes 3 s, against 20 s by tiles and 5 s on the server alone."
+    )
+    tie = Comparison(alternatives(30.0, 5.0, 5.0), Method.AUTO)
+    assert tie.chosen.method is Method.LOCAL
+    assert tie.why.endswith("by tiles; of equally fast ones, the one that sends least.")
+
+
+def test_what_is_refused_is_never_chosen() -> None:
+    local = Alternative(Method.LOCAL, 1e9)
+    found = Comparison([refused(Method.STAGES, "no memory"), local], Method.AUTO)
+    assert found.chosen is local
+    assert found.why == "Chosen is the server alone: nothing else is possible."
+    asked = replace(found, method=Method.STAGES)
+    with pytest.raises(PlanError, match="--method stages is refused: no memory"):
+        _ = asked.chosen
+
+
+# --- the crossing ---
+
+
+def from_rows(first: int) -> Sequence[CrossingPoint]:
+    return [CrossingPoint(rows, 1.0 if rows >= first else 3.0, 2.0) for rows in range(2000)]
+
+
+@given(st.integers(1, 1500), st.integers(1, 1500))
+def test_the_crossing_is_between_batches_that_are_close(first: int, most: int) -> None:
+    points, tried = from_rows(first), list[CrossingPoint]()
+    found = crossing(lambda rows: points[rows], most, tried.append)
+    assert sorted(found.points, key=lambda p: p.rows) == list(found.points)
+    assert len(tried) == len(found.points) <= most_points(most)
+    if first > most:
+        assert found.above is None
+        assert found.below == points[most]
+        return
+    assert found.above is not None
+    assert found.above.wins
+    assert found.above.rows >= first
+    below = found.below.rows if found.below is not None else 0
+    assert below < first
+    assert found.above.rows - below <= 1 or found.above.rows <= CLOSE * below

@@ -1,0 +1,77 @@
+"""Which method is chosen, what a step by tiles takes, and how a batch is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.errors import PlanError
+from cleave.planner.methods import CountedTimes, Method, Prediction, tiles_step_s
+from cleave.planner.micro_batches import micro_batch_counts, plan_batch
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+
+SECONDS = st.floats(0, 1e6)
+PS = PsCompute(1e9, 0.0)
+LAYER = LayerCost(0, 1, 1, 2, 6.0, 2.0, 1.0)
+
+
+@given(SECONDS, SECONDS, SECONDS)
+def test_the_shortest_step_is_chosen(stages_s: float, tiles_s: float, local_s: float) -> None:
+    found = Prediction(stages_s, tiles_s, local_s)
+    assert found.step_s(found.best) == min(stages_s, tiles_s, local_s)
+
+
+def test_of_equal_methods_the_one_with_least_traffic_is_chosen() -> None:
+    assert Prediction(1.0, 1.0, 1.0).best is Method.LOCAL
+    assert Prediction(1.0, 1.0, 2.0).best is Method.STAGES
+    assert Prediction(float("inf"), float("inf"), 2.0).best is Method.LOCAL
+
+
+TIMES = st.builds(CountedTimes, st.floats(0, 100), st.floats(0, 1), st.integers(1, 40))
+
+
+@given(st.lists(TIMES))
+def test_tiles_never_take_longer_than_the_server_alone(times: list[CountedTimes]) -> None:
+    local_s = sum(each.count * each.ps_s for each in times) + 3.0
+    found = tiles_step_s(local_s, times)
+    assert found <= local_s
+    sooner = sum(each.count * min(each.ps_s, each.fleet_s) for each in times) + 3.0
+    assert found == pytest.approx(sooner)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_a_batch_is_cut_into_its_sequences_at_most(rows: int, devices: int) -> None:
+    counts = micro_batch_counts(rows, devices)
+    assert counts == sorted(set(counts))
+    assert all(1 <= count <= rows for count in counts)
+
+
+def batch(parts: int) -> StageModel:
+    return StageModel([LAYER], LAYER, 8, 2, [1] * parts)
+
+
+def test_the_best_cut_of_a_batch_is_taken() -> None:
+    seconds = {4: 3.0, 8: 1.0, 64: 2.0}
+
+    def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        step_s = seconds[len(model.tokens)]
+        return StagePlan((PlannedStage(0, 1, (0,)),), {}, step_s, {}, 0, 0)
+
+    model, plan = plan_batch(planner, batch, 64, [DeviceRates(0, 1, 1, 1)], PS)
+    assert (len(model.tokens), plan.step_s) == (8, 1.0)
+
+
+def test_a_cut_that_does_not_fit_is_passed_over_and_the_last_reason_is_given() -> None:
+    def only_large(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        if len(model.tokens) < 64:
+            raise PlanError(f"{len(model.tokens)} micro-batches are too few")
+        return StagePlan((PlannedStage(0, 1, (0,)),), {}, 1.0, {}, 0, 0)
+
+    devices = [DeviceRates(0, 1, 1, 1)]
+    assert len(plan_batch(only_large, batch, 64, devices, PS)[0].tokens) == 64
+    with pytest.raises(PlanError, match="16 micro-batches are too few"):
+        plan_batch(only_large, batch, 16, devices, PS)

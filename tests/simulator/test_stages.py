@@ -1,0 +1,116 @@
+"""`cleave-stages` is what the planner says; what a lost device costs, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cleave.planner.micro_batches import plan_batch
+from cleave.planner.plan import PsRates
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.workload.registry import find_model
+from cleave.workload.stages import StageSizes, cut_batch
+from simulator.catalogue import methods
+from simulator.churn import with_losses_s
+from simulator.method import Conditions, Outcome
+from simulator.stages import StagedStep
+from simulator.work import train_flops
+from tests.simulator.conditions import alike, paper
+
+SPEC = find_model("opt-125m")
+
+
+def on(conditions: Conditions) -> Outcome:
+    (row,) = methods()["cleave-stages"].outcomes(conditions)
+    return row
+
+
+def small(**changed: float) -> Conditions:
+    return Conditions(SPEC, 16, 128, alike(6, **changed))
+
+
+def test_a_step_takes_what_the_planner_predicts() -> None:
+    conditions = small()
+    row, sizes = on(conditions), StageSizes(SPEC, 128)
+    ps = PsCompute(conditions.ps_flops_per_s, 0.0, PsRates())
+
+    def cut(parts: int) -> StageModel:
+        return sizes.costs(cut_batch(16, 128, parts))
+
+    model, plan = plan_batch(plan_stages, cut, 16, conditions.devices, ps)
+    assert row.step_s == plan.step_s
+    assert row.devices_used == len(plan.memory_bytes)
+    assert row.download_bytes * row.devices_used == pytest.approx(plan.downlink_bytes)
+    assert row.upload_bytes * row.devices_used == pytest.approx(plan.uplink_bytes)
+    assert row.memory_needed_bytes == max(plan.memory_bytes.values())
+    assert row.fits
+    assert f"{len(plan.stages)} stages, {len(model.tokens)} micro-batches" in row.setting
+
+
+def test_the_forward_pass_is_counted_twice_and_the_loss_where_it_is() -> None:
+    alone = replace(small(memory=1e12), ps_flops_per_s=1.0)  # the loss goes to a device
+    row, least = on(alone), train_flops(SPEC, 16, 128)
+    assert "loss on the last stage" in row.setting
+    assert least < row.flops < 4 / 3 * least
+
+
+def test_a_server_that_is_fast_computes_the_loss() -> None:
+    slow, fast = (on(replace(small(), ps_flops_per_s=speed)) for speed in (1e6, 1e16))
+    assert "loss on the last stage" in slow.setting
+    assert "loss on the PS" in fast.setting
+    assert fast.step_s <= slow.step_s
+
+
+def test_too_little_memory_is_said_as_training_says_it() -> None:
+    row = on(paper(32))
+    assert not row.fits
+    assert "a layer needs" in row.misfit
+    assert "connect a device with more memory" in row.misfit
+
+
+def test_layers_are_computed_in_fp32() -> None:
+    slow = [replace(device, flops_per_s=1e10) for device in alike(6)]
+    conditions = small()
+    assert on(replace(conditions, fp32_devices=slow)).step_s > on(conditions).step_s
+    expected = on(Conditions(SPEC, 16, 128, slow)).step_s
+    assert on(replace(conditions, fp32_devices=slow)).step_s == expected
+
+
+def test_a_card_slows_down() -> None:
+    free = small()
+    slow, fast = on(replace(free, ps=PsRates(2e6, 2e6))), on(free)
+    assert slow.step_s > fast.step_s
+    assert slow.ps_egress_bytes_per_s <= 2e6 * 1.001
+
+
+def step(*stages: PlannedStage) -> StagedStep:
+    layer = LayerCost(30, 20, 20, 40, 12.0, 4.0, 1.0)
+    model = StageModel([layer, layer], layer, 8, 2, [100, 100])
+    plan = StagePlan(stages, {}, 1.0, {}, 0, 0)
+    devices = {d.device: d for d in alike(3, down=1000.0, up=100.0, flops=1.0)}
+    return StagedStep(model, plan, devices)
+
+
+def test_a_loss_by_hand() -> None:
+    # Two layers of 12 FLOPs a token on two devices, which do 100 tokens each: 50 are done again.
+    assert list(step(PlannedStage(0, 2, (0, 1))).recoveries()) == [(0.0, 1200.0)] * 2
+    # One device has done half of 200 tokens; another is sent 100 bytes of weights at 1000 a second.
+    assert list(step(PlannedStage(0, 2, (2,))).recoveries()) == [(0.1, 2400.0)]
+    # Three devices: a third of 200 tokens, half of them, shared by the two others.
+    seconds = [again_s for _, again_s in step(PlannedStage(0, 2, (0, 1, 2))).recoveries()]
+    assert seconds == pytest.approx([24 * 200 / 12] * 3)
+
+
+def test_losses_make_a_step_longer() -> None:
+    row = on(small())
+    assert row.recovery_s is not None
+    assert 0 < row.recovery_s < row.step_s
+    rare = with_losses_s(row, 1e-6, 1.0)
+    assert rare is not None
+    assert rare > row.step_s
+
+
+def test_the_same_twice() -> None:
+    assert on(small()) == on(small())
