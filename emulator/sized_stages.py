@@ -14,6 +14,7 @@ from typing import Final
 from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
+from cleave.planner.layer_memory import working_bytes
 from cleave.planner.stages import LayerCost, StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
@@ -152,12 +153,10 @@ class SizedModel:
     def costs(self) -> StageModel:
         """Return what the layers cost, for the planner."""
         spec = self.spec
-        widest = max(max(t.rows, t.columns) for t in self.layer if t.matrix)
-        working = 12 * spec.width + 4 * widest + 4 * spec.heads * self._sequence
+        matrices = [(t.rows, t.columns) for t in self.layer if t.matrix]
+        working = working_bytes(matrices, spec.width, spec.heads, self._sequence)
         flops = self.forward_flops + self.backward_flops
-        layer = LayerCost(
-            *self._bytes(self.layer), flops, self.forward_flops, _FP32_BYTES * working
-        )
+        layer = LayerCost(*self._bytes(self.layer), flops, self.forward_flops, working)
         loss = self.loss_flops
         head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary)
         layers = [layer] * spec.layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -39,6 +40,9 @@ class GraphSession:
         threads: how many threads compute; None for what `OMP_NUM_THREADS` says, as numpy and torch
             take it, or as many as there are cores.
         providers: what computes, best first, by ONNX Runtime's names.
+        shares_memory: whether it works in memory that such sessions of this process have together,
+            which is held until the process ends. With memory of its own, each of a layer's two
+            graphs would hold what its largest run took.
 
     Attributes:
         inputs: the shape of every input by name; the batch's size is a text in it.
@@ -49,7 +53,12 @@ class GraphSession:
     """
 
     def __init__(
-        self, model: bytes, threads: int | None = None, providers: Sequence[str] = (CPU,)
+        self,
+        model: bytes,
+        threads: int | None = None,
+        providers: Sequence[str] = (CPU,),
+        *,
+        shares_memory: bool = True,
     ) -> None:
         try:
             import onnxruntime
@@ -59,6 +68,12 @@ class GraphSession:
         options.log_severity_level = _NO_MESSAGES
         options.intra_op_num_threads = _threads() if threads is None else threads
         options.inter_op_num_threads = 1
+        # A plan of memory, made in the first run, is held from the second on beside what the first
+        # one took: of a layer with 4096 tokens, 750 MB where 450 MB suffice, and no time is saved.
+        options.enable_mem_pattern = False
+        if shares_memory:
+            _make_shared_memory()
+            options.add_session_config_entry("session.use_env_allocators", "1")
         # A graph could name files of this machine as its constants; there is no such folder.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path",
@@ -91,6 +106,17 @@ class GraphSession:
         except Exception as error:  # noqa: BLE001 - see above
             raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
         return dict(zip(self.outputs, found, strict=True))
+
+
+@cache
+def _make_shared_memory() -> None:
+    """Let ONNX Runtime make the memory that sessions share, once for this process."""
+    import onnxruntime as ort
+
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"max_mem": 0}))
 
 
 def _threads() -> int:
