@@ -33,7 +33,7 @@ from cleave.graphs.model_graphs import ModelGraphs
 from cleave.training.stage_work import ModelWork
 
 _MB: Final = 2**20
-_RIGHT: Final = 0.12
+_RIGHT: Final = 0.15
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def model_of(shape: Shape) -> nn.Module:
 
 
 def compare(shape: Shape) -> bool:
-    """Measure a layer, print what it took, and return whether the planner was right within 12 %."""
+    """Measure a layer, print what it took, and return whether the planner was right within 15 %."""
     torch.manual_seed(0)
     model = model_of(shape)
     ids = torch.arange(2 * shape.tokens).reshape(2, shape.tokens) % 512
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the first two layers")
     options = parser.parse_args()
     right = [compare(shape) for shape in (SHAPES[:2] if options.quick else SHAPES)]
-    print(f"planned within 12 % of what was measured: {'yes' if all(right) else 'NO'}")
+    print(f"planned within 15 % of what was measured: {'yes' if all(right) else 'NO'}")
 
 
 if __name__ == "__main__":
