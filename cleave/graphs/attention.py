@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from cleave.attention_blocks import BLOCKS, Blocks
+from cleave.graphs.blocked_attention import Weighing, attention_in_blocks
 from cleave.graphs.errors import LayerGraphError
 
 _NAME: Final = "cleave"
@@ -21,8 +24,12 @@ _KNOWN: Final = frozenset({"position_ids", "cache_position"})
 
 
 @contextmanager
-def plain_attention(model: nn.Module) -> Iterator[None]:
+def plain_attention(model: nn.Module, blocks: Blocks = BLOCKS) -> Iterator[None]:
     """Let a transformers model use attention that can be traced, and undo it at the end.
+
+    Args:
+        model: the model.
+        blocks: when it goes by blocks of queries, and by which.
 
     Raises:
         LayerGraphError: when the model does not let its attention be chosen.
@@ -32,7 +39,7 @@ def plain_attention(model: nn.Module) -> Iterator[None]:
 
     if not isinstance(model, PreTrainedModel):
         raise LayerGraphError(f"{type(model).__name__} is not a model of transformers")
-    AttentionInterface.register(_NAME, attention)
+    AttentionInterface.register(_NAME, partial(attention, blocks))
     AttentionMaskInterface.register(_NAME, _mask)
     before = model.config._attn_implementation
     try:
@@ -46,6 +53,7 @@ def plain_attention(model: nn.Module) -> Iterator[None]:
 
 
 def attention(
+    blocks: Blocks,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -60,6 +68,7 @@ def attention(
     """Return what the queries attend to, as transformers' attention functions do.
 
     Args:
+        blocks: when queries go by blocks, and by which.
         module: the attention module that calls.
         query: shape (batch, heads, queries, width).
         key, value: shape (batch, heads or a divisor of it, keys, width).
@@ -84,6 +93,10 @@ def attention(
     if each > 1:
         key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = blocks.rows(query.shape[1], query.shape[2], key.shape[2])
+    if rows < query.shape[2]:
+        how = Weighing(rows, factor, _causal(module, is_causal), softcap)
+        return attention_in_blocks(query, key, value, attention_mask, how), None
     scores = query @ key.transpose(2, 3) * factor
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.graphs.attention import plain_attention
 from cleave.graphs.errors import LayerGraphError
 
@@ -27,6 +28,7 @@ class LayerCall:
         beside: the other tensors that it is called with (masks, position embeddings), by name.
         y: its output, shaped as `x`.
         in_tuple: whether it returns a tuple whose first element is its output.
+        blocks: when its attention goes by blocks of queries, and by which.
     """
 
     model: nn.Module
@@ -35,6 +37,7 @@ class LayerCall:
     beside: Mapping[str, Tensor]
     y: Tensor
     in_tuple: bool
+    blocks: Blocks
     _leaves: Sequence[object]  # of the other arguments; the name of a tensor in its place
     _structure: pytree.TreeSpec
 
@@ -44,7 +47,7 @@ class LayerCall:
         """Return the layer's output, with other tensors in place of its own."""
         leaves = [beside[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        with plain_attention(self.model):
+        with plain_attention(self.model, self.blocks):
             found = torch.func.functional_call(self.layer, dict(parameters), (x, *args), kwargs)
         return _output(found)
 
@@ -84,13 +87,19 @@ def _parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def layer_calls(model: nn.Module, ids: Tensor, mask: Tensor | None = None) -> list[LayerCall]:
+def layer_calls(
+    model: nn.Module,
+    ids: Tensor,
+    mask: Tensor | None = None,
+    blocks: Blocks = BLOCKS,
+) -> list[LayerCall]:
     """Return how a model calls its layers, in order.
 
     Args:
         model: a causal language model of transformers. It is used with `plain_attention`.
         ids: tokens, shape (batch, tokens).
         mask: 0 where a token is padding, shaped alike; None for no padding.
+        blocks: when attention goes by blocks of queries, and by which.
 
     Raises:
         LayerGraphError: when the layers are not called one after another, each once with the output
@@ -101,11 +110,11 @@ def layer_calls(model: nn.Module, ids: Tensor, mask: Tensor | None = None) -> li
         raise LayerGraphError("the model does not call its layers one after another, each once")
     calls: list[LayerCall] = []
     hooks = [
-        layer.register_forward_hook(partial(_note, calls, model), with_kwargs=True)
+        layer.register_forward_hook(partial(_note, calls, model, blocks), with_kwargs=True)
         for layer in layers
     ]
     try:
-        with plain_attention(model), torch.no_grad():
+        with plain_attention(model, blocks), torch.no_grad():
             model(input_ids=ids, attention_mask=mask, use_cache=False)
     finally:
         for hook in hooks:
@@ -121,6 +130,7 @@ def layer_calls(model: nn.Module, ids: Tensor, mask: Tensor | None = None) -> li
 def _note(
     calls: list[LayerCall],
     model: nn.Module,
+    blocks: Blocks,
     layer: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -136,9 +146,8 @@ def _note(
             raise LayerGraphError(f"it is called with a {type(leaf).__name__}")
     names = [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
     in_tuple = isinstance(found, tuple)
-    calls.append(
-        LayerCall(model, layer, args[0], beside, _output(found), in_tuple, names, structure)
-    )
+    y = _output(found)
+    calls.append(LayerCall(model, layer, args[0], beside, y, in_tuple, blocks, names, structure))
 
 
 _PLAIN = bool | int | float | str | torch.dtype | None

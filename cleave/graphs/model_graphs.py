@@ -16,8 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cleave import attention_blocks
 from cleave import graph_names as names
-from cleave.graphs import attention, calls, layer_graphs, loss_graph, outside, tracing
+from cleave.graphs import (
+    attention,
+    blocked_attention,
+    calls,
+    layer_graphs,
+    loss_graph,
+    outside,
+    tracing,
+)
 from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
@@ -26,7 +35,16 @@ from cleave.graphs.loss_graph import LossGraph, export_loss
 from cleave.machine.graph_session import Array, GraphSession
 
 _EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
-_OURS: Final = (attention, calls, layer_graphs, loss_graph, outside, tracing)
+_OURS: Final = (
+    attention,
+    attention_blocks,
+    blocked_attention,
+    calls,
+    layer_graphs,
+    loss_graph,
+    outside,
+    tracing,
+)
 _EXAMPLE_SAMPLES: Final = 2
 _MOST_OFF: Final = 1e-4  # of the largest element; a right graph is off by 1e-6
 _MOST_OFF_16_BIT: Final = 0.05
@@ -114,7 +132,8 @@ def _refuse_other_outputs(call: LayerCall, graphs: LayerGraphs) -> None:
     feed = {names.X: _fp32(call.x)}
     feed |= {names.parameter(n): _fp32(t) for n, t in parameters_of(call.layer).items()}
     feed |= {names.beside(n): _fp32(t) for n, t in call.beside.items()}
-    found, wanted = GraphSession(graphs.forward).run(feed)[names.Y], _fp32(call.y)
+    session = GraphSession(graphs.forward, shares_memory=False)  # used once
+    found, wanted = session.run(feed)[names.Y], _fp32(call.y)
     off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
     most = _MOST_OFF if call.y.dtype is torch.float32 else _MOST_OFF_16_BIT
     if not off <= most:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -38,6 +39,9 @@ class GraphSession:
         threads: how many threads compute; None for what `OMP_NUM_THREADS` says, as numpy and torch
             take it, or as many as there are cores.
         setup: what computes, and the CPU what that cannot.
+        shares_memory: whether it works in memory that such sessions of this process have together,
+            which is held until the process ends. With memory of its own, each of a layer's two
+            graphs would hold what its largest run took.
 
     Attributes:
         inputs: the shape of every input by name; the batch's size is a text in it.
@@ -50,7 +54,12 @@ class GraphSession:
     """
 
     def __init__(
-        self, model: bytes, threads: int | None = None, setup: ProviderSetup = CPU_SETUP
+        self,
+        model: bytes,
+        threads: int | None = None,
+        setup: ProviderSetup = CPU_SETUP,
+        *,
+        shares_memory: bool = True,
     ) -> None:
         try:
             import onnxruntime
@@ -60,6 +69,12 @@ class GraphSession:
         options.log_severity_level = _NO_MESSAGES
         options.intra_op_num_threads = _threads() if threads is None else threads
         options.inter_op_num_threads = 1
+        # A plan of memory, made in the first run, is held from the second on beside what the first
+        # one took: of a layer with 4096 tokens, 750 MB where 450 MB suffice, and no time is saved.
+        options.enable_mem_pattern = False
+        if shares_memory:
+            _make_shared_memory()
+            options.add_session_config_entry("session.use_env_allocators", "1")
         # A graph could name files of this machine as its constants; there is no such folder.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path",
@@ -115,6 +130,17 @@ def _on_cpu(session: Any) -> Counter[str]:
         if part.ep_name == CPU_SETUP.runtime_name
         for node in part.get_nodes()
     )
+
+
+@cache
+def _make_shared_memory() -> None:
+    """Let ONNX Runtime make the memory that sessions share, once for this process."""
+    import onnxruntime as ort
+
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"max_mem": 0}))
 
 
 def _threads() -> int:

@@ -17,6 +17,7 @@ from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
+from cleave.planner.layer_memory import working_bytes
 from cleave.planner.stages import LayerCost, StageModel
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
@@ -184,8 +185,9 @@ class ModelWork:
             cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
             trained = sum(held[n].numel() for n in graphs.trainable if held[n].dim() > 1)
             heads = getattr(self.model.config, "num_attention_heads", 1)
-            inner = max((max(t.shape) for t in held.values() if t.dim() > 1), default=width)
-            working = _FP32_BYTES * (12 * width + 4 * inner + 4 * heads * sequence)
+            matrices = [(t.shape[0], t.shape[1]) for t in held.values() if t.dim() == 2]
+            squeezed = getattr(self.model.config, "attn_logit_softcapping", None) is not None
+            working = working_bytes(matrices, width, heads, sequence, squeezed=squeezed)
             layers.append(LayerCost(*cost, 3 * flops + 2 * trained, flops, working))
         loss = self.graphs.loss
         cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from cleave.errors import UsageError
+from cleave.planner.layer_memory import working_bytes
 from cleave.planner.stages import LayerCost, StageModel
 from cleave.workload.registry import Family, ModelSpec
 
@@ -135,12 +136,10 @@ class StageSizes:
             tokens: of each micro-batch.
         """
         spec = self.spec
-        widest = max(max(p.rows, p.columns) for p in self.layer if p.matrix)
-        working = 12 * spec.width + 4 * widest + 4 * spec.heads * self.sequence
+        matrices = [(p.rows, p.columns) for p in self.layer if p.matrix]
+        working = working_bytes(matrices, spec.width, spec.heads, self.sequence)
         flops = self.forward_flops + self.backward_flops
-        layer = LayerCost(
-            *self._bytes(self.layer), flops, self.forward_flops, _FP32_BYTES * working
-        )
+        layer = LayerCost(*self._bytes(self.layer), flops, self.forward_flops, working)
         loss = self.loss_flops
         head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary)
         layers = [layer] * spec.layers

@@ -66,9 +66,9 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
     """
     where = "by the last stage" if plan.stages[-1].loss else "by the server"
     said = (
-        f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens, of which "
-        f"each device keeps what goes into its layers for as many as it has memory for; the loss "
-        f"is computed {where}."
+        f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens; each "
+        f"device keeps what goes into its layers for as many of them as it has memory for; the "
+        f"loss is computed {where}."
     )
     typer.echo("\n" + textwrap.fill(said, WIDTH))
     typer.echo(f"\n{'stage':>5}{'layers':>10}{'devices':>9}  which")

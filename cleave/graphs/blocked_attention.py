@@ -1,0 +1,202 @@
+"""Attention over blocks of queries, for sequences whose scores are too large to be held at once.
+
+A block's scores are computed, used and forgotten before the next block's. In a graph, blocks are
+the iterations of one `Scan`, whose memory ONNX Runtime uses again in each; without a graph they are
+those of a loop. The backward pass computes the scores again, block by block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
+
+from cleave.graphs.errors import LayerGraphError
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How products of queries and keys become weights.
+
+    Attributes:
+        rows: queries in a block. The last block may have fewer.
+        factor: of the products.
+        causal: whether a query sees only keys before it, where there is no mask.
+        softcap: bound that products are squeezed to; None for none.
+    """
+
+    rows: int
+    factor: float
+    causal: bool
+    softcap: float | None
+
+
+def attention_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Weighing
+) -> Tensor:
+    """Return what queries attend to, shape (batch, queries, heads, width).
+
+    Args:
+        query: shape (batch, heads, queries, width).
+        key, value: shape (batch, heads, keys, width).
+        mask: true, or 0, where a query sees a key, shape (batch or 1, heads or 1, queries or 1,
+            keys); None for none.
+        how: how products become weights.
+
+    Raises:
+        LayerGraphError: in the backward pass, when the mask is trained.
+    """
+    # A scan refuses parts of one tensor, as GPT-2's are. Graphs have no copy of them.
+    own = [part.clone(memory_format=torch.contiguous_format) for part in (query, key, value)]
+    found: Tensor = _Attention.apply(*own, mask, how)  # type: ignore[no-untyped-call]
+    return found.contiguous()
+
+
+class _Attention(torch.autograd.Function):
+    """Attention, whose backward pass is known for `torch.func` and while a function is traced."""
+
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Weighing
+    ) -> Tensor:
+        shared = (query, key, value) if mask is None else (query, key, value, mask)
+        (found,) = scan_op(partial(_attend, how), [], [_starts(query, how)], shared)
+        return _joined(found, query)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.how = inputs
+        ctx.save_for_backward(*tensors, output)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.needs_input_grad[3]:
+            raise LayerGraphError("the mask of its attention is trained, which is not supported")
+        query, key, value, mask, y = ctx.saved_tensors
+        found: tuple[Tensor, ...] = _Gradients.apply(  # type: ignore[no-untyped-call]
+            query, key, value, y, dy, mask, ctx.how
+        )
+        return (*found, None, None)
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass of attention. A function of its own, for `torch.func` to let it be."""
+
+    @staticmethod
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        y: Tensor,
+        dy: Tensor,
+        mask: Tensor | None,
+        how: Weighing,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        shared = (query, key, value, y, dy) if mask is None else (query, key, value, y, dy, mask)
+        sums = [torch.zeros_like(key), torch.zeros_like(value)]
+        dkey, dvalue, found = scan_op(partial(_back, how), sums, [_starts(query, how)], shared)
+        return _joined(found, query).transpose(1, 2), dkey, dvalue
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep nothing: gradients of gradients are not wanted."""
+
+
+def _attend(
+    how: Weighing, start: Tensor, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor
+) -> tuple[Tensor]:
+    """Return a block of what queries attend to, shape (batch, rows, heads, width)."""
+    at = _positions(start, query, how)
+    weights = _Weights.of(query.index_select(2, at) * how.factor, key, at, mask, how).weights
+    return ((weights @ value).transpose(1, 2).contiguous(),)
+
+
+def _back(
+    how: Weighing,
+    dkey: Tensor,
+    dvalue: Tensor,
+    start: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    *mask: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Add a block to the gradients of keys and values.
+
+    Returns:
+        Both sums, and the gradient of the block's queries, shape (batch, rows, heads, width).
+    """
+    at = _positions(start, query, how)
+    block = query.index_select(2, at) * how.factor
+    made = _Weights.of(block, key, at, mask, how)
+    # What follows the last query stands for none, and adds nothing.
+    there = (start + torch.arange(how.rows) < query.shape[2])[:, None, None]
+    dblock = torch.where(there, dy.index_select(1, at), 0.0)
+    common = (dblock * y.index_select(1, at)).sum(-1).transpose(1, 2)[..., None]
+    dblock = dblock.transpose(1, 2)
+    dvalue = dvalue + made.weights.transpose(2, 3) @ dblock
+    dscores = made.before_softmax((dblock @ value.transpose(2, 3) - common) * made.weights, how)
+    dkey = dkey + dscores.transpose(2, 3) @ block
+    return dkey, dvalue, (dscores @ key * how.factor).transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of a block's queries, and what their gradient needs.
+
+    Attributes:
+        weights: shape (batch, heads, rows, keys).
+        squeezed: scores over their bound, where they have one.
+        seen: whether a query sees a key, where the others' scores were replaced.
+    """
+
+    weights: Tensor
+    squeezed: Tensor | None
+    seen: Tensor | None
+
+    @classmethod
+    def of(
+        cls, block: Tensor, key: Tensor, at: Tensor, mask: tuple[Tensor, ...], how: Weighing
+    ) -> _Weights:
+        scores, squeezed, seen = block @ key.transpose(2, 3), None, None
+        if how.softcap is not None:
+            squeezed = torch.tanh(scores / how.softcap)
+            scores = squeezed * how.softcap
+        if mask:
+            part = mask[0][..., : key.shape[2]]
+            part = part if part.shape[2] == 1 else part.index_select(2, at)
+            if part.dtype is torch.bool:
+                seen = part
+            else:
+                scores = scores + part
+        elif how.causal:
+            seen = at[:, None] >= torch.arange(key.shape[2])
+        if seen is not None:
+            scores = torch.where(seen, scores, torch.finfo(scores.dtype).min)
+        return cls(scores.softmax(-1), squeezed, seen)
+
+    def before_softmax(self, gradient: Tensor, how: Weighing) -> Tensor:
+        """Return the gradient of the products, from that of what the softmax was given."""
+        if self.seen is not None:
+            gradient = torch.where(self.seen, gradient, 0.0)
+        return gradient if self.squeezed is None else gradient * (1 - self.squeezed**2)
+
+
+def _starts(query: Tensor, how: Weighing) -> Tensor:
+    return torch.arange(0, query.shape[2], how.rows)
+
+
+def _positions(start: Tensor, query: Tensor, how: Weighing) -> Tensor:
+    """Return which queries a block has; the last one again in place of those that are missing."""
+    return (start + torch.arange(how.rows)).clamp(max=query.shape[2] - 1)
+
+
+def _joined(blocks: Tensor, query: Tensor) -> Tensor:
+    """Join blocks, shape (blocks, batch, rows, heads, width), without what follows the last."""
+    return blocks.movedim(0, 1).flatten(1, 2)[:, : query.shape[2]]
