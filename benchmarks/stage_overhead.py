@@ -1,0 +1,182 @@
+"""What stages add to a step: 8 emulated devices in this process against plain PyTorch.
+
+    python -m benchmarks.stage_overhead [--model opt-125m] [--pairs 3] [--quick] [--json]
+
+Batch 4, sequence 512, fp32 and bf16, steps of both in turn: forward, backward, clipping and AdamW.
+Each has a model and an optimizer of its own. Devices take no time but that of their graphs, which
+this process runs. Nothing is audited. The planner chooses the stages. Prints the median ratio of
+interleaved pairs (goal: at most 1.15), and by part what the seconds of the steps by stages were
+spent on. Devices compute forward passes twice (a backward graph does it again unless inputs were
+kept): a third more than PyTorch if nothing else differed.
+
+`--quick`: opt-tiny, one pair. Ends with 1 if the goal is missed.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+
+import cleave
+from benchmarks.common import make_trainer, spread
+from benchmarks.stage_links import machine
+from benchmarks.step_overhead import seconds
+from cleave.device import compute_thread
+from cleave.machine import graph_run
+from cleave.machine.graph_session import GraphSession
+from cleave.training.job import JobSpec
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import StagedModel
+
+DEVICES: Final = 8
+GOAL: Final = 1.15
+PARTS: Final = (
+    (GraphSession, "run", "ONNX Runtime"),
+    (graph_run, "_value", "arrays as fp32, on devices"),
+    (compute_thread, "fetch", "what devices return, rounded"),
+    (StagedModel, "embed", "before the layers, on the server"),
+    (StagedModel, "_loss", "loss and its gradients, on the server"),
+    (ModelWork, "layers", "parameters as they travel"),
+    (ModelWork, "add_gradients", "gradients that came"),
+    (torch.optim.AdamW, "step", "AdamW"),
+)
+"""What is timed apart: none of them calls another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of one dtype.
+
+    Attributes:
+        ratios: seconds by stages over seconds of plain PyTorch, of each pair.
+        plain_s, stages_s: medians.
+        parts: seconds of a step by stages, by part; mean.
+        plan: the stages.
+    """
+
+    dtype: str
+    ratios: list[float]
+    plain_s: float
+    stages_s: float
+    parts: dict[str, float]
+    plan: str
+
+    @property
+    def met(self) -> bool:
+        """Say whether the goal is met."""
+        return statistics.median(self.ratios) <= GOAL
+
+
+@contextmanager
+def timed_parts() -> Iterator[Counter[str]]:
+    """Yield the seconds that were spent in each of `PARTS`, as they grow."""
+    spent: Counter[str] = Counter()
+
+    def timing(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def timed(*given: Any, **named: Any) -> Any:
+            began_s = time.perf_counter()
+            try:
+                return function(*given, **named)
+            finally:
+                spent[what] += time.perf_counter() - began_s
+
+        return timed
+
+    patches = [
+        patch.object(owner, name, timing(getattr(owner, name), what)) for owner, name, what in PARTS
+    ]
+    for one in patches:
+        one.start()
+    try:
+        yield spent
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def measure(model: str, dtype: str, pairs: int, seq: int) -> Measured:
+    """Do steps by stages and by plain PyTorch in turn."""
+    job = JobSpec(model, steps=1000, batch=4, seq=seq, dtype=dtype, audit=0.0)
+    by_stages = JobSpec(
+        model, steps=1000, batch=4, seq=seq, dtype=dtype, audit=0.0, method="stages"
+    )
+    plain_s, stages_s = [], []
+    spent: Counter[str] = Counter()
+    with cleave.emulated(DEVICES) as fleet:
+        plain, staged = make_trainer(job, None), make_trainer(by_stages, fleet)
+        for pair in range(pairs + 1):
+            alone = seconds(plain)
+            with timed_parts() as of_step:
+                ours = seconds(staged)
+            print(f"{dtype}: plain {alone:.2f} s, by stages {ours:.2f} s", file=sys.stderr)
+            if pair:  # the first one makes sessions and warms up
+                plain_s.append(alone)
+                stages_s.append(ours)
+                spent += of_step
+        assert staged.staged is not None
+        assert staged.staged.plan is not None
+        stages = staged.staged.plan.stages
+        plan = f"{len(stages)} stages, {'the loss on a device' if stages[-1].loss else 'loss here'}"
+    parts = {what: spent[what] / pairs for _, _, what in PARTS if spent[what]}
+    parts["all else"] = statistics.mean(stages_s) - sum(parts.values())
+    ratios = [mine / other for mine, other in zip(stages_s, plain_s, strict=True)]
+    return Measured(
+        dtype, ratios, statistics.median(plain_s), statistics.median(stages_s), parts, plan
+    )
+
+
+def show(found: Measured) -> None:
+    """Print a dtype's ratio and parts."""
+    print(
+        f"{found.dtype}: {spread(found.ratios)} times plain PyTorch (at most {GOAL}): "
+        f"{'met' if found.met else 'NOT met'}\n"
+        f"  plain {found.plain_s:.2f} s, by stages {found.stages_s:.2f} s; {found.plan}"
+    )
+    for what, took_s in found.parts.items():
+        print(f"  {what:40} {took_s:7.2f} s  {took_s / found.plain_s:5.2f} of a plain step")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Run the benchmark; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="opt-125m")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--dtypes", default="fp32,bf16")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    model, pairs, seq = options.model, options.pairs, 512
+    if options.quick:
+        model, pairs, seq = "opt-tiny", 1, 128
+    found = []
+    if not options.json:
+        print(f"{machine()}; {model}, 4 x {seq} tokens, {DEVICES} emulated devices")
+    for dtype in options.dtypes.split(","):
+        found.append(measure(model, dtype, pairs, seq))
+        if not options.json:
+            show(found[-1])
+    if options.json:
+        print(json.dumps({"machine": machine(), "found": [asdict(one) for one in found]}, indent=2))
+    sys.exit(0 if all(one.met for one in found) else 1)
+
+
+if __name__ == "__main__":
+    main()
