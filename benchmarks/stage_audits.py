@@ -44,7 +44,7 @@ from benchmarks.stage_links import machine
 from cleave.arrays import Array, DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
-from cleave.machine.graph_session import CPU
+from cleave.machine.graph_provider import CPU_SETUP
 from cleave.scheduler.stage_work import StageRecord, StepResult, StepWork, SumsRecord
 from cleave.training import audits
 from cleave.training.audits import MOST_OFF, Auditor, Fault
@@ -340,7 +340,9 @@ def show_progress(text: str) -> None:
 
 def show(audit: float, found: Sequence[Caught], seen: int, fair: Honest) -> None:
     """Print what was measured as tables."""
-    print(f"{machine()}; ONNX Runtime's {CPU}; --audit {audit:g}, {len(found[0].steps)} seeds\n")
+    print(
+        f"{machine()}; {CPU_SETUP.runtime_name}; --audit {audit:g}, {len(found[0].steps)} seeds\n"
+    )
     print(f"{'':25} {'steps until':>11} {'chance to be caught in a step':>33}")
     head = ("lies in", "by", "of them", "caught", "measured", "95 %", "stated")
     print("{:8} {:9} {:>6} {:>8} {:>8} {:>17} {:>8}".format(*head))

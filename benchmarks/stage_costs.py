@@ -166,9 +166,10 @@ def memory(model: str, steps: int) -> Iterator[Figure]:
             for _ in range(steps):
                 trainer.train_step()
             grew = (peak_bytes(devices[0].process.pid) - before) / 1e6
-            assert trainer.staged is not None
-            assert trainer.staged.plan is not None
-            (planned,) = trainer.staged.plan.memory_bytes.values()
+            assert trainer.fleet is not None
+            assert trainer.fleet.staged is not None
+            assert trainer.fleet.staged.plan is not None
+            (planned,) = trainer.fleet.staged.plan.memory_bytes.values()
             yield Figure("device process, joined", "MB", before / 1e6)
             yield Figure.against(f"device process, {dtype.value}", "MB more", grew, planned / 1e6)
             yield Figure(

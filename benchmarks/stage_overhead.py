@@ -23,7 +23,7 @@ import json
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -83,9 +83,9 @@ class Measured:
 
 
 @contextmanager
-def timed_parts() -> Iterator[Counter[str]]:
+def timed_parts() -> Iterator[dict[str, float]]:
     """Yield the seconds that were spent in each of `PARTS`, as they grow."""
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
 
     def timing(function: Callable[..., Any], what: str) -> Callable[..., Any]:
         def timed(*given: Any, **named: Any) -> Any:
@@ -116,7 +116,7 @@ def measure(model: str, dtype: str, pairs: int, seq: int) -> Measured:
         model, steps=1000, batch=4, seq=seq, dtype=dtype, audit=0.0, method="stages"
     )
     plain_s, stages_s = [], []
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     with cleave.emulated(DEVICES) as fleet:
         plain, staged = make_trainer(job, None), make_trainer(by_stages, fleet)
         for pair in range(pairs + 1):
@@ -127,10 +127,12 @@ def measure(model: str, dtype: str, pairs: int, seq: int) -> Measured:
             if pair:  # the first one makes sessions and warms up
                 plain_s.append(alone)
                 stages_s.append(ours)
-                spent += of_step
-        assert staged.staged is not None
-        assert staged.staged.plan is not None
-        stages = staged.staged.plan.stages
+                for what, took_s in of_step.items():
+                    spent[what] += took_s
+        assert staged.fleet is not None
+        assert staged.fleet.staged is not None
+        assert staged.fleet.staged.plan is not None
+        stages = staged.fleet.staged.plan.stages
         plan = f"{len(stages)} stages, {'the loss on a device' if stages[-1].loss else 'loss here'}"
     parts = {what: spent[what] / pairs for _, _, what in PARTS if spent[what]}
     parts["all else"] = statistics.mean(stages_s) - sum(parts.values())

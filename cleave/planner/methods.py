@@ -73,10 +73,14 @@ class CountedTimes:
 def tiles_step_s(local_s: float, times: Iterable[CountedTimes]) -> float:
     """Return the seconds of a step by tiles, as `--offload auto` sends them out.
 
-    The PS does the step, but for the multiplications that the fleet does sooner.
+    The PS does the step, but for the multiplications that the fleet does sooner. Predictions of
+    small multiplications here may exceed that of the whole step; it takes what they do at least.
 
     Args:
         local_s: of the step on the PS alone.
         times: of all multiplications.
     """
-    return local_s - sum(each.count * max(0.0, each.ps_s - each.fleet_s) for each in times)
+    times = list(times)
+    saved_s = sum(each.count * max(0.0, each.ps_s - each.fleet_s) for each in times)
+    least_s = sum(each.count * min(each.ps_s, each.fleet_s) for each in times)
+    return max(local_s - saved_s, least_s)

@@ -66,6 +66,9 @@ class JobFleet:
         stop: says whether training is to stop.
         reports: whom to tell.
 
+    Attributes:
+        staged: what trains the model by stages, once it was prepared.
+
     Raises:
         LayerGraphError: with `--method stages` where a layer cannot become a graph.
     """
@@ -90,13 +93,13 @@ class JobFleet:
         self._fallback: FallbackFleet | None = None
         self._selection: SelectiveFleet | None = None
         self._tiles: Multiplier | None = None
-        self._staged: StagedModel | None = None
+        self.staged: StagedModel | None = None
         self._said = ""
         method = Method(job.method)
         # The journal keeps products, and stages have none.
         self._looks = method is Method.AUTO and journal is None
         if method is Method.STAGES:  # layers are looked at before they are changed
-            self._staged = self._new_staged()
+            self.staged = self._new_staged()
         if method in (Method.TILES, Method.AUTO):
             leaving = Leaving(stop, reports.applied, TorchBackend(), clock)
             self._fallback = FallbackFleet(
@@ -125,10 +128,10 @@ class JobFleet:
         """
         if self._looks:
             self._look()
-        if self._staged is None:
+        if self.staged is None:
             return None
         ids, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        return self._staged.gradients(Rows(ids, labels))
+        return self.staged.gradients(Rows(ids, labels))
 
     def counters(self) -> FleetCounters:
         """Return what the fleet did so far."""
@@ -140,15 +143,15 @@ class JobFleet:
 
     def close(self) -> None:
         """Withdraw what is still under way."""
-        if self._staged is not None:
-            self._staged.close()
+        if self.staged is not None:
+            self.staged.close()
         self._fleet.abandon()
 
     def _look(self) -> None:
         """Make the graphs of the layers once a device is there that could run them."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
-            self._staged = self._new_staged()
+            self.staged = self._new_staged()
             return
         job = self._job
         gemms = step_gemms(self._spec, job.batch * job.accumulate, job.seq)
