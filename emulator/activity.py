@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from cleave.device.core import Order
+from cleave.machine.graph_run import GraphRun
+from cleave.machine.multiplication import Compute
 from cleave.protocol.messages import Message
 
 
@@ -51,6 +54,17 @@ class Multiplication:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphExecution:
+    """One run of a graph on an emulated device."""
+
+    device: int
+    run: int
+    flops: int
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Presence:
     """A device's arrival or departure."""
 
@@ -60,4 +74,19 @@ class Presence:
     here: bool
 
 
-Activity: TypeAlias = Transfer | Multiplication | Presence
+Activity: TypeAlias = Transfer | Multiplication | GraphExecution | Presence
+
+
+def execution(
+    device: int, order: Order, begin_s: float, end_s: float
+) -> Multiplication | GraphExecution | None:
+    """Return what carrying out an order is to an observer; None for one that computes nothing."""
+    match order:
+        case Compute():
+            return Multiplication(
+                device, order.run, order.rows, order.columns, order.flops, begin_s, end_s
+            )
+        case GraphRun():
+            return GraphExecution(device, order.run, order.flops, begin_s, end_s)
+        case _:
+            return None

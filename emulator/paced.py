@@ -28,7 +28,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode
 from cleave.scheduler.probe import FIRST_ID
 from cleave.transport.connection import Connection, ConnectionLostError
-from emulator.activity import Activity, Direction, Multiplication, Transfer
+from emulator.activity import Activity, Direction, Transfer, execution
 from emulator.compute import EmulatedProcessor
 from emulator.links import Link
 
@@ -241,12 +241,9 @@ class PacedComputer:
         """See `Computer.start`."""
         now_s = self._clock.now_s()
         begin_s, end_s = self._processor.run(order, now_s)
-        if self._observe is not None and isinstance(order, Compute):
-            self._observe(
-                Multiplication(
-                    self._device, order.run, order.rows, order.columns, order.flops, begin_s, end_s
-                )
-            )
+        done_then = execution(self._device, order, begin_s, end_s)
+        if self._observe is not None and done_then is not None:
+            self._observe(done_then)
         loop = asyncio.get_running_loop()
 
         def computed(outcome: Outcome) -> None:

@@ -11,7 +11,14 @@ from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
 from cleave.machine.sensors import PowerMeter
 from cleave.protocol.device_counters import DeviceCounters
-from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
+from emulator.activity import (
+    Activity,
+    Direction,
+    GraphExecution,
+    Multiplication,
+    Presence,
+    Transfer,
+)
 from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
@@ -61,7 +68,7 @@ class FleetMeter:
                 else:
                     since_s = self._since_s.pop(device)
                     self._sums[self._alike[device]].present_s += at_s - since_s
-            case Multiplication():
+            case Multiplication() | GraphExecution():
                 sums = self._sums[self._alike[activity.device]]
                 sums.counters.compute_s += activity.end_s - activity.begin_s
             case Transfer():

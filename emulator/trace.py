@@ -15,7 +15,14 @@ from typing import Any
 from cleave.errors import UsageError
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
-from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
+from emulator.activity import (
+    Activity,
+    Direction,
+    GraphExecution,
+    Multiplication,
+    Presence,
+    Transfer,
+)
 
 _ROWS = {"receive": 1, "compute": 2, "send": 3}
 
@@ -51,6 +58,10 @@ class TraceWriter:
                 work = {"run": activity.run, "flops": activity.flops}
                 device = activity.device
                 self._add("compute", device, label, activity.begin_s, activity.end_s, work)
+            case GraphExecution():
+                work = {"run": activity.run, "flops": activity.flops}
+                device = activity.device
+                self._add("compute", device, "graph", activity.begin_s, activity.end_s, work)
             case Presence():
                 self._names.setdefault(activity.device, activity.name)
                 what = "joins" if activity.here else "leaves"
@@ -147,6 +158,15 @@ class TraceLog:
                     activity.run,
                     activity.rows,
                     activity.columns,
+                    activity.begin_s,
+                    activity.end_s,
+                ]
+            case GraphExecution():
+                line = [
+                    "graph",
+                    activity.device,
+                    activity.run,
+                    activity.flops,
                     activity.begin_s,
                     activity.end_s,
                 ]

@@ -43,7 +43,7 @@ from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.stage_runs import StagesOn
 from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
 from cleave.scheduler.traffic import TrafficKind
-from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
+from emulator.activity import Activity, Direction, Presence, Transfer, execution
 from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
     DeferredOutput,
@@ -491,11 +491,9 @@ class VirtualRuntime(Runtime):
             if isinstance(action, Order):
                 begin_s, end_s = device.processor.run(action, self.now_s)
                 self._at(end_s, self._computed, device, action, end_s - begin_s)
-                if self.observers and isinstance(action, Compute):
-                    rows, columns, flops = action.rows, action.columns, action.flops
-                    self._tell(
-                        Multiplication(device.id, action.run, rows, columns, flops, begin_s, end_s)
-                    )
+                done = execution(device.id, action, begin_s, end_s) if self.observers else None
+                if done is not None:
+                    self._tell(done)
             else:
                 self._send_up(device, action)
 

@@ -20,7 +20,7 @@ def micro_batch_counts(rows: int, devices: int) -> list[int]:
         devices: of the fleet.
     """
     few = min(rows, max(4, 2 * devices))
-    return sorted({few, min(rows, 2 * few), min(rows, _MOST)})
+    return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
 
 
 def plan_batch(

@@ -16,6 +16,7 @@ from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StagePlan
 from cleave.scheduler.stage_work import StageArray
 from cleave.workload.registry import find_model, spec_from_config
 from cleave.workload.stages import Adapters
+from emulator.activity import GraphExecution
 from emulator.sized_stages import EmulatedSteps, SizedModel, run_steps
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
@@ -252,3 +253,14 @@ def test_observers_are_those_from_before() -> None:
     runtime = runtime_of(2)
     run(runtime, SizedModel(find_model("opt-nano"), 2, 8, 2), plan_of(*TWO), steps=1)
     assert runtime.observers == []
+
+
+def test_what_devices_compute_is_observed() -> None:
+    model = SizedModel(find_model("opt-nano"), 4, 32, 4)
+    runtime, seen = runtime_of(2), list[GraphExecution]()
+    runtime.observers.append(lambda a: seen.append(a) if isinstance(a, GraphExecution) else None)
+    run(runtime, model, plan_of(*TWO, kept_batches=4), steps=1)
+    each = model.sizes.forward_flops + model.sizes.backward_flops
+    assert sum(one.flops for one in seen) == each * sum(model.tokens) * model.spec.layers
+    assert all(one.end_s >= one.begin_s for one in seen)
+    assert {one.device for one in seen} == {1, 2}
