@@ -55,7 +55,7 @@ def batch(parts: int) -> StageModel:
 
 
 def test_the_best_cut_of_a_batch_is_taken() -> None:
-    seconds = {4: 3.0, 8: 1.0, 64: 2.0}
+    seconds = {1: 4.0, 4: 3.0, 8: 1.0, 64: 2.0}
 
     def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
         step_s = seconds[len(model.tokens)]
