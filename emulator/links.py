@@ -24,6 +24,9 @@ from profiles.fleet_device import FleetDevice, SharedBottleneck
 _MSS_BYTES: Final = 1460
 _NOISE_BLOCK: Final = 1024
 
+PIECE_BYTES: Final = 2**18
+"""What of a message passes a shared line at once: others get a turn between pieces."""
+
 
 class FractionalNoise:
     """Fractional Gaussian noise of unit variance, value after value; indexes must not decrease.
@@ -97,6 +100,31 @@ class SharedLines:
 
 
 @dataclass(slots=True)
+class Departure:
+    """A message on a link with shared lines, which leaves in pieces.
+
+    Attributes:
+        left_bytes: what has not left yet.
+        left: called with the times when its first byte and its last byte left, once it has.
+        begin_s: when its first byte left.
+    """
+
+    left_bytes: int
+    left: Callable[[float, float], None]
+    begin_s: float | None = None
+
+    def depart(self, link: Link, now_s: float) -> bool:
+        """Send the next piece; return whether it was the last one."""
+        piece = min(PIECE_BYTES, self.left_bytes)
+        begin_s, end_s = link.occupy(now_s, piece)
+        self.left_bytes -= piece
+        self.begin_s = begin_s if self.begin_s is None else self.begin_s
+        if self.left_bytes == 0:
+            self.left(self.begin_s, end_s)
+        return self.left_bytes == 0
+
+
+@dataclass(slots=True)
 class Link:
     """One direction of a device's link.
 
@@ -104,9 +132,11 @@ class Link:
         bytes_per_s: mean rate, after loss.
         latency_s: one way.
         free_s: when everything given to it so far has been sent.
-        shared: bottlenecks on the way. If there are any, the link is given one message at a time,
-            each when the one before has left (`queue`). Otherwise messages would reserve time in
-            the bottleneck long before they reach it.
+        shared: bottlenecks on the way. If there are any, the link is given one piece of a message
+            at a time (`PIECE_BYTES`), each when the one before has left. Otherwise large messages
+            would reserve time in the bottleneck long before they reach it, and those of other
+            devices would wait for all of one instead of sharing the bottleneck with it.
+        queue: for the user of such a link: what is to pass it, the first of it under way.
     """
 
     bytes_per_s: float
@@ -119,13 +149,22 @@ class Link:
     shared: list[Shared] = field(default_factory=list)
     free_s: float = 0.0
     arrived_s: float = 0.0
-    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
         """Send a message after those before it.
 
         Returns:
             When its first byte leaves, when its last byte leaves, and when it arrives, in seconds.
+        """
+        begin_s, end_s = self.occupy(now_s, nbytes)
+        return begin_s, end_s, self.arrival_s(end_s)
+
+    def occupy(self, now_s: float, nbytes: int) -> tuple[float, float]:
+        """Send a message, or a piece of one, after all before it.
+
+        Returns:
+            When its first byte leaves, and when its last byte leaves, in seconds.
         """
         begin_s = self.free_s if self.free_s > now_s else now_s
         if self.noise is None:
@@ -135,11 +174,15 @@ class Link:
         for line in self.shared:
             end_s = max(end_s, line.passes(begin_s, nbytes))
         self.free_s = end_s
+        return begin_s, end_s
+
+    def arrival_s(self, end_s: float) -> float:
+        """Return when a message arrives whose last byte leaves then, and which is the next one."""
         arrives_s = end_s + self.latency_s
         if self.rng is not None and self.jitter_s:
             arrives_s = max(self.arrived_s, arrives_s + self.rng.expovariate(1 / self.jitter_s))
             self.arrived_s = arrives_s
-        return begin_s, end_s, arrives_s
+        return arrives_s
 
     def _drifting(self, begin_s: float, nbytes: float) -> float:
         assert self.noise is not None

@@ -30,7 +30,7 @@ from cleave.scheduler.probe import FIRST_ID
 from cleave.transport.connection import Connection, ConnectionLostError
 from emulator.activity import Activity, Direction, Transfer, execution
 from emulator.compute import EmulatedProcessor
-from emulator.links import Link
+from emulator.links import Departure, Link
 
 LATE_S: Final = 0.02
 """How late an answer may be before it counts: timers of a busy machine are no better."""
@@ -187,9 +187,15 @@ class PacedConnection:
 
     async def _transmit(self, link: Link, nbytes: int) -> tuple[float, float, float, float]:
         now_s = self._clock.now_s()
-        if link.shared:  # its place in the bottleneck's line is taken when it gets there
+        if not link.shared:
+            return now_s, *link.transmit(now_s, nbytes)
+        passed: list[tuple[float, float]] = []
+        departure = Departure(nbytes, lambda begin_s, end_s: passed.append((begin_s, end_s)))
+        while not passed:  # a piece's place in the bottleneck's line is taken when it gets there
             await self._clock.sleep_until(link.free_s)
-        return now_s, *link.transmit(self._clock.now_s(), nbytes)
+            departure.depart(link, self._clock.now_s())
+        ((begin_s, end_s),) = passed
+        return now_s, begin_s, end_s, link.arrival_s(end_s)
 
     def _note(
         self, direction: Direction, data: bytes, times: tuple[float, float, float, float]

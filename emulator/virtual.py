@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -52,7 +51,7 @@ from emulator.deferred import (
     SizedProduct,
     default_backend,
 )
-from emulator.links import Link, SharedLines, links_of
+from emulator.links import Departure, Link, SharedLines, links_of
 from profiles import availability
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
@@ -234,8 +233,10 @@ class VirtualRuntime(Runtime):
         if device is not None:
             device.alive = False  # what is on its way to it or from it is lost
             for link in (device.down, device.up):
-                while len(link.queue) > 1:  # the first of it is in a shared line already
+                while len(link.queue) > 1:  # a piece of the first is in a shared line already
                     link.queue.pop()
+                for departure in link.queue:
+                    departure.left_bytes = 0
             self._part(device)
             self.execute(self.manager.closed(device_id, "the device vanished", self.now_s))
 
@@ -442,40 +443,32 @@ class VirtualRuntime(Runtime):
         nbytes: int,
         deliver: Callable[[_VirtualDevice, Message, int], None],
     ) -> None:
+        at_s = self.now_s
+
+        def left(begin_s: float, end_s: float) -> None:
+            arrives_s = link.arrival_s(end_s)
+            self._at(arrives_s, deliver, device, message, nbytes)
+            if self.observers:
+                self._tell(
+                    Transfer(at_s, device.id, direction, message, nbytes, begin_s, end_s, arrives_s)
+                )
+
         if not link.shared:
-            self._depart(device, link, direction, message, nbytes, deliver, self.now_s)
+            left(*link.occupy(at_s, nbytes))
             return
-        link.queue.append(
-            partial(self._depart, device, link, direction, message, nbytes, deliver, self.now_s)
-        )
+        link.queue.append(Departure(nbytes, left))
         if len(link.queue) == 1:
             self._depart_next(link)
 
-    def _depart(
-        self,
-        device: _VirtualDevice,
-        link: Link,
-        direction: Direction,
-        message: Message,
-        nbytes: int,
-        deliver: Callable[[_VirtualDevice, Message, int], None],
-        at_s: float,
-    ) -> None:
-        begin_s, end_s, arrives_s = link.transmit(self.now_s, nbytes)
-        self._at(arrives_s, deliver, device, message, nbytes)
-        if self.observers:
-            self._tell(
-                Transfer(at_s, device.id, direction, message, nbytes, begin_s, end_s, arrives_s)
-            )
-
     def _depart_next(self, link: Link) -> None:
-        """Let the next message on a shared line depart; the one before it has left."""
+        """Let the next piece of a message on a shared line depart; the one before it has left."""
         if link.queue:
-            link.queue[0]()
-            self._at(link.free_s, self._departed, link)
+            last = link.queue[0].depart(link, self.now_s)
+            self._at(link.free_s, self._departed, link, last)
 
-    def _departed(self, link: Link) -> None:
-        link.queue.popleft()
+    def _departed(self, link: Link, last: bool) -> None:
+        if last:
+            link.queue.popleft()
         self._depart_next(link)
 
     def _to_device(self, device: _VirtualDevice, message: Message, nbytes: int) -> None:

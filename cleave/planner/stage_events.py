@@ -6,8 +6,8 @@ every micro-batch has passed it. Trained weights go to all devices when the step
 layer; frozen ones are there from the step before.
 
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
-passes a link also passes the PS's network card, after everything that began to pass it before. The
-PS computes the loss of one micro-batch after another while devices go on.
+passes a link also passes the PS's network card in pieces, each after everything that began to pass
+it before. The PS computes the loss of one micro-batch after another while devices go on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel
 
 UNITS_AT_ONCE: Final = 2
 """Units that a device is asked for at once, as in `cleave.scheduler.stage_step`."""
+
+PIECE_BYTES: Final = 2.0**20
+"""What of a message passes the PS's card at once: other devices get a turn between pieces."""
 
 _Message = tuple[float, float]
 """The bytes that go to a device, and the FLOPs that wait for them."""
@@ -62,6 +65,7 @@ class SimulatedDevice:
     Attributes:
         rates: of its links and processor.
         coming: messages on their way to it, and the unit that each completes, if any.
+        come_bytes: of the first of them.
         computed_s, sent_s: when its processor and its uplink will have done what is known.
         under_way: number of units.
         kept: of how many micro-batches it keeps inputs of layers.
@@ -73,6 +77,7 @@ class SimulatedDevice:
 
     rates: DeviceRates
     coming: deque[tuple[_Message, _Unit | None]] = field(default_factory=deque)
+    come_bytes: float = 0.0
     computed_s: float = 0.0
     sent_s: float = 0.0
     under_way: int = 0
@@ -345,11 +350,16 @@ class StageSimulation:
             self._send_next(now_s, device)
 
     def _send_next(self, now_s: float, device: SimulatedDevice) -> None:
-        nbytes = device.coming[0][0][0]
+        nbytes = min(PIECE_BYTES, device.coming[0][0][0] - device.come_bytes)
+        device.come_bytes += nbytes
         own_s = now_s + nbytes / device.rates.downlink_bytes_per_s
         self._at(max(own_s, self.egress.passed_s(now_s, nbytes)), self._received, device)
 
     def _received(self, now_s: float, device: SimulatedDevice) -> None:
+        if device.come_bytes < device.coming[0][0][0]:
+            self._send_next(now_s, device)
+            return
+        device.come_bytes = 0.0
         (_, flops), unit = device.coming.popleft()
         if flops or unit is not None:
             takes_s = flops / device.rates.flops_per_s
@@ -366,7 +376,10 @@ class StageSimulation:
             if device.sent_s > now_s:
                 self._at(device.sent_s, self._send_up, unit)
                 return
-            nbytes = unit.sends.pop()
+            nbytes = min(PIECE_BYTES, unit.sends[-1])
+            unit.sends[-1] -= nbytes
+            if not unit.sends[-1]:
+                unit.sends.pop()
             own_s = now_s + nbytes / device.rates.uplink_bytes_per_s
             now_s = device.sent_s = max(own_s, self.ingress.passed_s(now_s, nbytes))
         if unit.sends:

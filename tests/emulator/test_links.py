@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.fleet.product import Side
 from emulator.activity import Activity, Direction, Presence, Transfer
-from emulator.links import FractionalNoise, Link, Shared, SharedLines, links_of
+from emulator.links import (
+    PIECE_BYTES,
+    Departure,
+    FractionalNoise,
+    Link,
+    Shared,
+    SharedLines,
+    links_of,
+)
 from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 
@@ -223,3 +232,22 @@ def test_what_waits_for_a_line_goes_with_its_device() -> None:
     runtime.settle()
     gone_s = next(p.at_s for p in seen if isinstance(p, Presence) and not p.here)
     assert all(t.begin_s <= gone_s for t in seen if isinstance(t, Transfer) and t.device == 2)
+
+
+def test_a_small_message_does_not_wait_for_all_of_a_large_one() -> None:
+    """Both get half of the line: after the small one the large one has it alone."""
+    shared, small, large = Shared(1e6), 4 * PIECE_BYTES, 40 * PIECE_BYTES
+    ends_s: dict[int, float] = {}
+    links = {n: Link(1e9, 0.0, shared=[shared]) for n in (large, small)}
+
+    def note(nbytes: int, begin_s: float, end_s: float) -> None:
+        ends_s[nbytes] = end_s
+
+    going = {nbytes: Departure(nbytes, partial(note, nbytes)) for nbytes in links}
+    turns = [(0.0, n) for n in links]
+    while turns:
+        now_s, n = turns.pop(0)
+        if not going[n].depart(links[n], now_s):
+            turns = sorted([*turns, (links[n].free_s, n)], key=lambda turn: turn[0])
+    assert ends_s[small] == pytest.approx(2 * small / 1e6, rel=1e-6)
+    assert ends_s[large] == pytest.approx((small + large) / 1e6, rel=1e-6)
