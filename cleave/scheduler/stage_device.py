@@ -31,7 +31,7 @@ from cleave.scheduler.stage_work import (
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 
-_FETCH_BYTES = 32 * 2**20  # of sums at once, so that other messages get a turn
+_FETCH_BYTES = 8 * 2**20  # of sums at once: others get a turn, and a device holds two copies
 _FP32 = 4
 
 

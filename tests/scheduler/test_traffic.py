@@ -50,7 +50,7 @@ def test_a_step_by_stages_says_what_each_message_is_for() -> None:
     manager = server(1)
     come(manager, 1)
     session = manager.sessions[1]
-    work = step_work(1, 1, [PlannedStage(0, 1, (1,))])
+    work = step_work(1, 1, [PlannedStage(0, 1, (1,))], kept_batches={1: 1})
     down, up = [], []
     waiting = sent(manager.begin_step(work, 1.0))
     while waiting:
