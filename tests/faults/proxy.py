@@ -204,7 +204,10 @@ class Proxy:
                 pump.cancel()
             self._pairs.discard(pair)
             self.on_gone(slot)
-            await asyncio.gather(device.close(), server.close())
+            try:
+                await asyncio.gather(device.close(), server.close())
+            finally:  # a peer that was killed does not answer, and the proxy may end before it does
+                _abort(pair)
 
     def _rng(self, number: int, direction: Direction) -> random.Random:
         return random.Random(f"{self.setting.seed}/{number}/{direction.value}/damage")
