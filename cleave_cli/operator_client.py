@@ -38,8 +38,12 @@ class OperatorClient:
             versions=(limits.VERSION,),
             features=features.ALL,
         )
-        await client._send(hello)
-        await client._receive()
+        try:
+            await client._send(hello)
+            await client._receive()
+        except BaseException:
+            await client.close()
+            raise
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
