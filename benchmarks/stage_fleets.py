@@ -28,7 +28,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -379,7 +379,7 @@ def as_json(row: Row) -> dict[str, Any]:
     plan = row.found.plan
     return found | {
         "micro_batches": len(row.found.model.tokens),
-        "kept_batches": {row.names[d]: kept for d, kept in plan.kept_batches.items()},
+        "kept_batches": {row.names[d]: asdict(kept) for d, kept in plan.kept_batches.items()},
         "stages": [
             {"first": s.first, "stop": s.stop, "devices": list(s.devices), "loss": s.loss}
             for s in plan.stages

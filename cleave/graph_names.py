@@ -45,3 +45,8 @@ def total(name: str) -> str:
 def new_total(name: str) -> str:
     """Name the output for that sum with this batch's gradient."""
     return f"new:{name}"
+
+
+def activation(number: int) -> str:
+    """Name an array that the forward pass makes and the backward pass can take from it."""
+    return f"activation:{number}"

@@ -86,7 +86,11 @@ class SizedModel:
             for tokens in self.tokens
         ]
         self._scale = StageArray(1, 1, "fp32", SizedProduct(_FP32_BYTES))
-        self._forward, self._backward, self._loss = self._graphs()
+        self._forward, self._backward, self._from_activations, self._loss = self._graphs()
+        self._activations = {
+            names.activation(number): _FP32_BYTES * elements * sequence
+            for number, elements in enumerate(self.sizes.activations)
+        }
 
     def costs(self) -> StageModel:
         """Return what the layers cost, for the planner."""
@@ -103,6 +107,10 @@ class SizedModel:
                 [self._beside] * len(self.tokens),
                 self.sizes.forward_flops,
                 self.sizes.backward_flops,
+                self._from_activations,
+                self._activations,
+                self.sizes.sequence,
+                self.sizes.backward_flops - self.sizes.spared_flops,
             )
             for number in range(self.spec.layers)
         ]
@@ -139,19 +147,19 @@ class SizedModel:
             found[names.parameter(one.name)] = made
         return found
 
-    def _graphs(self) -> tuple[StageGraph, StageGraph, StageGraph]:
-        """Return the graphs of a layer, forward and backward, and of the loss."""
+    def _graphs(self) -> tuple[StageGraph, StageGraph, StageGraph, StageGraph]:
+        """Return the graphs of a layer and of the loss."""
         held = (names.X, *(names.parameter(t.name) for t in self.sizes.layer), *self._beside)
         of_layer = [one.name for one in self.sizes.layer if one.trained]
         of_head = [one.name for one in self.sizes.head if one.trained]
         loss_inputs = (names.X, *(names.parameter(t.name) for t in self.sizes.head))
+        activations = [names.activation(number) for number in range(len(self.sizes.activations))]
+        of_backward = (*held, names.DY, *map(names.total, of_layer))
+        found = (names.DX, *map(names.new_total, of_layer))
         return (
-            StageGraph(bytes(_FORWARD_GRAPH_BYTES), held, (names.Y,)),
-            StageGraph(
-                bytes(_BACKWARD_GRAPH_BYTES),
-                (*held, names.DY, *map(names.total, of_layer)),
-                (names.DX, *map(names.new_total, of_layer)),
-            ),
+            StageGraph(bytes(_FORWARD_GRAPH_BYTES), held, (names.Y, *activations)),
+            StageGraph(bytes(_BACKWARD_GRAPH_BYTES), of_backward, found),
+            StageGraph(bytes(_BACKWARD_GRAPH_BYTES), (*of_backward, *activations), found),
             StageGraph(
                 bytes(_LOSS_GRAPH_BYTES),
                 (*loss_inputs, names.TARGETS, names.SCALE, *map(names.total, of_head)),

@@ -1,11 +1,14 @@
-"""A decoder layer as two graphs: forward, and backward with its forward computed again.
+"""A decoder layer as graphs: forward, and backward with and without its forward computed again.
 
 Graphs are pure functions of arrays, with a batch of any size:
 
-    forward    x, parameters, others            -> y
-    backward   x, dy, parameters, others, sums  -> dx, sums + gradients
+    forward           x, parameters, others                         -> y, activations
+    backward          x, dy, parameters, others, sums               -> dx, sums + gradients
+    from_activations  x, dy, parameters, others, sums, activations  -> dx, sums + gradients
 
-Inputs and outputs are named as `names` says. All floating-point arrays are fp32.
+Where activations are kept between the passes, the last one spares most of the forward pass that
+`backward` does again. Inputs and outputs are named as `names` says. All floating-point arrays are
+fp32.
 """
 
 from __future__ import annotations
@@ -19,21 +22,25 @@ from torch import Tensor, nn
 from cleave import graph_names as names
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.tracing import TracedGraph, to_onnx
+from cleave.graphs.tracing import TracedGraph, refuse_chance, to_onnx, to_onnx_split
 
 
 @dataclass(frozen=True)
 class LayerGraphs:
-    """The two graphs of one kind of layer.
+    """The graphs of one kind of layer.
 
     Attributes:
-        forward, backward: ONNX models.
+        forward, backward, from_activations: ONNX models.
+        activations: the elements for each sample of what the forward pass returns for the last of
+            them, by name.
         parameters: names of its parameters and buffers, within the layer.
         trainable: those that get a gradient.
     """
 
     forward: bytes
     backward: bytes
+    from_activations: bytes
+    activations: dict[str, int]
     parameters: tuple[str, ...]
     trainable: tuple[str, ...]
 
@@ -58,14 +65,20 @@ def export_layer(call: LayerCall) -> LayerGraphs:
     was_training = call.layer.training
     call.layer.train()  # what drops at random is to be found, not left out
     try:
-        forward = TracedGraph(layer.forward, inputs, (names.Y,), varying)
-        backward = TracedGraph(
-            layer.backward,
-            {**inputs, names.DY: call.x, **sums},
-            (names.DX, *(names.new_total(n) for n in trainable)),
-            varying,
+        refuse_chance(TracedGraph(layer.forward, inputs, (names.Y,), varying))
+        found = names.DX, *(names.new_total(n) for n in trainable)
+        given = {**inputs, names.DY: call.x, **sums}
+        both = TracedGraph(layer.both, given, (names.Y, *found), varying)
+        forward, from_activations, kept = to_onnx_split(both, names.DY, 1, names.activation)
+        backward = to_onnx(TracedGraph(layer.backward, given, found, varying))
+        return LayerGraphs(
+            forward,
+            backward,
+            from_activations,
+            dict(kept),
+            tuple(parameters),
+            trainable,
         )
-        return LayerGraphs(to_onnx(forward), to_onnx(backward), tuple(parameters), trainable)
     finally:
         call.layer.train(was_training)
 
@@ -94,13 +107,16 @@ class _Function:
         return (self._run(given, given[names.X], {}),)
 
     def backward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return self.both(given)[1:]
+
+    def both(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         def run(x: Tensor, trained: dict[str, Tensor]) -> Tensor:
             return self._run(given, x, trained)
 
         trained = {n: given[names.parameter(n)] for n in self.trainable}
-        _, pull, *_ = torch.func.vjp(run, given[names.X], trained)
+        y, pull, *_ = torch.func.vjp(run, given[names.X], trained)
         dx, gradients = pull(given[names.DY])
-        return (dx, *(given[names.total(n)] + gradients[n] for n in self.trainable))
+        return (y, dx, *(given[names.total(n)] + gradients[n] for n in self.trainable))
 
     def _run(self, given: Mapping[str, Tensor], x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
         held = {n: given[names.parameter(n)] for n in self.parameters} | dict(trained)

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.joint_graph import Part, split
 
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 """A larger graph holds tables of constants, which belong into its inputs."""
@@ -52,14 +53,50 @@ def to_onnx(traced: TracedGraph) -> bytes:
     with _reasons():
         graph, inputs = _core_aten(traced)
         _refuse_chance(graph)
-        program = _exported(graph, inputs, traced.varying)
-        model = torch.onnx.export(
-            program,
-            input_names=list(inputs),
-            output_names=list(traced.outputs),
-            dynamo=True,
-            verbose=False,
+        dims = dict.fromkeys(traced.varying, 0)
+        return _to_onnx(Part(graph, inputs, dims, traced.outputs))
+
+
+def to_onnx_split(
+    traced: TracedGraph, gradient: str, of_forward: int, name: Callable[[int], str]
+) -> tuple[bytes, bytes, Mapping[str, int]]:
+    """Return two ONNX models of a function and its gradient: forward and backward.
+
+    Args:
+        traced: both together.
+        gradient: the input with which the backward one begins.
+        of_forward: how many of the outputs are the forward one's.
+        name: names an array that goes from one to the other, by its number.
+
+    Returns:
+        The models, and the elements for each sample of what goes from one to the other.
+
+    Raises:
+        LayerGraphError: see `to_onnx`.
+    """
+    with _reasons():
+        graph, inputs = _core_aten(traced)
+        _refuse_chance(graph)
+        found = split(
+            graph,
+            inputs,
+            traced.varying & inputs.keys(),
+            traced.outputs,
+            batch_of=gradient,
+            of_forward=of_forward,
+            name=name,
         )
+        return _to_onnx(found.forward), _to_onnx(found.backward), found.activations
+
+
+def _to_onnx(part: Part) -> bytes:
+    model = torch.onnx.export(
+        _exported(part),
+        input_names=list(part.inputs),
+        output_names=list(part.outputs),
+        dynamo=True,
+        verbose=False,
+    )
     assert model is not None
     return _checked(model.model_proto)
 
@@ -75,6 +112,16 @@ def _reasons() -> Iterator[None]:
     except Exception as error:
         first = str(error).strip().partition("\n")[0][:200]
         raise LayerGraphError(f"it cannot be traced ({type(error).__name__}: {first})") from error
+
+
+def refuse_chance(traced: TracedGraph) -> None:
+    """Ensure that a function is one: the gradient of what drops at random fails in other ways.
+
+    Raises:
+        LayerGraphError: when it cannot be traced, or is not a function of its inputs alone.
+    """
+    with _reasons():
+        _refuse_chance(_core_aten(traced)[0])
 
 
 def used_inputs(traced: TracedGraph) -> frozenset[str]:
@@ -166,13 +213,12 @@ def _without_values(inputs: Mapping[str, Tensor], varying: Set[str]) -> Iterator
         yield found
 
 
-def _exported(
-    graph: fx.GraphModule, inputs: Mapping[str, Tensor], varying: Set[str]
-) -> torch.export.ExportedProgram:
+def _exported(part: Part) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
-    shapes = tuple({0: batch} if name in varying else None for name in inputs)
+    dims = part.batch_dims
+    shapes = tuple({dims[name]: batch} if name in dims else None for name in part.inputs)
     program = torch.export.export(
-        graph, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
+        part.graph, tuple(part.inputs.values()), dynamic_shapes=shapes, strict=False
     )
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:

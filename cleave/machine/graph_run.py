@@ -152,14 +152,16 @@ def run_graph(order: GraphRun, make_session: MakeSession = GraphSession) -> floa
         name: _shaped(name, shape, given)
         for (name, shape), given in zip(session.inputs.items(), order.inputs, strict=True)
     }
-    found = session.run(feed)
-    wanted = [(kept, found[n]) for kept, n in zip(order.outputs, session.outputs, strict=True)]
-    for kept, value in wanted:
-        if kept is not None and value.nbytes != kept.nbytes:
-            raise GraphError(f"an output has {value.nbytes} bytes, not {kept.nbytes} as was said")
-    for kept, value in wanted:
-        if kept is not None:
-            kept.value = value
+    outputs = zip(order.outputs, session.outputs, strict=True)
+    wanted = {name: kept for kept, name in outputs if kept is not None}
+    found = session.run(feed, list(wanted))
+    for name, kept in wanted.items():
+        if found[name].nbytes != kept.nbytes:
+            raise GraphError(
+                f"an output has {found[name].nbytes} bytes, not {kept.nbytes} as was said"
+            )
+    for name, kept in wanted.items():
+        kept.value = found[name]
     return time.perf_counter() - began_s
 
 

@@ -104,8 +104,14 @@ class GraphSession:
         }
         self.outputs = tuple(given.name for given in self._session.get_outputs())
 
-    def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs for some inputs, by name. Inputs that it does not have are ignored.
+    def run(
+        self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Return outputs for some inputs, by name. Inputs that it does not have are ignored.
+
+        Args:
+            given: the inputs.
+            wanted: which outputs; None for all.
 
         Raises:
             GraphError: when an input is missing or has another shape or dtype than the graph's.
@@ -115,10 +121,10 @@ class GraphSession:
             raise GraphError(f"the graph also needs {', '.join(missing)}")
         feed = {name: np.ascontiguousarray(given[name]) for name in self.inputs}
         try:
-            found = self._session.run(None, feed)
+            found = self._session.run(wanted, feed)
         except Exception as error:  # noqa: BLE001 - see above
             raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
-        return dict(zip(self.outputs, found, strict=True))
+        return dict(zip(wanted or self.outputs, found, strict=True))
 
 
 def _on_cpu(session: Any) -> Counter[str]:

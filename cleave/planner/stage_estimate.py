@@ -30,7 +30,7 @@ from cleave.planner.stage_prediction import (
     widened_bytes,
     working_bytes,
 )
-from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel
+from cleave.planner.stages import Keep, LayerCost, PlannedStage, PsCompute, StageModel
 
 Integers = npt.NDArray[np.intp]
 Truths = npt.NDArray[np.bool_]
@@ -115,6 +115,9 @@ class StageTables:
         memory: bytes that a device needs where it keeps no inputs of layers.
         kept: bytes that it takes to keep the inputs of layers of one micro-batch; infinite where
             none are kept.
+        kept_whole: bytes that it takes to keep the activations beside them; infinite where nothing
+            is spared by that.
+        spared: FLOPs for a token that are spared by that.
         memory_of_layers: `memory` by first and stop, without the loss.
         memory_of_loss: the same of the last layer and the loss.
         by_layer: rows of bytes of weights and of gradients, and of FLOPs for a token; a column for
@@ -140,10 +143,14 @@ class StageTables:
         returns = (np.arange(side) > 0)[:, None] | np.full(side, model.embeds)
         self.returns = (ordered * np.stack([returns, returns])).astype(float).ravel()
         number = np.maximum(0, np.arange(side) - np.arange(side)[:, None])
-        self._inputs = number * kept_bytes(model, PlannedStage(0, 1, ()))
+        self._inputs = number * kept_bytes(model, PlannedStage(0, 1, ()), Keep.INPUTS)
         self.kept = np.stack(
             [np.where(number > 0, self._inputs, np.inf), np.full((side, side), np.inf)]
         ).ravel()
+        whole = max(model.tokens) * self._sums([cost.activation_bytes for cost in costs])
+        spared = self._sums([cost.spared_flops for cost in costs])
+        self.kept_whole = np.where(spared > 0, whole, np.inf).ravel()
+        self.spared = spared.ravel()
         self.memory = self._memory(costs)
         self.memory_of_layers = self.memory.reshape(2, side, side)[0]
         self.memory_of_loss = float(self.memory.reshape(2, side, side)[1, -2, -1])
@@ -225,8 +232,27 @@ class Estimator:
             spread = _Spread(place[chosen], first.shape[1])
             kept = np.minimum(self._batches, spare[chosen] // tables.kept[cell[chosen]])
             total = spread.total(kept * self.columns.count)
-            stages = _Stages(cells[chosen], cell[chosen], count[chosen], total)
+            under_way = UNITS_AT_ONCE * (1 + (count[chosen] > 0).sum(axis=1, keepdims=True))
+            spared = self._spared(cell[chosen], spare[chosen], np.minimum(kept, under_way))
+            stages = _Stages(cells[chosen], cell[chosen], count[chosen], total, spared)
             found[chosen] = self._seconds(stages, spread)
+        return found
+
+    def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
+        """Return the FLOPs for a token that devices are spared by keeping activations.
+
+        Args:
+            cell: by device, its layers.
+            spare: its memory beside what it needs.
+            under_way: of how many micro-batches at once it keeps the inputs of layers.
+        """
+        tables = self.tables
+        in_unit = tables.forwards[cell] == 0  # kept from forward to backward in one unit
+        batches = np.where(in_unit, 1.0, under_way)
+        inputs = np.where(in_unit, 0.0, batches * np.where(in_unit, 0.0, tables.kept[cell]))
+        room = np.maximum(0.0, spare - inputs) // np.maximum(1.0, tables.kept_whole[cell])
+        share = np.minimum(1.0, room / np.maximum(1.0, batches)) * (batches > 0)
+        found: Floats = tables.spared[cell] * np.where(in_unit, np.floor(share), share)
         return found
 
     def _seconds(self, stages: _Stages, spread: _Spread) -> Floats:
@@ -240,7 +266,7 @@ class Estimator:
         x_s = self._activation_bytes / columns.downlink
         y_s = self._activation_bytes / columns.uplink
         token_s = self._tokens / columns.flops
-        back = tables.backward[cell] + tables.again[cell] * repeats
+        back = tables.backward[cell] + tables.again[cell] * repeats - stages.spared
         ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
         back_s = x_s * (1 + forwards * repeats), back * token_s, y_s * tables.returns[cell]
         one_ahead_s = sum(ahead_s) + 2 * columns.latency_s * forwards
@@ -282,12 +308,19 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """Cells of stages and of columns of devices; devices and kept micro-batches of stages."""
+    """Cells of stages and of columns of devices; what else is known of stages, or of devices.
+
+    Attributes:
+        cells, cell: of stages, and of devices.
+        count, kept: devices, and micro-batches that are kept, of stages.
+        spared: FLOPs for a token of which devices are spared.
+    """
 
     cells: Integers
     cell: Integers
     count: Floats
     kept: Floats
+    spared: Floats
 
 
 class _Spread:

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cleave.planner.plan import DeviceRates, PsRates
-from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel
+from cleave.planner.stages import (
+    NOTHING_KEPT,
+    Keep,
+    KeptBatches,
+    LayerCost,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+)
 
 UNITS_AT_ONCE: Final = 2
 """Units that a device is asked for at once, as in `cleave.scheduler.stage_step`."""
@@ -68,7 +76,7 @@ class SimulatedDevice:
         come_bytes: of the first of them.
         computed_s, sent_s: when its processor and its uplink will have done what is known.
         under_way: number of units.
-        kept: of how many micro-batches it keeps inputs of layers.
+        kept: of how many micro-batches it keeps what.
         went_back: whether its last unit was a backward pass.
         computes_s: how long it computes in all.
         weights_s, x_s: how long weights, and activations, take on its downlink in all.
@@ -81,7 +89,7 @@ class SimulatedDevice:
     computed_s: float = 0.0
     sent_s: float = 0.0
     under_way: int = 0
-    kept: int = 0
+    kept: dict[Keep, int] = field(default_factory=lambda: dict.fromkeys(Keep, 0))
     went_back: bool = False
     weights_s: float = 0.0
     computes_s: float = 0.0
@@ -98,7 +106,7 @@ class _Stage:
         number, plan: which it is.
         costs: of its layers, then of the loss, if it is there.
         forward, backward: heaps of micro-batches that any of its devices may do next.
-        kept_by: by micro-batch, the device that keeps its inputs of layers.
+        kept_by: by micro-batch, the device that keeps something of it, and what.
         own: by device, a heap of micro-batches that it keeps, and may do backward next.
         passed: number of micro-batches whose backward pass is done.
         summed: devices that have sums.
@@ -110,22 +118,21 @@ class _Stage:
     costs: list[LayerCost]
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
-    kept_by: dict[int, int] = field(default_factory=dict)
+    kept_by: dict[int, tuple[int, Keep]] = field(default_factory=dict)
     own: dict[int, list[int]] = field(default_factory=dict)
     passed: int = 0
     summed: set[int] = field(default_factory=set)
-    known: dict[tuple[int, bool, bool], list[_Message]] = field(default_factory=dict)
+    known: dict[tuple[int, bool, Keep], list[_Message]] = field(default_factory=dict)
 
-    def next_backward(self, device: int) -> tuple[int, bool] | None:
-        """Take the micro-batch that a device is to do backward; say whether it keeps it."""
+    def next_backward(self, device: int) -> tuple[int, Keep] | None:
+        """Take the micro-batch that a device is to do backward; say what it keeps of it."""
         if own := self.own.get(device):
             batch = heapq.heappop(own)
-            del self.kept_by[batch]
-            return batch, True
-        return (heapq.heappop(self.backward), False) if self.backward else None
+            return batch, self.kept_by.pop(batch)[1]
+        return (heapq.heappop(self.backward), Keep.NOTHING) if self.backward else None
 
     def messages(
-        self, model: StageModel, tokens: int, *, forward: bool, kept: bool
+        self, model: StageModel, tokens: int, *, forward: bool, keep: Keep
     ) -> list[_Message]:
         """Return what goes to a device for a unit, in order.
 
@@ -133,19 +140,21 @@ class _Stage:
             model: the model.
             tokens: of the micro-batch.
             forward: whether it is a forward pass alone.
-            kept: whether the device has the inputs of the layers.
+            keep: what the device keeps of the micro-batch, or has kept.
         """
-        key = tokens, forward, kept
+        key = tokens, forward, keep
         if key not in self.known:
             activation = float(tokens * model.width * model.element_bytes)
             through = math.fsum(cost.forward_flops for cost in self.costs) * tokens
             back = math.fsum(cost.flops - cost.forward_flops for cost in self.costs) * tokens
             last = self.costs[-1].forward_flops * tokens
+            if keep is Keep.ACTIVATIONS:
+                back -= math.fsum(cost.spared_flops for cost in self.costs) * tokens
             if forward:
                 found = [(activation, through)]
             elif self.plan.loss:
                 found = [(activation, through + back)]
-            elif kept:
+            elif keep is not Keep.NOTHING:
                 found = [(activation, back)]
             else:  # x, from which the inputs of the layers are computed again, and dy
                 found = [(activation, through - last), (activation, back)]
@@ -181,7 +190,7 @@ class StageSimulation:
         self,
         model: StageModel,
         stages: Sequence[PlannedStage],
-        kept_batches: Mapping[int, int],
+        kept_batches: Mapping[int, KeptBatches],
         devices_by_id: Mapping[int, DeviceRates],
         ps: PsCompute,
     ) -> None:
@@ -245,11 +254,14 @@ class StageSimulation:
         number = device.rates.device
         for stage in stages:
             if (found := stage.next_backward(number)) is not None:
-                batch, kept = found
+                batch, keep = found
+                if stage.plan.loss:
+                    keep = self._next_kept(device)
+                else:
+                    device.kept[keep] -= 1
                 device.went_back = True
-                device.kept -= kept
                 stage.summed.add(number)
-                self._give(now_s, stage, number, batch, forward=False, kept=kept)
+                self._give(now_s, stage, number, batch, forward=False, keep=keep)
                 return True
         return False
 
@@ -259,20 +271,24 @@ class StageSimulation:
             if stage.forward:
                 batch = heapq.heappop(stage.forward)
                 device.went_back = False
-                if device.kept < self._kept_batches.get(number, 0):
-                    device.kept += 1
-                    stage.kept_by[batch] = number
-                self._give(now_s, stage, number, batch, forward=True, kept=False)
+                if (keep := self._next_kept(device)) is not Keep.NOTHING:
+                    device.kept[keep] += 1
+                    stage.kept_by[batch] = number, keep
+                self._give(now_s, stage, number, batch, forward=True, keep=keep)
                 return True
         return False
 
+    def _next_kept(self, device: SimulatedDevice) -> Keep:
+        allowed = self._kept_batches.get(device.rates.device, NOTHING_KEPT)
+        return allowed.next(device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS])
+
     def _give(
-        self, now_s: float, stage: _Stage, number: int, batch: int, *, forward: bool, kept: bool
+        self, now_s: float, stage: _Stage, number: int, batch: int, *, forward: bool, keep: Keep
     ) -> None:
         device, tokens = self.devices[number], self._model.tokens[batch]
         activation = tokens * self._model.width * self._model.element_bytes
         back = forward or stage.number > 0 or self._model.embeds
-        sent = stage.messages(self._model, tokens, forward=forward, kept=kept)
+        sent = stage.messages(self._model, tokens, forward=forward, keep=keep)
         unit = _Unit(stage, batch, device, forward, [activation] if back else [])
         device.under_way += 1
         device.x_s += sum(nbytes for nbytes, _ in sent) / device.rates.downlink_bytes_per_s
@@ -312,8 +328,8 @@ class StageSimulation:
     @staticmethod
     def _differentiated(stage: _Stage, batch: int) -> None:
         """Note that the gradient of a stage's output is there."""
-        device = stage.kept_by.get(batch)
-        heap = stage.backward if device is None else stage.own.setdefault(device, [])
+        kept = stage.kept_by.get(batch)
+        heap = stage.backward if kept is None else stage.own.setdefault(kept[0], [])
         heapq.heappush(heap, batch)
 
     def _take_sums(self, now_s: float, stage: _Stage) -> None:

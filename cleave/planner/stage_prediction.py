@@ -9,7 +9,16 @@ from typing import Final
 from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_events import UNITS_AT_ONCE, StageSimulation, costs_of
-from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages import (
+    NOTHING_KEPT,
+    Keep,
+    KeptBatches,
+    LayerCost,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+    StagePlan,
+)
 
 GRAPH_BYTES: Final = 100_000
 """The graphs of a stage."""
@@ -23,14 +32,16 @@ def local_step_s(model: StageModel, ps: PsCompute) -> float:
     return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
 
 
-def held_bytes(model: StageModel, stage: PlannedStage, kept_batches: int) -> int:
+def held_bytes(
+    model: StageModel, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
+) -> int:
     """Return the memory that a stage needs on a device.
 
     Args:
         model: the model and the batch.
         stage: of which layers, and whether with the loss.
-        kept_batches: of so many micro-batches the inputs of layers stay there, beside those of the
-            one that is computed.
+        kept_batches: of how many micro-batches something stays there, beside the inputs of layers
+            of the one that is computed.
     """
     costs = costs_of(model, stage)
     return (
@@ -39,25 +50,48 @@ def held_bytes(model: StageModel, stage: PlannedStage, kept_batches: int) -> int
         + max(widened_bytes(model, cost) for cost in costs)
         + working_bytes(model, max(cost.working_bytes for cost in costs))
         + input_bytes(model)
-        + (1 + kept_batches) * kept_bytes(model, stage)
+        + (1 + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
+        + kept_batches.activations * kept_bytes(model, stage, Keep.ACTIVATIONS)
     )
 
 
-def kept_bytes(model: StageModel, stage: PlannedStage) -> int:
-    """Return the memory that the inputs of a stage's layers take for each micro-batch."""
-    return (stage.stop - stage.first) * max(model.tokens) * model.width * _FP32_BYTES
-
-
-def most_kept(model: StageModel, stage: PlannedStage, offered_bytes: int) -> int:
-    """Return of how many micro-batches a device with this memory can keep inputs of layers.
-
-    Where the stage computes the loss there are none: its backward pass follows at once.
-    """
-    each = kept_bytes(model, stage)
-    if stage.loss or not each:
+def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
+    """Return the memory that it takes to keep something of a micro-batch."""
+    layers = model.layers[stage.first : stage.stop]
+    if keep is Keep.NOTHING:
         return 0
-    spare = offered_bytes - held_bytes(model, stage, 0)
-    return min(len(model.tokens), max(0, spare // each))
+    tokens = max(model.tokens)
+    inputs = len(layers) * tokens * model.width * _FP32_BYTES
+    if keep is Keep.INPUTS:
+        return inputs
+    return inputs + math.ceil(tokens * math.fsum(layer.activation_bytes for layer in layers))
+
+
+def most_kept(
+    model: StageModel, stage: PlannedStage, offered_bytes: int, batches: int
+) -> KeptBatches:
+    """Return of how many micro-batches a device with this memory can keep what.
+
+    Args:
+        model: the model and the batch.
+        stage: its stage. Where it computes the loss the backward pass follows at once: then one
+            micro-batch is kept at most, within its unit.
+        offered_bytes: what it offers.
+        batches: of how many it is to keep the inputs of layers at least; what memory is left is for
+            activations.
+    """
+    spare = offered_bytes - held_bytes(model, stage)
+    inputs, whole = (kept_bytes(model, stage, keep) for keep in (Keep.INPUTS, Keep.ACTIVATIONS))
+    spared = any(layer.spared_flops for layer in model.layers[stage.first : stage.stop])
+    if not inputs or spare < 0:
+        return KeptBatches()
+    if stage.loss:
+        return KeptBatches(activations=int(spared and whole - inputs <= spare))
+    most = min(len(model.tokens), batches, spare // inputs)
+    if not spared:
+        return KeptBatches(most)
+    activations = min(most, (spare - most * inputs) // max(1, whole - inputs))
+    return KeptBatches(most - activations, activations)
 
 
 def widened_bytes(model: StageModel, cost: LayerCost) -> int:
@@ -86,6 +120,9 @@ def predict(
 ) -> StagePlan:
     """Return what a step by these stages is predicted to take.
 
+    Devices keep either the inputs of layers of as many micro-batches as they can, or of those that
+    are under way at once and more activations: whichever is predicted to be faster.
+
     Args:
         model: the model and the batch.
         stages: in order; together all layers once.
@@ -95,18 +132,39 @@ def predict(
     Raises:
         PlanError: when a device has too little memory.
     """
-    memory: dict[int, int] = {}
-    kept: dict[int, int] = {}
-    for stage in stages:
-        for device in stage.devices:
-            offered = devices_by_id[device].memory_bytes
-            kept[device] = most_kept(model, stage, offered)
-            memory[device] = held_bytes(model, stage, kept[device])
-            if memory[device] > offered:
-                raise PlanError(
-                    f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
-                    f"{memory[device] / 1e6:.0f} MB: offer more, or give it fewer layers"
-                )
+    held = [(stage, device) for stage in stages for device in stage.devices]
+    for stage, device in held:
+        offered, needed = devices_by_id[device].memory_bytes, held_bytes(model, stage)
+        if needed > offered:
+            raise PlanError(
+                f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
+                f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
+            )
+    found: list[StagePlan] = []
+    tried: list[dict[int, KeptBatches]] = []
+    for batches in (len(model.tokens), UNITS_AT_ONCE * (len(stages) + 1)):
+        kept = {
+            device: most_kept(model, stage, devices_by_id[device].memory_bytes, batches)
+            for stage, device in held
+        }
+        if kept not in tried:
+            tried.append(kept)
+            found.append(_predict(model, stages, kept, devices_by_id, ps))
+    return min(found, key=lambda plan: plan.step_s)
+
+
+def _predict(
+    model: StageModel,
+    stages: Sequence[PlannedStage],
+    kept: dict[int, KeptBatches],
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+) -> StagePlan:
+    memory = {
+        device: held_bytes(model, stage, kept[device])
+        for stage in stages
+        for device in stage.devices
+    }
     run = StageSimulation(model, stages, kept, devices_by_id, ps)
     step_s = run.end_s() + ps.optimizer_s
     down, up = run.egress.passed_bytes, run.ingress.passed_bytes

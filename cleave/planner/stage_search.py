@@ -71,7 +71,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
             break
         judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
     if judge.best is None:
-        needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)), 0)
+        needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)))
         offered = sum(device.memory_bytes for device in devices)
         raise PlanError(
             f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "

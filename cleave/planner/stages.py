@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import Final, Protocol
 
 from cleave.planner.plan import DeviceRates, PsRates
 
@@ -21,6 +22,9 @@ class LayerCost:
         flops: forward and backward, for each token; the backward graph computes the forward again.
         forward_flops: of the forward pass alone.
         working_bytes: what a run of its graph needs beside its inputs, for each token.
+        activation_bytes: what its forward pass can keep for the backward pass beside its input, for
+            each token; 0 if nothing.
+        spared_flops: of the backward pass where that was kept, for each token.
     """
 
     frozen_bytes: int
@@ -30,6 +34,43 @@ class LayerCost:
     flops: float
     forward_flops: float
     working_bytes: float
+    activation_bytes: float = 0.0
+    spared_flops: float = 0.0
+
+
+class Keep(Enum):
+    """What of a micro-batch stays on a device between a stage's forward and backward passes."""
+
+    NOTHING = "nothing"
+    """The stage's input comes again, and those of its layers are computed again."""
+
+    INPUTS = "inputs"
+    """The inputs of the layers: each layer's forward pass is done again."""
+
+    ACTIVATIONS = "activations"
+    """The inputs, and what took products to compute within the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatches:
+    """Of how many micro-batches a device keeps something between forward and backward passes.
+
+    Attributes:
+        inputs: the inputs of layers alone.
+        activations: all activations; of these first.
+    """
+
+    inputs: int = 0
+    activations: int = 0
+
+    def next(self, inputs: int, activations: int) -> Keep:
+        """Return what to keep of another micro-batch, where so many are kept already."""
+        if activations < self.activations:
+            return Keep.ACTIVATIONS
+        return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
+
+
+NOTHING_KEPT: Final = KeptBatches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +131,7 @@ class StagePlan:
 
     Attributes:
         stages: in order.
-        kept_batches: by device, of how many micro-batches it may keep inputs of layers for the
-            backward pass.
+        kept_batches: by device, of how many micro-batches it keeps what.
         step_s: the predicted seconds of a step, its optimizer included.
         memory_bytes: by device, what it needs at most.
         downlink_bytes, uplink_bytes: of all devices together.
@@ -99,7 +139,7 @@ class StagePlan:
     """
 
     stages: tuple[PlannedStage, ...]
-    kept_batches: dict[int, int]
+    kept_batches: dict[int, KeptBatches]
     step_s: float
     memory_bytes: dict[int, int]
     downlink_bytes: int

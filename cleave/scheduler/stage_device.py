@@ -7,18 +7,19 @@ next one of it, and nothing can be added to it twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cleave import graph_names as names
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches, PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import SendStage
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
+    KeptLayer,
     LayerWork,
     LossWork,
     StageArray,
@@ -78,16 +79,17 @@ class StageDevice:
 
     # --- units ---
 
-    def forward(
-        self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray, *, keep: bool
-    ) -> None:
-        """Ask for the stage's output of a micro-batch; `keep` the inputs of its layers there."""
+    def forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
+        """Ask for the stage's output of a micro-batch."""
         y, kept = self._forward(work, range(stage.first, stage.stop), unit, self._put(x))
         tokens = work.tokens[unit.batch]
         self._fetch(unit, names.Y, y, 0, tokens, work.width, work.dtype)
         self._rename(x)
-        unit.kept = tuple(kept) if keep else ()
-        self._drop([y] if keep else [*kept, y])
+        if unit.keep is Keep.NOTHING:
+            self._drop(id for layer in kept for id in layer)
+        else:
+            unit.kept = kept
+        self._drop([y])
 
     def backward(
         self,
@@ -95,7 +97,7 @@ class StageDevice:
         stage: PlannedStage,
         unit: Unit,
         generation: Generation,
-        given: StageArray | tuple[int, ...],
+        given: StageArray | Sequence[KeptLayer],
         dy: StageArray,
     ) -> None:
         """Ask for the gradient with respect to the stage's input, and add to the sums.
@@ -103,19 +105,20 @@ class StageDevice:
         Args:
             work, stage, unit: what is asked for.
             generation: the sums.
-            given: the stage's input; or the inputs of its layers, if they were kept.
+            given: the stage's input; or what was kept of its layers.
             dy: the gradient with respect to its output.
         """
         layers = range(stage.first, stage.stop)
         if isinstance(given, StageArray):
             x = self._put(given)
-            inputs = self._inputs(work, layers, unit, x)
+            last, kept = self._forward(work, layers[:-1], unit, x)
+            kept = [*kept, (last,)]
             self._rename(given)
         else:
-            inputs = list(given)
+            kept = list(given)
         dx = self._put(dy)
         self._rename(dy)
-        self._backward(work, layers, unit, generation, inputs, dx, stage.first)
+        self._backward(work, layers, unit, generation, kept, dx, stage.first)
 
     def last(
         self,
@@ -128,12 +131,12 @@ class StageDevice:
         """Ask for the loss of a micro-batch and all gradients of the last stage."""
         assert work.loss is not None
         layers = range(stage.first, stage.stop)
-        y, inputs = self._forward(work, layers, unit, self._put(x))
+        y, kept = self._forward(work, layers, unit, self._put(x))
         self._rename(x)
         loss, dy = self._loss(work, work.loss, unit, generation, y)
         self._fetch(unit, names.LOSS, loss, 0, 1, 1, "fp32")
         self._drop([y, loss])
-        self._backward(work, layers, unit, generation, inputs, dy, stage.first)
+        self._backward(work, layers, unit, generation, kept, dy, stage.first)
 
     def sums(self, work: StepWork, stage: PlannedStage, unit: Unit, generation: Generation) -> None:
         """Ask for the sums of a generation, which then end."""
@@ -178,22 +181,23 @@ class StageDevice:
 
     # --- parts of units ---
 
-    def _forward(self, work: StepWork, layers: range, unit: Unit, x: int) -> tuple[int, list[int]]:
-        """Run layers; return the output and the inputs of all of them."""
-        given = [x]
-        nbytes = self._activation_bytes(work, unit.batch)
+    def _forward(
+        self, work: StepWork, layers: range, unit: Unit, x: int
+    ) -> tuple[int, list[KeptLayer]]:
+        """Run layers; return the output and what there is of each layer then."""
+        kept: list[KeptLayer] = []
+        tokens = work.tokens[unit.batch]
         for number in layers:
             layer = work.layers[number]
-            feed = {names.X: given[-1]} | self._held(layer, unit.batch)
-            flops = layer.forward_flops * work.tokens[unit.batch]
-            made = self._run(unit, layer.forward, feed, {names.Y: nbytes}, flops)
-            given.append(made[names.Y])
-        return given[-1], given[:-1]
-
-    def _inputs(self, work: StepWork, layers: range, unit: Unit, x: int) -> list[int]:
-        """Return the inputs of layers, computed again from the first one's."""
-        last, inputs = self._forward(work, layers[:-1], unit, x)
-        return [*inputs, last]
+            feed = {names.X: x} | self._held(layer, unit.batch)
+            made = {names.Y: self._activation_bytes(work, unit.batch)}
+            if unit.keep is Keep.ACTIVATIONS:
+                samples = tokens // layer.sample_tokens
+                made |= {name: each * samples for name, each in layer.activations.items()}
+            found = self._run(unit, layer.forward, feed, made, layer.forward_flops * tokens)
+            kept.append((x, *(found[name] for name in made if name != names.Y)))
+            x = found[names.Y]
+        return x, kept
 
     def _backward(
         self,
@@ -201,22 +205,23 @@ class StageDevice:
         layers: range,
         unit: Unit,
         generation: Generation,
-        inputs: list[int],
+        kept: Sequence[KeptLayer],
         dy: int,
         first: int,
     ) -> None:
-        nbytes = self._activation_bytes(work, unit.batch)
-        for number, x in zip(reversed(layers), reversed(inputs), strict=True):
+        tokens = work.tokens[unit.batch]
+        made = {names.DX: self._activation_bytes(work, unit.batch)}
+        for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
             layer = work.layers[number]
             feed = {names.X: x, names.DY: dy} | self._held(layer, unit.batch)
-            flops = layer.backward_flops * work.tokens[unit.batch]
-            dx = self._added(
-                unit, layer.backward, feed, {names.DX: nbytes}, flops, generation, number, layer
-            )[names.DX]
-            self._drop([x, dy])
-            dy = dx
+            graph, flops = layer.backward, layer.backward_flops
+            if activations and layer.from_activations is not None:
+                graph, flops = layer.from_activations, layer.from_activations_flops
+                feed |= zip(layer.activations, activations, strict=True)
+            found = self._added(unit, graph, feed, made, flops * tokens, generation, number, layer)
+            self._drop([x, *activations, dy])
+            dy = found[names.DX]
         if first > 0 or work.embeds:
-            tokens = work.tokens[unit.batch]
             self._fetch(unit, names.DX, dy, 0, tokens, work.width, work.dtype)
         self._drop([dy])
 
@@ -364,10 +369,14 @@ def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
     return work.loss.sums
 
 
-def arrays_of(work: StepWork, stage: PlannedStage) -> Iterator[StageArray | StageGraph]:
-    """Yield what a device of a stage needs all through a step."""
+def arrays_of(
+    work: StepWork, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
+) -> Iterator[StageArray | StageGraph]:
+    """Yield what a device of a stage needs all through a step, if it keeps so much."""
     for layer in work.layers[stage.first : stage.stop]:
         yield from (layer.forward, layer.backward)
+        if layer.from_activations is not None and kept_batches.activations:
+            yield layer.from_activations
         yield from layer.parameters.values()
         for beside in layer.beside:
             yield from beside.values()

@@ -8,21 +8,23 @@ all, and each micro-batch is in one generation of each stage that is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cleave import graph_names as names
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches, PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
 from cleave.scheduler.stage_takeover import Takeover, soonest
 from cleave.scheduler.stage_view import StepView, UnitCount
 from cleave.scheduler.stage_work import (
+    KeptLayer,
     OutputReady,
     StageArray,
+    StageGraph,
     StageOrder,
     StageRecord,
     StepFailed,
@@ -50,7 +52,7 @@ class _Stage:
         x, dy: by micro-batch, its input and its output's gradient, once they are here.
         forward: micro-batches whose output is here, or under way.
         backward: micro-batches whose gradients are in a generation, or on their way into one.
-        kept: by micro-batch, the device that keeps the inputs of the layers, and their ids there.
+        kept: by micro-batch, the device that keeps something of it, and what.
         generations: in the order in which they began.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
@@ -61,7 +63,7 @@ class _Stage:
     dy: dict[int, StageArray] = field(default_factory=dict)
     forward: set[int] = field(default_factory=set)
     backward: set[int] = field(default_factory=set)
-    kept: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    kept: dict[int, tuple[int, Sequence[KeptLayer]]] = field(default_factory=dict)
     generations: list[Generation] = field(default_factory=list)
     y: dict[int, Any] = field(default_factory=dict)
     dx: dict[int, Any] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class StageStep:
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
-                wanted.setdefault(device, set()).update(arrays_of(self.work, stage.plan))
+                wanted.setdefault(device, set()).update(self._arrays_of(stage, device))
         for device, arrays_wanted in wanted.items():
             self._store(device).keep_only(arrays_wanted)
             self._out += self._store(device).take()
@@ -138,7 +140,7 @@ class StageStep:
         # Later stages get their parameters while the first one computes.
         for stage in self._stages[1:]:
             for device in stage.devices:
-                self._store(device).load(arrays_of(self.work, stage.plan))
+                self._store(device).load(self._arrays_of(stage, device))
                 out += self._store(device).take()
         return out
 
@@ -356,16 +358,26 @@ class StageStep:
         return next((batch for batch in ready if batch not in stage.kept), None)
 
     def _ask_forward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
-        keep = self._kept_on(device) < self.work.kept_batches.get(device, 0)
-        unit = self._unit(UnitKind.FORWARD, number, batch, device)
+        keep = self._next_kept(stage, device)
+        unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
         stage.forward.add(batch)
-        self._store(device).forward(self.work, stage.plan, unit, stage.x[batch], keep=keep)
+        self._store(device).forward(self.work, stage.plan, unit, stage.x[batch])
         self._out += self._store(device).take()
 
-    def _kept_on(self, device: int) -> int:
-        """Return of how many micro-batches a device keeps inputs, or is to."""
-        kept = sum(place == device for s in self._stages for place, _ in s.kept.values())
-        return kept + sum(bool(unit.kept) for unit in self._units if unit.device == device)
+    def _next_kept(self, stage: _Stage, device: int) -> Keep:
+        """Return what a device is to keep of its next micro-batch.
+
+        Memory is planned for the activations of its own stage, not of those that it takes over.
+        """
+        kept = [
+            layers for s in self._stages for place, layers in s.kept.values() if place == device
+        ]
+        kept += [unit.kept for unit in self._units if unit.device == device and unit.kept]
+        activations = sum(len(layers[0]) > 1 for layers in kept if layers)
+        allowed = self.work.kept_batches.get(device, NOTHING_KEPT)
+        if device not in stage.plan.devices:
+            allowed = KeptBatches(allowed.inputs)
+        return allowed.next(len(kept) - activations, activations)
 
     def _ask_backward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
         generation = stage.generation_on(device)
@@ -373,7 +385,7 @@ class StageStep:
         stage.backward.add(batch)
         store = self._store(device)
         if stage.plan.loss:
-            unit = self._unit(UnitKind.LAST, number, batch, device)
+            unit = self._unit(UnitKind.LAST, number, batch, device, self._next_kept(stage, device))
             store.last(self.work, stage.plan, unit, generation, stage.x[batch])
         else:
             unit = self._unit(UnitKind.BACKWARD, number, batch, device)
@@ -382,8 +394,10 @@ class StageStep:
             store.backward(self.work, stage.plan, unit, generation, given, stage.dy[batch])
         self._out += store.take()
 
-    def _unit(self, kind: UnitKind, stage: int, batch: int, device: int) -> Unit:
-        unit = Unit(kind, stage, batch, device)
+    def _unit(
+        self, kind: UnitKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
+    ) -> Unit:
+        unit = Unit(kind, stage, batch, device, keep)
         self._units.add(unit)
         return unit
 
@@ -480,6 +494,10 @@ class StageStep:
     def _has_landed(self, stage: _Stage) -> bool:
         landed = sum(len(g.batches) for g in stage.generations if g.landed)
         return landed == len(self.work.x)
+
+    def _arrays_of(self, stage: _Stage, device: int) -> Iterator[StageArray | StageGraph]:
+        kept = self.work.kept_batches.get(device, NOTHING_KEPT)
+        return arrays_of(self.work, stage.plan, kept)
 
     def _store(self, device: int) -> StageDevice:
         if device not in self._stores:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from cleave.errors import CleaveError
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages import Keep, KeptBatches, PlannedStage
 from cleave.protocol.codec import Buffer, Packable, payload_bytes
 from cleave.scheduler.traffic import TrafficKind
 
@@ -85,11 +85,15 @@ class LayerWork:
     """One layer in one step.
 
     Attributes:
-        forward, backward: its graphs (see `cleave.graphs.layer_graphs`).
+        forward, backward, from_activations: its graphs (see `cleave.graphs.layer_graphs`).
         parameters: by graph input.
         sums: by name of each parameter that is trained.
         beside: by micro-batch, what the layer is called with beside its input, by graph input.
         forward_flops, backward_flops: for each token; backward computes the forward pass again.
+        activations: bytes for each sample of what the forward pass can keep for the backward pass,
+            by name.
+        sample_tokens: tokens of a sample.
+        from_activations_flops: of a backward pass with these, for each token.
     """
 
     forward: StageGraph
@@ -99,6 +103,10 @@ class LayerWork:
     beside: Sequence[Mapping[str, StageArray]]
     forward_flops: int
     backward_flops: int
+    from_activations: StageGraph | None = None
+    activations: Mapping[str, int] = field(default_factory=dict)
+    sample_tokens: int = 1
+    from_activations_flops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +141,8 @@ class StepWork:
         stages: the plan.
         gradients: the dtype in which sums travel.
         embeds: whether the gradient of the first layer's input is wanted.
-        kept_batches: by device, of how many micro-batches it may keep the inputs of layers between
-            forward and backward; those of others are computed again.
+        kept_batches: by device, of how many micro-batches it keeps what; of one that is not in it,
+            nothing.
         token: tells this step from others; copies with other devices have the same.
     """
 
@@ -146,13 +154,17 @@ class StepWork:
     stages: Sequence[PlannedStage]
     gradients: str
     embeds: bool = True
-    kept_batches: Mapping[int, int] = field(default_factory=dict)
+    kept_batches: Mapping[int, KeptBatches] = field(default_factory=dict)
     token: object = field(default_factory=object)
 
     @property
     def dtype(self) -> str:
         """Return the dtype in which activations and their gradients travel."""
         return self.x[0].dtype
+
+
+KeptLayer: TypeAlias = tuple[int, ...]
+"""What a device keeps of a layer, as wire ids: its input, then its activations, if any."""
 
 
 class UnitKind(Enum):
@@ -173,9 +185,11 @@ class Unit:
 
     Attributes:
         kind, stage, batch, device: what it is; `batch` is the number of the micro-batch.
+        keep: what stays on the device until the backward pass; within the last stage's unit it is
+            dropped then.
         answers: orders that are not answered yet.
         found: what was fetched, by name.
-        kept: inputs of layers that stay on the device for the backward pass, as wire ids.
+        kept: of each layer, its input and its activations that stay there, as wire ids.
         flops: of all its orders.
     """
 
@@ -183,9 +197,10 @@ class Unit:
     stage: int
     batch: int
     device: int
+    keep: Keep = Keep.NOTHING
     answers: set[int] = field(default_factory=set)
     found: dict[Any, Any] = field(default_factory=dict)
-    kept: tuple[int, ...] = ()
+    kept: Sequence[KeptLayer] = ()
     flops: int = 0
 
 

@@ -61,7 +61,10 @@ class ModelWork:
         self.dtype = dtype
         self._message_bytes = message_bytes
         made: dict[bytes, StageGraph] = {}
-        self._layers = [(_graph(g.forward, made), _graph(g.backward, made)) for g in graphs.layers]
+        self._layers = [
+            tuple(_graph(model, made) for model in (g.forward, g.backward, g.from_activations))
+            for g in graphs.layers
+        ]
         self._loss = _graph(graphs.loss.graph, made)
         self._held = [_tensors(call.layer) for call in graphs.calls]
         self._held_by_loss = _tensors(model)
@@ -76,9 +79,9 @@ class ModelWork:
         """
         found = []
         tokens = embedded[0].x.shape[1]
-        for number, (forward, backward) in enumerate(self._layers):
+        for number, (forward, backward, from_activations) in enumerate(self._layers):
             held, graphs = self._held[number], self.graphs.layers[number]
-            used = {*forward.inputs, *backward.inputs}
+            used = {*forward.inputs, *backward.inputs, *from_activations.inputs}
             parameters = {
                 names.parameter(n): self._parameter(held[n])
                 for n in graphs.parameters
@@ -97,7 +100,19 @@ class ModelWork:
             trained = sum(t.numel() for n, t in held.items() if n in sums and t.dim() > 1)
             backward_flops = 2 * flops + 2 * trained
             found.append(
-                LayerWork(forward, backward, parameters, sums, beside, flops, backward_flops)
+                LayerWork(
+                    forward,
+                    backward,
+                    parameters,
+                    sums,
+                    beside,
+                    flops,
+                    backward_flops,
+                    from_activations,
+                    {name: _FP32_BYTES * each for name, each in graphs.activations.items()},
+                    tokens,
+                    backward_flops - _spared_flops(held, tokens, embedded[0].x.shape[-1]),
+                )
             )
         return found
 
@@ -188,7 +203,16 @@ class ModelWork:
             matrices = [(t.shape[0], t.shape[1]) for t in held.values() if t.dim() == 2]
             squeezed = getattr(self.model.config, "attn_logit_softcapping", None) is not None
             working = working_bytes(matrices, width, heads, sequence, squeezed=squeezed)
-            layers.append(LayerCost(*cost, 3 * flops + 2 * trained, flops, working))
+            layers.append(
+                LayerCost(
+                    *cost,
+                    3 * flops + 2 * trained,
+                    flops,
+                    working,
+                    _FP32_BYTES * sum(graphs.activations.values()) / sequence,
+                    _spared_flops(held, sequence, width),
+                )
+            )
         loss = self.graphs.loss
         cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
         vocabulary = max(self._held_by_loss[n].shape[0] for n in loss.parameters)
@@ -288,3 +312,11 @@ def _layer_flops(held: Mapping[str, Tensor], tokens: int, width: int) -> int:
     """
     matrices = [t for t in held.values() if t.dim() > 1]
     return 2 * sum(t.numel() for t in matrices) + 4 * tokens * width
+
+
+def _spared_flops(held: Mapping[str, Tensor], tokens: int, width: int) -> int:
+    """Return the FLOPs for each token that a backward pass with activations does not do again.
+
+    They are those of the forward pass without the scores of attention, which are not kept.
+    """
+    return _layer_flops(held, tokens, width) - 2 * tokens * width

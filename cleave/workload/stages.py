@@ -17,6 +17,7 @@ from cleave.planner.stages import LayerCost, StageModel
 from cleave.workload.registry import Family, ModelSpec
 
 _FP32_BYTES: Final = 4
+_LAST: Final = ("fc2", "down_proj")  # product of a layer
 _STATE_BYTES: Final = 16  # of a trained parameter: weight, gradient and two moments, in fp32
 
 
@@ -125,6 +126,25 @@ class StageSizes:
         return 2 * self.forward_flops + 2 * trained
 
     @property
+    def spared_flops(self) -> int:
+        """Return those that a backward pass does not do again where activations were kept.
+
+        The scores of attention are not kept: they are larger than what they are made of.
+        """
+        return self.forward_flops - 2 * self.sequence * self.spec.query_width
+
+    @property
+    def activations(self) -> tuple[int, ...]:
+        """Return the elements for each token of what a layer can keep for its backward pass.
+
+        These are the results of all products but the scores of attention and those that are only
+        added to the layer's output.
+        """
+        added = [f"{name}{of}.weight" for name in _LAST for of in ("", ".lora_B")]
+        products = (p.rows for p in self.layer if p.matrix and p.name not in added)
+        return (*products, self.spec.query_width)
+
+    @property
     def loss_flops(self) -> int:
         """Return the FLOPs of the loss and its gradients, for each token."""
         return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
@@ -139,7 +159,14 @@ class StageSizes:
         matrices = [(p.rows, p.columns) for p in self.layer if p.matrix]
         working = working_bytes(matrices, spec.width, spec.heads, self.sequence)
         flops = self.forward_flops + self.backward_flops
-        layer = LayerCost(*self._bytes(self.layer), flops, self.forward_flops, working)
+        layer = LayerCost(
+            *self._bytes(self.layer),
+            flops,
+            self.forward_flops,
+            working,
+            _FP32_BYTES * sum(self.activations),
+            self.spared_flops,
+        )
         loss = self.loss_flops
         head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary)
         layers = [layer] * spec.layers
@@ -212,7 +239,7 @@ def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iter
         return
     adapted = {"q_proj.weight", "v_proj.weight"}
     if adapters.down:
-        adapted |= {"down_proj.weight", "fc2.weight"}
+        adapted |= {f"{name}.weight" for name in _LAST}
     for parameter in parameters:
         yield replace(parameter, trained=False)
         if parameter.name in adapted:

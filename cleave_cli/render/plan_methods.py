@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -104,7 +105,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
     """Return a plan of stages for machines; see `show_stages`."""
     return {
         "micro_batches": list(model.tokens),
-        "kept_batches": {names[device]: kept for device, kept in plan.kept_batches.items()},
+        "kept_batches": {names[device]: asdict(kept) for device, kept in plan.kept_batches.items()},
         "step_s": plan.step_s,
         "bound_by": plan.reason,
         "stages": [

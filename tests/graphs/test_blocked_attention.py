@@ -149,9 +149,16 @@ def test_graphs_of_blocks_do_what_the_layer_does_at_once(family: str, padded: bo
     inputs = _inputs(whole, graphs, samples=[0, 1, 1])
     expected = _by_torch(whole, graphs, inputs)
     feed = {n: t.numpy() for n, t in inputs.items()}
-    found: dict[str, Array] = {}
-    for graph in (graphs.forward, graphs.backward):
-        found |= GraphSession(graph, threads=1).run(feed)
+    forward = GraphSession(graphs.forward, threads=1).run(feed)
+    kept = {name: forward.pop(name) for name in graphs.activations}
+    assert {name: a.size // 3 for name, a in kept.items()} == graphs.activations
+    backward = GraphSession(graphs.backward, threads=1).run(feed)
+    _assert_close(forward | backward, expected)
+    from_activations = GraphSession(graphs.from_activations, threads=1)
+    _assert_close(forward | from_activations.run(feed | kept), expected)
+
+
+def _assert_close(found: Mapping[str, Array], expected: Mapping[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     # Some gradients are nothing but noise: that of a key's bias, of which no weight depends.
     largest = max(float(t.abs().max()) for n, t in expected.items() if n.startswith(_SUMS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -65,8 +65,11 @@ class _Worse(GraphSession):
     given: Callable[[Array], Array] = staticmethod(_exactly)
     found: Callable[[Array], Array] = staticmethod(_exactly)
 
-    def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        found = super().run({name: self.given(array) for name, array in given.items()})
+    def run(
+        self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        rounded = {name: self.given(array) for name, array in given.items()}
+        found = super().run(rounded, wanted)
         return {name: self.found(array) for name, array in found.items()}
 
 

@@ -25,6 +25,7 @@ from cleave.scheduler.traffic import TrafficKind
 
 WIDTH = 2
 TOKENS = 3
+ACTIVATION_BYTES = 6
 WEIGHTS = TrafficKind.WEIGHTS
 
 
@@ -60,15 +61,21 @@ def step_work(
     for number in range(layers):
         sums = {"w": shape}
         inputs = (names.X, names.parameter("w"))
-        forward = StageGraph(f"forward {number}".encode(), inputs, (names.Y,))
-        backward = StageGraph(
-            f"backward {number}".encode(),
-            (*inputs, names.DY, names.total("w")),
-            (names.DX, names.new_total("w")),
+        forward = StageGraph(f"forward {number}".encode(), inputs, (names.Y, names.activation(0)))
+        of_backward = (*inputs, names.DY, names.total("w"))
+        found = (names.DX, names.new_total("w"))
+        backward = StageGraph(f"backward {number}".encode(), of_backward, found)
+        from_activations = StageGraph(
+            f"from_activations {number}".encode(), (*of_backward, names.activation(0)), found
         )
         made = array_in_parts if number % 2 else array
         parameters = {names.parameter("w"): made(f"w{number}", 40, WEIGHTS)}
-        held.append(LayerWork(forward, backward, parameters, sums, [{}] * batches, 10, 30))
+        held.append(
+            LayerWork(
+                forward, backward, parameters, sums, [{}] * batches, 10, 30,
+                from_activations, {names.activation(0): ACTIVATION_BYTES}, TOKENS, 21,
+            )
+        )  # fmt: skip
     loss = None
     if stages[-1].loss:
         graph = StageGraph(
@@ -134,7 +141,11 @@ class SymbolicDevice:
         if kind == "forward":
             x, w = given
             assert w == f"w{layer}"
-            return [("y", layer, x)]
+            return [("y", layer, x), ("within", layer, x)]
+        if kind == "from_activations":
+            *given, within = given
+            assert within == ("within", layer, given[0])
+            kind = "backward"
         if kind == "backward":
             x, w, dy, total = given
             assert w == f"w{layer}"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages import KeptBatches, PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import Note
 from cleave.scheduler.stage_device import StageDevice
@@ -123,8 +123,10 @@ def stages_of(cuts: list[int], devices: list[tuple[int, ...]], loss: bool) -> li
 
 
 @pytest.mark.parametrize("loss", [False, True])
-@pytest.mark.parametrize("kept", [0, 1, 5])
-def test_a_step_that_nothing_disturbs(loss: bool, kept: int) -> None:
+@pytest.mark.parametrize(
+    "kept", [KeptBatches(*n) for n in ((0, 0), (1, 0), (5, 0), (0, 1), (1, 1), (0, 5))]
+)
+def test_a_step_that_nothing_disturbs(loss: bool, kept: KeptBatches) -> None:
     work = step_work(
         LAYERS,
         5,
@@ -148,7 +150,8 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
         tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1))))
         for _ in range(len(cuts) + 1)
     ]
-    batches, kept = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
+    batches = data.draw(st.integers(1, 5))
+    kept = KeptBatches(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)))
     work = step_work(
         LAYERS, batches, stages_of(cuts, who, loss), kept_batches=dict.fromkeys(range(1, 9), kept)
     )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages import KeptBatches, PlannedStage
 from cleave.protocol import messages
 from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.traffic import BytesByKind, Traffic, TrafficKind
@@ -50,7 +50,7 @@ def test_a_step_by_stages_says_what_each_message_is_for() -> None:
     manager = server(1)
     come(manager, 1)
     session = manager.sessions[1]
-    work = step_work(1, 1, [PlannedStage(0, 1, (1,))], kept_batches={1: 1})
+    work = step_work(1, 1, [PlannedStage(0, 1, (1,))], kept_batches={1: KeptBatches(1)})
     down, up = [], []
     waiting = sent(manager.begin_step(work, 1.0))
     while waiting:

@@ -20,7 +20,14 @@ from cleave.fleet.product import Side
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages import (
+    NOTHING_KEPT,
+    KeptBatches,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+    StagePlan,
+)
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
@@ -39,11 +46,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> GraphCache:
     return shared_cache(tmp_path_factory)
 
 
+KEPT = KeptBatches(inputs=2)
+
+
 class EvenStages:
     """One layer after another on as many devices as there are layers; the others are replicas."""
 
-    def __init__(self, *, loss: bool) -> None:
-        self.loss = loss
+    def __init__(self, *, loss: bool, kept: KeptBatches = KEPT) -> None:
+        self.loss, self.kept = loss, kept
 
     def __call__(
         self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
@@ -55,7 +65,7 @@ class EvenStages:
             PlannedStage(cuts[n], cuts[n + 1], tuple(ids[n::count]), self.loss and n == count - 1)
             for n in range(count)
         )
-        return StagePlan(stages, {d: 2 for s in stages for d in s.devices}, 1.0, {}, 0, 0)
+        return StagePlan(stages, {d: self.kept for s in stages for d in s.devices}, 1.0, {}, 0, 0)
 
 
 def batches(count: int) -> list[Tensor]:
@@ -75,12 +85,13 @@ def staged(
     fleet: Fleet,
     *,
     loss: bool = True,
+    kept: KeptBatches = KEPT,
     dtype: DType = DType.FP32,
     message_bytes: int = 2**28,
     **settings: Any,
 ) -> StagedModel:
     work = ModelWork(model, graphs, dtype, message_bytes)
-    return StagedModel(work, fleet.runtime, EvenStages(loss=loss), PS, **settings)
+    return StagedModel(work, fleet.runtime, EvenStages(loss=loss, kept=kept), PS, **settings)
 
 
 def gradients_of(found: StagedModel) -> Any:
@@ -97,14 +108,17 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
             assert float((mine.grad - expected.grad).abs().max()) < most * largest, name
 
 
+@pytest.mark.parametrize("kept", [NOTHING_KEPT, KEPT, KeptBatches(inputs=1, activations=2)])
 @pytest.mark.parametrize("loss", [False, True])
 @pytest.mark.parametrize("family", ["opt", "llama"])
-def test_gradients_are_those_of_plain_pytorch(family: str, loss: bool, cache: GraphCache) -> None:
+def test_gradients_are_those_of_plain_pytorch(
+    family: str, loss: bool, kept: KeptBatches, cache: GraphCache
+) -> None:
     model = small_model(family)
     plain = copy.deepcopy(model)
     graphs = model_graphs(model, TOKENS, cache)
     with emulated(5, seed=1) as fleet:
-        found = staged(model, graphs, fleet, loss=loss)
+        found = staged(model, graphs, fleet, loss=loss, kept=kept)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)

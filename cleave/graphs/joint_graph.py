@@ -1,0 +1,257 @@
+"""A function and its gradient, traced together and split: a forward and a backward graph.
+
+The forward graph also returns *activations*: what the backward graph needs and would else compute
+again. These are the results of products, which cost most; what lies between them (norms, additions,
+softmax) is cheap and computed again. So is a product that is larger than what it is made of, as the
+scores of attention are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from cleave.graphs.errors import LayerGraphError
+
+_ATEN: Final = torch.ops.aten
+_PRODUCTS: Final = (_ATEN.mm.default, _ATEN.addmm.default, _ATEN.convolution.default)
+_BATCHED_PRODUCTS: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the two graphs.
+
+    Attributes:
+        graph: as core ATen operations.
+        inputs: examples by name, in order.
+        batch_dims: which dimension of an input is the batch; inputs without one are not in it.
+        outputs: names of the outputs.
+    """
+
+    graph: fx.GraphModule
+    inputs: Mapping[str, Tensor]
+    batch_dims: Mapping[str, int]
+    outputs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SplitGraph:
+    """The two graphs.
+
+    Attributes:
+        forward, backward: the graphs.
+        activations: the elements for each sample of what the backward graph takes from the forward
+            one, by name.
+    """
+
+    forward: Part
+    backward: Part
+    activations: Mapping[str, int]
+
+
+def split(
+    joint: fx.GraphModule,
+    inputs: Mapping[str, Tensor],
+    batched: Set[str],
+    outputs: Sequence[str],
+    *,
+    batch_of: str,
+    of_forward: int,
+    name: Callable[[int], str],
+) -> SplitGraph:
+    """Split a graph where the gradient of its output comes in.
+
+    Args:
+        joint: the graph, as core ATen operations.
+        inputs: examples of its inputs by name, in order.
+        batched: names of those whose first dimension is the batch.
+        outputs: names of its outputs.
+        batch_of: the name of the gradient that comes in; its first dimension is the batch.
+        of_forward: how many of the outputs do not depend on it.
+        name: names an activation by its number.
+
+    Raises:
+        LayerGraphError: when an activation has no batch, or more than one.
+    """
+    return _Splitter(joint, inputs, batched, batch_of, name).split(outputs, of_forward)
+
+
+class _Splitter:
+    def __init__(
+        self,
+        joint: fx.GraphModule,
+        inputs: Mapping[str, Tensor],
+        batched: Set[str],
+        batch_of: str,
+        name: Callable[[int], str],
+    ) -> None:
+        self._joint, self._inputs, self._batched, self._name = joint, inputs, batched, name
+        self._placeholders = dict(
+            zip(joint.graph.find_nodes(op="placeholder"), inputs, strict=True)
+        )
+        self._dy = next(n for n, named in self._placeholders.items() if named == batch_of)
+        self._batch = _sizes(self._dy)[0]
+        self._late: set[fx.Node] = set()
+        for node in joint.graph.nodes:
+            if node is self._dy or any(given in self._late for given in node.all_input_nodes):
+                self._late.add(node)
+
+    def split(self, outputs: Sequence[str], of_forward: int) -> SplitGraph:
+        found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
+        early, late = found[:of_forward], found[of_forward:]
+        kept, again = self._needed(node for node in late)
+        activations = {node: self._name(number) for number, node in enumerate(kept)}
+        forward = self._forward(early, activations, outputs[:of_forward])
+        backward = self._backward(late, activations, again, outputs[of_forward:])
+        sizes = {named: _of_sample(node, self._batch) for node, named in activations.items()}
+        return SplitGraph(forward, backward, sizes)
+
+    def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
+        """Return what is to be kept for some outputs, in order, and what is computed again."""
+        kept: set[fx.Node] = set()
+        reached: set[fx.Node] = set()
+        ahead = list(outputs)
+        while ahead:
+            node = ahead.pop()
+            if node in reached:
+                continue
+            reached.add(node)
+            if node not in self._late and _is_costly(node):
+                kept.add(node)
+            else:
+                ahead += node.all_input_nodes
+        ordered = [node for node in self._joint.graph.nodes if node in kept]
+        return ordered, reached - kept
+
+    def _forward(
+        self, outputs: Sequence[fx.Node], activations: Mapping[fx.Node, str], names: Sequence[str]
+    ) -> Part:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self._joint.graph.nodes:
+            if node not in self._late and node.op != "output":
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        x = next(node for node, named in self._placeholders.items() if named in self._batched)
+        batch = graph.call_function(_ATEN.sym_size.int, (copies[x], 0))
+        given = []
+        for node in activations:
+            dim, _ = _batch_dim(node, self._batch)
+            sizes = [*_apart(node, self._batch)]
+            shape = [batch if place == dim else size for place, size in enumerate(sizes)]
+            given.append(graph.call_function(_ATEN.reshape.default, (copies[node], shape)))
+        graph.output((*(copies[node] for node in outputs), *given))
+        return self._part(graph, {}, (*names, *activations.values()))
+
+    def _backward(
+        self,
+        outputs: Sequence[fx.Node],
+        activations: Mapping[fx.Node, str],
+        wanted: Set[fx.Node],
+        names: Sequence[str],
+    ) -> Part:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self._placeholders:
+            copies[node] = graph.node_copy(node)
+        given = {node: graph.placeholder(f"activation_{n}") for n, node in enumerate(activations)}
+        batch = graph.call_function(_ATEN.sym_size.int, (copies[self._dy], 0))
+        for node in self._joint.graph.nodes:
+            if node in given:
+                dim, times = _batch_dim(node, self._batch)
+                rows = graph.call_function(operator.mul, (batch, times))
+                shape = [rows if place == dim else n for place, n in enumerate(_sizes(node))]
+                copies[node] = graph.call_function(_ATEN.reshape.default, (given[node], shape))
+            elif node in wanted and node.op not in ("placeholder", "output"):
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in outputs))
+        return self._part(graph, activations, names)
+
+    def _part(
+        self, graph: fx.Graph, activations: Mapping[fx.Node, str], outputs: Sequence[str]
+    ) -> Part:
+        graph.eliminate_dead_code()
+        samples = self._inputs[self._placeholders[self._dy]].shape[0]
+        examples = dict(self._inputs)
+        dims = dict.fromkeys(self._batched, 0)
+        for node, named in activations.items():
+            dim, _ = _batch_dim(node, self._batch)
+            sizes = _apart(node, self._batch)
+            sizes[dim] = samples
+            examples[named] = torch.zeros(sizes)
+            dims[named] = dim
+        used = {}
+        names = [*self._placeholders.values(), *activations.values()]
+        for node in graph.find_nodes(op="placeholder"):
+            named = names.pop(0)
+            if node.users:
+                used[named] = examples[named]
+            else:
+                graph.erase_node(node)
+        module = fx.GraphModule(self._joint, graph)
+        return Part(module, used, {n: d for n, d in dims.items() if n in used}, outputs)
+
+
+def _is_costly(node: fx.Node) -> bool:
+    """Say whether a node is kept for the backward pass rather than computed again."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return False  # what is taken out of its results is
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and isinstance(
+            node.args[0].target, torch._ops.HigherOrderOperator
+        )
+    if node.target in _PRODUCTS:
+        return True
+    if node.target not in _BATCHED_PRODUCTS:
+        return False
+    made_of = sum(prod(_known(given)) for given in node.all_input_nodes)
+    return prod(_known(node)) <= made_of
+
+
+def _known(node: fx.Node) -> list[int]:
+    """Return a node's sizes, for one sample where they depend on the batch."""
+    return [size if isinstance(size, int) else _times(size) for size in _sizes(node)]
+
+
+def _sizes(node: fx.Node) -> list[Any]:
+    return list(node.meta["val"].shape)
+
+
+def _times(size: torch.SymInt) -> int:
+    """Return how many times the batch a size is."""
+    expression: Any = size.node.expr
+    times = expression / next(iter(expression.free_symbols))
+    if not times.is_Integer:
+        raise LayerGraphError(f"it makes an array with {expression} rows")
+    return int(times)
+
+
+def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
+    """Return which dimension of an activation depends on the batch, and how many times it is it.
+
+    Raises:
+        LayerGraphError: when there is no such dimension, or several.
+    """
+    dims = [(n, size) for n, size in enumerate(_sizes(node)) if not isinstance(size, int)]
+    if len(dims) != 1 or dims[0][1].node.expr.free_symbols != batch.node.expr.free_symbols:
+        raise LayerGraphError(f"it makes an array of shape {tuple(_sizes(node))}")
+    return dims[0][0], _times(dims[0][1])
+
+
+def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
+    """Return an activation's sizes with the batch as a dimension of its own."""
+    dim, times = _batch_dim(node, batch)
+    sizes = _sizes(node)
+    return [*sizes[:dim], batch, *([times] if times > 1 else []), *sizes[dim + 1 :]]
+
+
+def _of_sample(node: fx.Node, batch: torch.SymInt) -> int:
+    dim, times = _batch_dim(node, batch)
+    others: list[int] = [size for place, size in enumerate(_sizes(node)) if place != dim]
+    return times * prod(others)
