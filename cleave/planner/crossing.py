@@ -78,8 +78,8 @@ def crossing(
 
 
 def most_points(most_rows: int) -> int:
-    """Return how many batches `crossing` tries at most, about."""
-    return most_rows.bit_length() + 4
+    """Return how many batches `crossing` tries at most: to double until there, then to halve."""
+    return (most_rows - 1).bit_length() + 1 + 4
 
 
 def _close(below: int, above: int) -> bool:
