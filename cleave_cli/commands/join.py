@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -54,6 +55,12 @@ When = Annotated[
 ]
 Hours = Annotated[str, typer.Option(help="Work only in these hours, like 22-7, local time.")]
 MaxTemp = Annotated[float, typer.Option(help="Stop above so many degrees Celsius; 0 for any.")]
+MaxData = Annotated[
+    str,
+    typer.Option(
+        help="Send and receive no more than 500MB/hour, 5GB/day or 50GB/month; 5GB: in all."
+    ),
+]
 Once = Annotated[
     bool, typer.Option("--once", help="Serve one session: do not come back when it is lost.")
 ]
@@ -75,6 +82,7 @@ def join(
     hours: Hours = "",
     max_temp: MaxTemp = 0,
     idle_after: IdleAfter = 5,
+    max_data: MaxData = "",
     once: Once = False,
     profile: Profile = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
@@ -85,18 +93,18 @@ def join(
     when the server was stopped, until it refuses the device for good; --once ends with the first
     session.
 
-    With --when, --hours or --max-temp it stays and waits until it may work, leaves when it may not
-    any more, and comes again. See docs/idle.md.
+    With --when, --hours, --max-temp or --max-data it stays and waits until it may work, leaves when
+    it may not any more, and comes again. See docs/idle.md.
     """
     from cleave.device.host import owner
     from cleave.errors import UsageError
     from cleave.machine.sensors import total_memory_bytes
 
     known_threads(threads)
-    policy = parse_policy(when, hours, max_temp, idle_after)
+    policy = parse_policy(when, hours, max_temp, idle_after, max_data)
     if once and policy is not None:
         raise UsageError(
-            "--once leaves after one session and --when, --hours and --max-temp stay; "
+            "--once leaves after one session and --when, --hours, --max-temp and --max-data stay; "
             "give one or the other"
         )
     memory_bytes = parse_memory(memory, total_memory_bytes())
@@ -111,13 +119,14 @@ def join(
     import asyncio
     import signal
 
-    from cleave.device.agent import Agent, AgentSession, Notice, State
+    from cleave.device.agent import Agent, AgentSession, Look, Notice, State
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import (
         SavedCredential,
         SavedCredentials,
         state_folder,
     )
+    from cleave.device.host.data_cap import DataMeter
     from cleave.device.host.policy import Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
     from cleave.errors import CleaveError
@@ -215,18 +224,27 @@ def join(
         connection = await open_connection(target)
         computer = ComputeThread(chosen[0].backend, make_session=graphs)
         energy = SessionEnergy(PowerMeter(Sensors()))
-        return DeviceSession(
+        session = DeviceSession(
             connection, computer, hello, ready, give_back, welcomed, energy.telemetry
         )
+        if data is not None:
+            data.follow(session)
+        return session
 
-    look = None
+    look: Look | None = None
+    data: DataMeter | None = None
     if policy is not None:
         sensors, gate, lent = owner.this_machine(), Gate(policy), policy
         require_visible(policy, owner.observe(sensors, policy))
         owner.step_aside()
+        if policy.data_cap is not None:
+            data = DataMeter(policy.data_cap, saved.folder.parent / "data.json")
 
         async def look_at_machine() -> Permission:
-            return gate.decide(await asyncio.to_thread(owner.observe, sensors, lent))
+            used = data.used() if data is not None else 0
+            seen = await asyncio.to_thread(owner.observe, sensors, lent, data_bytes=used)
+            found = gate.decide(seen)
+            return found if data is None else replace(found, until_s=data.until_s())
 
         look = look_at_machine
 

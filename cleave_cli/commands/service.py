@@ -47,6 +47,7 @@ def install(
     hours: join.Hours = "",
     max_temp: join.MaxTemp = 0,
     idle_after: join.IdleAfter = 5,
+    max_data: join.MaxData = "",
     profile: join.Profile = "",
     system: System = False,
     account: Annotated[
@@ -84,14 +85,15 @@ def install(
         owner.cores_to_lend(cores)
     join.known_profile(profile)
     join.known_length(name)
-    policy = parse_policy(when or "always", hours, max_temp, idle_after)
+    policy = parse_policy(when or "always", hours, max_temp, idle_after, max_data)
     memory_bytes = parse_memory(memory, total_memory_bytes())
     if system and not account:
         raise UsageError("--system needs an account to run in; use sudo, or give --account NAME")
     installer = _installer(system=system)
     given: dict[str, object] = {
         "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
-        "--idle-after": f"{idle_after:g}", "--memory": memory, "--cores": cores,
+        "--idle-after": f"{idle_after:g}", "--max-data": max_data, "--memory": memory,
+        "--cores": cores,
         "--threads": threads, "--executor": executor, "--provider": provider,
         "--name": name, "--profile": profile,
     }  # fmt: skip

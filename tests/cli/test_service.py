@@ -281,7 +281,8 @@ def test_print_touches_nothing_and_hides_the_credential(home: Path) -> None:
 def test_the_printed_options_are_those_of_join(home: Path) -> None:
     every = [
         "--when=always", "--hours=1-2", "--max-temp=80", "--idle-after=3", "--memory=1GB",
-        "--cores=1", "--threads=1", "--executor=numpy", "--provider=cpu", "--name=x",
+        "--max-data=5GB/day", "--cores=1", "--threads=1", "--executor=numpy", "--provider=cpu",
+        "--name=x",
     ]  # fmt: skip
     printed = CliRunner().invoke(
         app, ["service", "install", URL, *every, "--print"], catch_exceptions=False

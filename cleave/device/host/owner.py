@@ -40,11 +40,16 @@ class OwnerSensors(Protocol):
         ...
 
 
-def observe(sensors: OwnerSensors, policy: Policy, hour: float | None = None) -> Observation:
+def observe(
+    sensors: OwnerSensors, policy: Policy, hour: float | None = None, data_bytes: int = 0
+) -> Observation:
     """Observe what the policy depends on, and nothing else.
 
     Args:
+        sensors: of the machine.
+        policy: the policy.
         hour: hour of the day; the local clock's unless given.
+        data_bytes: see `Observation`.
     """
     now = time.localtime()
     return Observation(
@@ -52,6 +57,7 @@ def observe(sensors: OwnerSensors, policy: Policy, hour: float | None = None) ->
         idle_s=sensors.idle_s() if Condition.IDLE in policy.when else None,
         charging=sensors.charging() if Condition.CHARGING in policy.when else None,
         temperature_c=None if policy.max_temperature_c is None else sensors.temperature_c(),
+        data_bytes=data_bytes,
     )
 
 

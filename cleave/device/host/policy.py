@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from cleave.device.host.data_cap import DataCap, parse_data_cap
 from cleave.errors import UsageError
 from cleave.protocol import limits
 
@@ -37,6 +38,7 @@ class Cause(Enum):
     OWNER = "owner"
     BATTERY = "battery"
     HEAT = "heat"
+    DATA = "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,14 @@ class Policy:
         hours: from and to, in local hours of the day; the end may be past midnight. None: always.
         max_temperature_c: degrees Celsius above which it stops; None: any.
         idle_after_s: how long nobody must have used it to be idle.
+        data_cap: what it may send and receive; None: any amount.
     """
 
     when: frozenset[Condition] = frozenset()
     hours: tuple[float, float] | None = None
     max_temperature_c: float | None = None
     idle_after_s: float = 300.0
+    data_cap: DataCap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,14 @@ class Observation:
         idle_s: seconds since somebody used it.
         charging: whether it is plugged in; True for a machine without battery.
         temperature_c: of its processor, in degrees Celsius.
+        data_bytes: what it sent and received in the span of the cap.
     """
 
     hour: float
     idle_s: float | None = None
     charging: bool | None = None
     temperature_c: float | None = None
+    data_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,13 @@ class Gate:
 
         What the policy depends on and cannot be observed (any more) forbids it too.
         """
-        verdicts = [self._hours(seen), self._owner(seen), self._battery(seen), self._heat(seen)]
+        verdicts = [
+            self._hours(seen),
+            self._data(seen),
+            self._owner(seen),
+            self._battery(seen),
+            self._heat(seen),
+        ]
         verdict = next((v for v in verdicts if not v.may_work), ALLOWED)
         self._was_open = verdict.may_work
         return verdict
@@ -154,6 +166,12 @@ class Gate:
         if self.policy.hours is None or within(self.policy.hours, seen.hour):
             return ALLOWED
         return Permission(Cause.HOURS, f"outside {_hours_text(self.policy.hours)} h")
+
+    def _data(self, seen: Observation) -> Permission:
+        cap = self.policy.data_cap
+        if cap is None or seen.data_bytes < cap.nbytes:
+            return ALLOWED
+        return Permission(Cause.DATA, f"--max-data {cap} is used up")
 
     def _owner(self, seen: Observation) -> Permission:
         if Condition.IDLE not in self.policy.when:
@@ -277,11 +295,13 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
     return math.floor(count)
 
 
-def parse_policy(when: str, hours: str, max_temp: float, idle_after_min: float) -> Policy | None:
+def parse_policy(
+    when: str, hours: str, max_temp: float, idle_after_min: float, max_data: str = ""
+) -> Policy | None:
     """Return the policy of the options; None where none asks for one.
 
     Args:
-        when, hours: as written; empty for not given.
+        when, hours, max_data: as written; empty for not given.
         max_temp: degrees Celsius; 0 for not given.
         idle_after_min: minutes.
 
@@ -295,11 +315,12 @@ def parse_policy(when: str, hours: str, max_temp: float, idle_after_min: float) 
             f"--idle-after {idle_after_min:g} is no time; give minutes above 0, up to a day's "
             f"{DAY_MIN}"
         )
-    if not (when or hours or max_temp):
+    if not (when or hours or max_temp or max_data):
         return None
     return Policy(
         when=parse_when(when) if when else frozenset(),
         hours=parse_hours(hours) if hours else None,
         max_temperature_c=max_temp or None,
         idle_after_s=idle_after_min * 60,
+        data_cap=parse_data_cap(max_data) if max_data else None,
     )

@@ -1,0 +1,163 @@
+"""How many bytes a machine may send and receive, counted over hours, days or months."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from cleave.errors import UsageError
+
+if TYPE_CHECKING:
+    from cleave.device.session import DeviceStatus
+
+_LEAST_S: Final = 0.2
+_FIRST_S: Final = 2.0
+_MOST_S: Final = 5.0
+_UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+class Span(Enum):
+    """Over what bytes are counted; hours, days and months are those of the local clock."""
+
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+    COMMAND = ""
+    """From the start of the command to its end."""
+
+    def named(self, now: datetime) -> str:
+        """Name the span that a time is in."""
+        pattern = {Span.HOUR: "%Y-%m-%d %H", Span.DAY: "%Y-%m-%d", Span.MONTH: "%Y-%m"}
+        return now.strftime(pattern[self]) if self in pattern else ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataCap:
+    """A limit of bytes, down and up together.
+
+    Attributes:
+        nbytes: the limit.
+        span: over what.
+    """
+
+    nbytes: int
+    span: Span
+
+    def __str__(self) -> str:
+        unit = next((u for u in ("TB", "GB") if self.nbytes >= _UNITS[u]), "MB")
+        per = f"/{self.span.value}" if self.span is not Span.COMMAND else ""
+        return f"{self.nbytes / _UNITS[unit]:g}{unit}{per}"
+
+
+def parse_data_cap(text: str) -> DataCap:
+    """Read a limit such as `500MB/hour`, `5GB/day`, `50GB/month`, or `5GB` for the whole command.
+
+    Raises:
+        UsageError: when it is none of these.
+    """
+    match = re.fullmatch(
+        r"(\d+(?:\.\d+)?)\s*(MB|GB|TB)(?:/(hour|day|month))?", text.strip(), re.IGNORECASE
+    )
+    nbytes = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
+    if match is None or nbytes < 1e6:
+        raise UsageError(
+            f"--max-data {text!r} is no limit; write it like 500MB/hour, 5GB/day or 50GB/month, or "
+            f"5GB for as long as this command runs"
+        )
+    return DataCap(math.floor(nbytes), Span((match[3] or "").lower()))
+
+
+class CountingSession(Protocol):
+    """A session that counts its bytes, such as `DeviceSession`."""
+
+    @property
+    def status(self) -> DeviceStatus: ...
+
+
+class DataMeter:
+    """Counts bytes over a span, also over several runs of the command.
+
+    A file that cannot be read counts as none, and one that cannot be written is written the next
+    time: then only what this process did counts.
+
+    Args:
+        cap: the limit.
+        path: the file that keeps the count between runs; it is not used for `Span.COMMAND`.
+        now: local time.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        cap: DataCap,
+        path: Path,
+        now: Callable[[], datetime] = datetime.now,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cap, self._path, self._now, self._clock = cap, path, now, clock
+        self._span = cap.span.named(now())
+        self._used = 0 if cap.span is Span.COMMAND else self._load()
+        self._session: CountingSession | None = None
+        self._counted = 0
+        self._rate = 0.0  # bytes a second, the most since the session began
+        self._looked_s = clock()
+
+    def follow(self, session: CountingSession) -> None:
+        """Count a session's bytes from now on, and what is left of the one before."""
+        self.used()
+        self._session, self._counted, self._rate = session, 0, 0.0
+
+    def used(self) -> int:
+        """Return the bytes of the span that is now."""
+        now_s = self._clock()
+        more = self._more()
+        self._rate = max(self._rate, more / max(now_s - self._looked_s, _LEAST_S))
+        self._looked_s = now_s
+        span = self._cap.span.named(self._now())
+        if span != self._span:
+            self._span, self._used = span, 0
+        self._used += more
+        if more and self._cap.span is not Span.COMMAND:
+            self._save()
+        return self._used
+
+    def until_s(self) -> float:
+        """Return when to look again, on its clock: before the cap can be reached at this rate."""
+        left = max(0, self._cap.nbytes - self._used)
+        reached_s = left / self._rate if self._rate else _FIRST_S
+        return self._clock() + min(_MOST_S, max(_LEAST_S, reached_s / 2))
+
+    def _more(self) -> int:
+        if self._session is None:
+            return 0
+        done = self._session.status.done
+        before, self._counted = self._counted, done.downlink_bytes + done.uplink_bytes
+        return self._counted - before
+
+    def _load(self) -> int:
+        try:
+            held = json.loads(self._path.read_text())
+            return int(held["bytes"]) if held["span"] == self._span else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    def _save(self) -> None:
+        """Write the file at once: a reader sees all of it or none."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".part")
+            with os.fdopen(handle, "w") as file:
+                json.dump({"span": self._span, "bytes": self._used}, file)
+            os.replace(name, self._path)
+        except OSError:
+            return
