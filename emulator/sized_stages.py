@@ -313,8 +313,9 @@ class _Meter:
                 sizes[message.id] = sum(sizes.pop(name) for name in message.ids)
             case messages.RunGraph():
                 made = (name for name in message.outputs if name)
-                sizes.update(zip(made, message.output_bytes, strict=True))
-                now_bytes += sum(message.output_bytes)
+                for name, nbytes in zip(made, message.output_bytes, strict=True):
+                    now_bytes += nbytes - sizes.get(name, 0)  # it may replace an input
+                    sizes[name] = nbytes
             case messages.Drop():
                 now_bytes -= sum(sizes.pop(name, 0) for name in message.ids)
         self._now_bytes[device] = now_bytes

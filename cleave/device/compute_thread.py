@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeAlias
 
+from cleave.arrays import DType
 from cleave.device.core import Order
 from cleave.device.graph_check import check_graph
 from cleave.machine.backends import MatmulBackend, execute
-from cleave.machine.graph_run import FetchRun, GraphRun, MakeSession, fetch, run_graph
+from cleave.machine.graph_run import FetchRun, GraphRun, MakeSession, fetch, open_on_cpu, run_graph
 from cleave.machine.graph_session import GraphSession
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
@@ -48,7 +49,7 @@ class ComputeThread:
         self,
         backend: MatmulBackend,
         inline_flops: float = INLINE_FLOPS,
-        make_session: MakeSession = GraphSession,
+        make_session: MakeSession = open_on_cpu,
     ) -> None:
         self._backend = backend
         self._inline_flops = inline_flops
@@ -81,16 +82,16 @@ class ComputeThread:
 
 
 def compute(
-    backend: MatmulBackend, order: Order, make_session: MakeSession = GraphSession
+    backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
     """Do one order and time it; return an error as text, for the PS gives the work to another.
 
     A graph is checked before it is made ready.
     """
 
-    def make_checked(model: bytes) -> GraphSession:
+    def make_checked(model: bytes, given: Sequence[DType | None]) -> GraphSession:
         check_graph(model)
-        return make_session(model)
+        return make_session(model, given)
 
     began_s = time.perf_counter()
     try:

@@ -8,7 +8,7 @@ another: a later one may need what an earlier one computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cleave.arrays import DType
@@ -218,30 +218,41 @@ class DeviceCore:
 
     def _graph_run(self, message: messages.RunGraph) -> GraphRun:
         kept = [name for name in message.outputs if name]
+        replaced = self._replaced(message, kept)
         if len(kept) != len(message.output_bytes):
             raise ProtocolError(
                 f"run {message.id} keeps {len(kept)} outputs and says the size of "
                 f"{len(message.output_bytes)}"
             )
         for number, name in enumerate(kept):
-            if name in self._store or name in kept[:number]:
+            if name in kept[:number] or (name in self._store and name not in replaced):
                 raise ProtocolError(f"array {name} was sent twice")
+        made = dict(zip(kept, map(Kept, message.output_bytes), strict=True))
+        found = {name: self._store.get(name) for name in message.inputs}
+        # Whatever becomes of the run, what it was to replace is no more.
+        self._store.update((name, made[name]) for name in replaced)
         graph = self._store.get(message.graph)
         if not isinstance(graph, StoredGraph):
             raise _CannotRunError(f"graph {message.graph} is not here")
-        inputs = [self._input(name) for name in message.inputs]
-        made = dict(zip(kept, map(Kept, message.output_bytes), strict=True))
+        inputs = [_input(name, found[name]) for name in message.inputs]
         for name, output in made.items():
-            self._keep(name, output)
+            output.replaces = replaced.get(name)
+            if output.replaces is None:
+                self._keep(name, output)
         outputs = [made.get(name) for name in message.outputs]
         return GraphRun(message.id, graph, inputs, outputs, message.flops)
 
-    def _input(self, name: int) -> GraphInput:
-        if not name:
-            return None
-        found = self._store.get(name)
-        if found is None or isinstance(found, StoredGraph):
-            raise _CannotRunError(f"array {name} is not here")
+    def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
+        """Return the outputs of earlier runs, inputs of this one, whose places its outputs take."""
+        found = {}
+        for name, nbytes in zip(kept, message.output_bytes, strict=False):
+            before = self._store.get(name)
+            if (
+                isinstance(before, Kept)
+                and message.inputs.count(name) == 1
+                and before.nbytes == nbytes
+            ):
+                found[name] = before
         return found
 
     def _fetch(self, message: messages.Fetch) -> FetchRun:
@@ -293,6 +304,14 @@ class DeviceCore:
             out,
             2 * rows * columns * depth,
         )
+
+
+def _input(name: int, found: Stored | None) -> GraphInput:
+    if not name:
+        return None
+    if found is None or isinstance(found, StoredGraph):
+        raise _CannotRunError(f"array {name} is not here")
+    return found
 
 
 class _CannotRunError(Exception):

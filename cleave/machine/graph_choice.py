@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from cleave.arrays import DType
+from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_provider import CPU_SETUP, Provider, ProviderSetup, setups_of
 from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy
 from cleave.machine.graph_session import GraphError, GraphSession
@@ -63,20 +65,24 @@ class GraphChoice:
         self._chosen: ProviderSetup | None = None
         self._fault = ""  # of the last setup that was tried
 
-    def __call__(self, model: bytes) -> GraphSession:
+    def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
         """Make a graph ready to be run. A provider that cannot run all of it leaves it to the CPU.
+
+        Args:
+            model: the graph.
+            given: the dtypes of its inputs' arrays, which the CPU takes as they are.
 
         Raises:
             GraphError: when the CPU cannot run it either, or nothing computes exactly here.
         """
         setup = self._setup()
         if setup == CPU_SETUP:
-            return self._open(model, setup)
+            return self._open(narrowed(model, given), setup)
         try:
             session = self._open(model, setup)
         except GraphError as error:
             self._notify(f"the CPU runs a graph that {setup.provider.value} cannot: {error}")
-            return self._open(model, CPU_SETUP)
+            return self._open(narrowed(model, given), CPU_SETUP)
         heavy = _heavy(session.on_cpu)
         if heavy:
             self._notify(

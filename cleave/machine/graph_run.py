@@ -11,6 +11,7 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Array, DType
+from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.multiplication import StoredArray
 
@@ -48,10 +49,14 @@ class Kept:
     Attributes:
         nbytes: its size, as the PS said.
         value: the array, once it was computed.
+        replaces: the output that it takes the place of, until it is computed.
+        returned: whether a result shows its memory, which is then not written any more.
     """
 
     nbytes: int
     value: Array | None = None
+    replaces: Kept | None = None
+    returned: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +94,8 @@ GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
 @dataclass(slots=True)
 class GraphRun:
     """An order to run a graph. It sets the values of its outputs: of all of them, or of none.
+
+    An output that replaces another may be written in its memory, and ends its value in any case.
 
     Attributes:
         run: the run that it answers.
@@ -130,31 +137,54 @@ class FetchRun:
         return self.rows * self.columns * self.out.itemsize
 
 
-MakeSession: TypeAlias = Callable[[bytes], GraphSession]
+MakeSession: TypeAlias = Callable[[bytes, Sequence[DType | None]], GraphSession]
+"""Makes a graph ready to be run, for arrays of these dtypes; None for no floating-point numbers."""
 
 
-def run_graph(order: GraphRun, make_session: MakeSession = GraphSession) -> float:
+def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
+    """Make a graph ready for the CPU."""
+    return GraphSession(narrowed(model, given))
+
+
+def run_graph(order: GraphRun, make_session: MakeSession = open_on_cpu) -> float:
     """Run a graph; return the seconds that it took.
 
     Raises:
         GraphError: when it cannot be run, or its outputs are not as large as was said.
     """
-    if order.graph.session is None:  # the time that this takes is spent once
-        order.graph.session = make_session(bytes(order.graph.model))
-    session = order.graph.session
+    try:
+        return _run_graph(order, make_session)
+    finally:
+        for kept in order.outputs:
+            if kept is not None and kept.replaces is not None:
+                kept.replaces.value = None
+                kept.replaces = None
+
+
+def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
+    session = _session(order, make_session)
     if len(order.inputs) != len(session.inputs) or len(order.outputs) != len(session.outputs):
         raise GraphError(
             f"the graph has {len(session.inputs)} inputs and {len(session.outputs)} outputs, not "
             f"{len(order.inputs)} and {len(order.outputs)}"
         )
     began_s = time.perf_counter()
+    inputs = dict(zip(session.inputs, order.inputs, strict=True))
     feed = {
-        name: _shaped(name, shape, given)
-        for (name, shape), given in zip(session.inputs.items(), order.inputs, strict=True)
+        name: _shaped(name, session.inputs[name], given, session.narrow.get(name))
+        for name, given in inputs.items()
     }
-    outputs = zip(order.outputs, session.outputs, strict=True)
-    wanted = {name: kept for kept, name in outputs if kept is not None}
-    found = session.run(feed, list(wanted))
+    outputs = zip(session.outputs, order.outputs, strict=True)
+    wanted = {name: kept for name, kept in outputs if kept is not None}
+    into = {
+        output: feed[session.in_place[output]]
+        for output, kept in wanted.items()
+        if output in session.in_place and _may_write(inputs[session.in_place[output]], kept)
+    }
+    if into or session.narrow:
+        found = session.run_into(feed, into, list(wanted))
+    else:
+        found = session.run(feed, list(wanted))
     for name, kept in wanted.items():
         if found[name].nbytes != kept.nbytes:
             raise GraphError(
@@ -163,6 +193,31 @@ def run_graph(order: GraphRun, make_session: MakeSession = GraphSession) -> floa
     for name, kept in wanted.items():
         kept.value = found[name]
     return time.perf_counter() - began_s
+
+
+def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
+    """Return what runs a graph on these arrays, made ready at the first of them."""
+    given = [_dtype(array) for array in order.inputs]
+    session = order.graph.session
+    if session is not None:
+        dtypes = dict(zip(session.inputs, given, strict=False))
+        if any(dtypes.get(name) is not dtype for name, dtype in session.narrow.items()):
+            session = None  # what was narrow is not any more
+    if session is None:  # the time that this takes is spent once
+        session = make_session(bytes(order.graph.model), given)
+    order.graph.session = session
+    return session
+
+
+def _dtype(given: GraphInput) -> DType | None:
+    return given.dtype if isinstance(given, StoredArray | Concatenated) else None
+
+
+def _may_write(given: GraphInput, output: Kept) -> bool:
+    """Say whether an output may be written in an input's memory, which is nobody else's then."""
+    if given is None:  # zeros, made for this run
+        return True
+    return given is output.replaces and not output.replaces.returned
 
 
 def fetch(order: FetchRun) -> memoryview:
@@ -179,6 +234,8 @@ def fetch(order: FetchRun) -> memoryview:
             f"{order.first_row + order.rows} of {order.columns} columns"
         )
     part = rows[order.first_row : order.first_row + order.rows]
+    if isinstance(order.array, Kept) and order.out is DType.FP32:
+        order.array.returned = True
     return arrays.Buffer(arrays.narrow(part, order.out), order.out).pack()
 
 
@@ -192,7 +249,7 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
         return np.frombuffer(given.payload, given.dtype)
     if isinstance(given, Concatenated):
         return given.buffer().float32()
-    return _buffer(given).float32()
+    return (_aligned(given) if given.dtype is DType.FP32 else _buffer(given)).float32()
 
 
 def _buffer(given: StoredArray) -> arrays.Buffer:
@@ -201,14 +258,37 @@ def _buffer(given: StoredArray) -> arrays.Buffer:
     return arrays.unpack(given.payload, given.rows, given.columns, given.dtype)
 
 
-def _shaped(name: str, shape: Sequence[int | str], given: GraphInput) -> Array:
+def _aligned(given: StoredArray) -> arrays.Buffer:
+    """Return an array at an address that all processors can read, where it stays from then on.
+
+    Where its message put it may be any address.
+    """
+    buffer = _buffer(given)
+    if not buffer.array.flags.aligned:
+        buffer = given.payload = arrays.Buffer(buffer.array.copy(), buffer.dtype)
+    return buffer
+
+
+def _narrow(given: StoredArray | Concatenated) -> Array:
+    """Return an array of 16-bit numbers as it is."""
+    if isinstance(given, Concatenated):
+        return given.buffer().array
+    return _aligned(given).array
+
+
+def _shaped(
+    name: str, shape: Sequence[int | str], given: GraphInput, narrow: DType | None
+) -> Array:
     """Return an input in the graph's shape, whose sizes that are not fixed follow from its own."""
     free = [size for size in shape if not isinstance(size, int)]
     if given is None:
         if free:
             raise GraphError(f"the input {name} cannot be zeros: its shape is {list(shape)}")
         return np.zeros([int(size) for size in shape], np.float32)
-    value = _value(given)
+    if narrow and isinstance(given, StoredArray | Concatenated):
+        value = _narrow(given)
+    else:
+        value = _value(given)
     try:
         return value.reshape([size if isinstance(size, int) else -1 for size in shape])
     except ValueError:

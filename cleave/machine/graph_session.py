@@ -12,12 +12,17 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cleave.arrays import DType
 from cleave.errors import CleaveError
 from cleave.machine.graph_provider import CPU_SETUP, ProviderSetup
+from cleave.machine.graph_sums import additions
+from cleave.machine.protobuf import ProtobufError
 
 Array: TypeAlias = npt.NDArray[Any]
 
 _NO_MESSAGES: Final = 4  # of five levels; what fails is raised
+_NARROW: Final = {"tensor(bfloat16)": DType.BF16, "tensor(float16)": DType.FP16}
+_ONNX_ELEMENT: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's numbers of types
 
 
 def available() -> bool:
@@ -46,6 +51,8 @@ class GraphSession:
     Attributes:
         inputs: the shape of every input by name; the batch's size is a text in it.
         outputs: names of the outputs, in order.
+        narrow: the dtype of inputs that are 16-bit numbers; see `graph_narrowing`.
+        in_place: inputs by name of outputs that may be written in their memory; see `run_into`.
         on_cpu: how many operations of which name the CPU computes although another provider was
             asked for; none where ONNX Runtime is too old to tell.
 
@@ -75,6 +82,9 @@ class GraphSession:
         if shares_memory:
             _make_shared_memory()
             options.add_session_config_entry("session.use_env_allocators", "1")
+        # It would make one of equal casts of a parameter, and hold that from its first use to its
+        # last. Layers that torch exported have nothing else that is there twice.
+        disabled = ["CommonSubexpressionElimination"]
         # A graph could name files of this machine as its constants; there is no such folder.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path",
@@ -91,7 +101,7 @@ class GraphSession:
         try:
             # Without its fallback, which prints what failed and takes the CPU.
             self._session = onnxruntime.InferenceSession(
-                model, options, providers, enable_fallback=0
+                model, options, providers, enable_fallback=0, disabled_optimizers=disabled
             )
         except Exception as error:  # noqa: BLE001 - ONNX Runtime has no base class of its errors
             raise GraphError(f"ONNX Runtime refuses the graph: {_first_line(error)}") from None
@@ -103,6 +113,12 @@ class GraphSession:
             given.name: tuple(given.shape) for given in self._session.get_inputs()
         }
         self.outputs = tuple(given.name for given in self._session.get_outputs())
+        self.narrow: Mapping[str, DType] = {
+            given.name: _NARROW[given.type]
+            for given in self._session.get_inputs()
+            if given.type in _NARROW
+        }
+        self.in_place: Mapping[str, str] = self._in_place(model) if setup == CPU_SETUP else {}
 
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
@@ -125,6 +141,63 @@ class GraphSession:
         except Exception as error:  # noqa: BLE001 - see above
             raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
         return dict(zip(wanted or self.outputs, found, strict=True))
+
+    def run_into(
+        self,
+        given: Mapping[str, Array],
+        into: Mapping[str, Array],
+        wanted: Sequence[str] | None = None,
+    ) -> dict[str, Array]:
+        """Return outputs for some inputs, of which some are written in place. On the CPU only.
+
+        Args:
+            given: inputs by name, of their shapes; bf16 as uint16.
+            into: by output, the array to write it to: that of the input which `in_place` names.
+            wanted: which outputs; None for all.
+
+        Raises:
+            GraphError: when it cannot be run. What is in `into` is undefined then.
+        """
+        import onnxruntime
+
+        values, binding = {}, self._session.io_binding()
+        make = onnxruntime.OrtValue.ortvalue_from_numpy
+        make_narrow = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+        try:
+            for name in self.inputs:
+                array, dtype = np.asarray(given[name], order="C"), self.narrow.get(name)
+                values[name] = make_narrow(array, _ONNX_ELEMENT[dtype]) if dtype else make(array)
+                binding.bind_ortvalue_input(name, values[name])
+            for name in wanted or self.outputs:
+                if name in into:
+                    assert into[name] is given[self.in_place[name]]
+                    binding.bind_ortvalue_output(name, values[self.in_place[name]])
+                else:
+                    binding.bind_output(name)
+            self._session.run_with_iobinding(binding)
+            found = binding.get_outputs()
+        except Exception as error:  # noqa: BLE001 - see above
+            raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
+        return {
+            name: into[name] if name in into else value.numpy()
+            for name, value in zip(wanted or self.outputs, found, strict=True)
+        }
+
+    def _in_place(self, model: bytes) -> dict[str, str]:
+        """Return the additions whose result has the shape and type of what they add to."""
+        try:
+            found = additions(model)
+        except ProtobufError:  # ONNX Runtime read it, and that is not for this to judge
+            return {}
+        inputs = {given.name: given for given in self._session.get_inputs()}
+        outputs = {made.name: made for made in self._session.get_outputs()}
+        return {
+            output: name
+            for output, name in found.items()
+            if outputs[output].type == inputs[name].type == "tensor(float)"
+            and outputs[output].shape == inputs[name].shape
+            and all(isinstance(size, int) for size in inputs[name].shape)
+        }
 
 
 def _on_cpu(session: Any) -> Counter[str]:

@@ -1,8 +1,8 @@
 """What one device holds for stages, and the messages that ask it for units of a step.
 
-A device is a small store in which every array is written once. So a message that names arrays says
-all that it depends on. A sum of gradients is an array like any other: each backward pass makes the
-next one of it, and nothing can be added to it twice.
+A device is a small store of arrays. A sum of gradients is an array like any other, but that each
+backward pass puts the next one in its place, so that a device holds it once. All other arrays are
+written once. A device does what it is asked in order, so that nothing is added to a sum twice.
 """
 
 from __future__ import annotations
@@ -247,14 +247,14 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork,
     ) -> dict[str, int]:
-        """Run a graph that adds gradients to sums: it makes the next arrays of the sums."""
+        """Run a graph that adds gradients to sums, which stay under their ids."""
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
-        found = self._run(unit, graph, feed, made | sizes, flops)
+        held = {names.new_total(name): array for name, array in before.items() if array}
+        found = self._run(unit, graph, feed, made | sizes, flops, held)
         for name in of.sums:
             generation.sums[number, name] = found[names.new_total(name)]
-        self._drop(array for array in before.values() if array)
         return found
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
@@ -329,10 +329,12 @@ class StageDevice:
         feed: Mapping[str, int],
         made: Mapping[str, int],
         flops: int,
+        held: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Run a graph; return the arrays that it makes."""
+        """Run a graph; return the arrays that it makes: those in `held`, and new ones."""
         id = self._put_graph(graph)
-        found = {name: self._next_array(nbytes) for name, nbytes in made.items()}
+        new = {n: self._next_array(nbytes) for n, nbytes in made.items() if n not in (held or {})}
+        found = {**new, **(held or {})}
         task = self._next_run(unit, None, 0, flops, ())
         self._send(
             messages.RunGraph(

@@ -450,3 +450,48 @@ def test_products_are_computed_beside_graphs() -> None:
     assert isinstance(order, Compute)
     assert isinstance(_only(core.computed(2, bytes(16), 0.5)), messages.Result)
     assert core.computed(1, b"", 0.5) == [messages.Computed(1, 0.5)]
+
+
+# --- outputs that replace inputs --------------------------------------------------------------
+
+AGAIN = messages.RunGraph(2, 9, (1, 10), (10,), (40,))
+
+
+def test_an_output_may_replace_an_input_and_counts_once() -> None:
+    core = _core(GRAPH, X)
+    first = _only(core.received(RUN))
+    taken = core.occupied_bytes
+    early = _only(core.received(replace(FETCH, id=3)))
+    second = _only(core.received(AGAIN))
+    late = _only(core.received(replace(FETCH, id=4)))
+    assert core.occupied_bytes == taken
+    assert second.inputs[1] is second.outputs[0].replaces is first.outputs[0] is early.array
+    assert late.array is second.outputs[0]
+    core.received(messages.Drop((10,)))
+    assert core.occupied_bytes == taken - 40
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(AGAIN, inputs=(1, 1)),  # no input of this run
+        replace(AGAIN, inputs=(10, 10)),
+        replace(AGAIN, output_bytes=(36,)),
+        replace(AGAIN, outputs=(1,), output_bytes=(24,)),  # it was put
+        replace(AGAIN, outputs=(10, 10), output_bytes=(40, 40)),
+    ],
+)
+def test_nothing_else_is_replaced(wrong: Message) -> None:
+    core = _core(GRAPH, X, RUN)
+    with pytest.raises(ProtocolError, match="was sent twice"):
+        core.received(wrong)
+
+
+def test_what_a_run_without_graph_was_to_replace_has_no_value() -> None:
+    core = _core(GRAPH, X)
+    first = _only(core.received(RUN))
+    refused = _only(core.received(replace(AGAIN, graph=8)))
+    assert isinstance(refused, messages.TaskError)
+    fetched = _only(core.received(replace(FETCH, id=3)))
+    assert fetched.array is not first.outputs[0]
+    assert fetched.array.value is None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper
 
 from cleave import arrays
@@ -16,6 +17,7 @@ from cleave.arrays import DType
 from cleave.device.compute_thread import compute
 from cleave.device.core import DeviceCore
 from cleave.machine.backends import NumpyBackend
+from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_run import (
     Concatenated,
     FetchRun,
@@ -39,7 +41,9 @@ Shape = Sequence[int | str]
 FLOAT: Final = TensorProto.FLOAT
 SIX: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 
-_session = partial(GraphSession, threads=1)
+
+def _session(model: bytes, given: Sequence[DType | None]) -> GraphSession:
+    return GraphSession(narrowed(model, given), threads=1)
 
 
 def _model(
@@ -243,9 +247,9 @@ def test_what_a_failed_run_was_to_make_is_not_there() -> None:
 def test_a_graph_is_made_ready_once() -> None:
     made = []
 
-    def make(model: bytes) -> GraphSession:
+    def make(model: bytes, given: Sequence[DType | None]) -> GraphSession:
         made.append(bytes(model))
-        return _session(model)
+        return _session(model, given)
 
     graph = _stored(adding())
     for _ in range(3):
@@ -427,3 +431,84 @@ def test_a_device_tells_of_what_fails_and_goes_on() -> None:
     for reason, words in zip(reasons, ("as was said", "failed", "failed"), strict=True):
         assert words in reason
     assert device.core.idle
+
+
+# --- sums in place ----------------------------------------------------------------------------
+
+
+def _gradients(rows: int, columns: int) -> StoredGraph:
+    """new = sum + x^T d, as a backward pass adds a gradient."""
+    return _model(
+        [
+            helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0]),
+            helper.make_node("MatMul", ["turned", "d"], ["gradient"]),
+            helper.make_node("Add", ["sum", "gradient"], ["new"]),
+        ],
+        {
+            "x": (FLOAT, ["batch", rows]),
+            "d": (FLOAT, ["batch", columns]),
+            "sum": (FLOAT, [rows, columns]),
+        },
+        {"new": (FLOAT, [rows, columns])},
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_sums_in_place_are_equal_to_the_last_bit_and_stay_where_they_are(
+    rows: int, columns: int, runs: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    graph, nbytes = _gradients(rows, columns), 4 * rows * columns
+    apart: Kept | None = None
+    place: Kept | None = None
+    memory = set()
+    for _ in range(runs):
+        x, d = (_put(random.standard_normal((5, n), np.float32)) for n in (rows, columns))
+        after = Kept(nbytes)
+        _run(graph, [x, d, apart], [after])
+        replacing = Kept(nbytes, replaces=place)
+        _run(graph, [x, d, place], [replacing])
+        assert place is None or place.value is None
+        assert after.value is not None
+        assert replacing.value is not None
+        np.testing.assert_array_equal(replacing.value, after.value)
+        memory.add(replacing.value.ctypes.data)
+        apart, place = after, replacing
+    assert len(memory) == 1
+
+
+def test_a_run_that_fails_ends_the_sum_that_it_was_to_replace() -> None:
+    before = _kept(np.ones((2, 3), np.float32))
+    after = Kept(24, replaces=before)
+    wrong = _put(np.ones((5, 7), np.float32))
+    with pytest.raises(GraphError):
+        run_graph(GraphRun(1, _gradients(2, 3), [wrong, wrong, before], [after], 0), _session)
+    for sums in (before, after):
+        with pytest.raises(GraphError, match="not here"):
+            fetch(FetchRun(2, sums, 0, 2, 3, DType.FP32))
+
+
+def test_what_a_result_shows_is_not_written_any_more() -> None:
+    x, d = (_put(np.ones((5, n), np.float32)) for n in (2, 3))
+    before = _kept(np.ones((2, 3), np.float32))
+    result = fetch(FetchRun(1, before, 0, 2, 3, DType.FP32))
+    (found,) = _run(_gradients(2, 3), [x, d, before], [Kept(24, replaces=before)])
+    np.testing.assert_array_equal(found, np.full((2, 3), 6))
+    np.testing.assert_array_equal(np.frombuffer(result, np.float32), np.ones(6))
+
+
+def test_an_array_that_was_put_is_never_written() -> None:
+    x, d = (_put(np.ones((5, n), np.float32)) for n in (2, 3))
+    put = _put(np.ones((2, 3), np.float32))
+    (found,) = _run(_gradients(2, 3), [x, d, put], [Kept(24)])
+    np.testing.assert_array_equal(found, np.full((2, 3), 6))
+    np.testing.assert_array_equal(np.frombuffer(put.payload, np.float32), np.ones(6))
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
+def test_a_parameter_may_change_its_dtype_between_runs(dtype: DType) -> None:
+    graph = _stored(adding())
+    for now in (dtype, DType.FP32, dtype):
+        (y,) = _run(graph, [_put(SIX, DType.FP32), _put(W, now)], [Kept(24)])
+        np.testing.assert_array_equal(y, SIX + W)

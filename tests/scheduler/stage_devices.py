@@ -122,7 +122,7 @@ class SymbolicDevice:
                 made = self._run(message)
                 kept = [id for id in message.outputs if id]
                 for id, nbytes in zip(kept, message.output_bytes, strict=True):
-                    assert id not in self.held
+                    assert id not in self.held or message.inputs.count(id) == 1
                     self.held[id], self.sizes[id] = made[message.outputs.index(id)], nbytes
             case messages.Fetch():
                 assert order is not None

@@ -1,0 +1,193 @@
+"""Graphs that take 16-bit arrays and widen each where it is used, which saves memory.
+
+A graph computes in fp32. If a device widened its 16-bit parameters before a run, all of them would
+be there twice and once more. Here each use has a `Cast` of its own, so that a matrix is there in
+fp32 only while something multiplies with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from cleave.arrays import DType
+from cleave.machine.onnx_fields import (
+    AttributeField,
+    GraphField,
+    ModelField,
+    NodeField,
+    ShapeField,
+    SizeField,
+    TensorTypeField,
+    TypeField,
+    ValueField,
+)
+from cleave.machine.onnx_graph import OnnxGraph, OnnxNode, read_graph
+from cleave.machine.protobuf import content, fields, integer
+
+_FLOAT: Final = 1
+_ELEMENTS: Final = {DType.FP16: 10, DType.BF16: 16}  # ONNX's numbers of types
+_INTEGER: Final = 2  # likewise of attributes
+_FIRST_OPSET: Final = 13  # with casts of bf16
+_PREFIX: Final = "narrowed"
+
+
+def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
+    """Return a model that takes some of its inputs in 16 bits and computes the same.
+
+    Inputs whose shape is not fixed stay as they are: activations come in either dtype.
+
+    Args:
+        model: a graph that `check_graph` accepted.
+        given: the dtype of each input's array; None for what is not floating-point.
+
+    Raises:
+        ProtobufError: when it is no model.
+    """
+    if not any(dtype in _ELEMENTS for dtype in given):
+        return model
+    graph = read_graph(model)
+    if graph.opset < _FIRST_OPSET or len(given) != len(graph.inputs):
+        return model
+    dtypes = {
+        name: dtype
+        for (name, value), dtype in zip(graph.inputs.items(), given, strict=True)
+        if dtype in _ELEMENTS and _is_fixed_float(value) and _is_plain(graph, name)
+    }
+    return _Narrowing(graph, dtypes).written(model) if dtypes else model
+
+
+class _Narrowing:
+    """A graph and its inputs that are to be narrow.
+
+    Casts stand before all else: ONNX Runtime computes what a node needs in reverse order, so that
+    what stands first is computed last, right before it is used.
+    """
+
+    def __init__(self, graph: OnnxGraph, dtypes: dict[str, DType]) -> None:
+        self._dtypes = dtypes
+        # Transposed, a parameter is still one: products take it as it is. By name, what it is of
+        # and how it was turned.
+        self._turned: dict[str, tuple[str, list[OnnxNode]]] = {n: (n, []) for n in dtypes}
+        self._made = 0
+        self._first: list[bytes] = []
+        self._rest: list[bytes] = []
+        for node in graph.nodes:
+            if node.operation == "Transpose" and node.inputs[0] in self._turned:
+                (output,) = node.outputs
+                if _is_plain(graph, output):
+                    name, turns = self._turned[node.inputs[0]]
+                    self._turned[output] = name, [*turns, node]
+                    continue
+            inputs = [self._widened(name) for name in node.inputs]
+            self._rest.append(_renamed(node, inputs, node.outputs))
+
+    def written(self, model: bytes) -> bytes:
+        """Return the model with this in place of its graph."""
+        nodes = [content(GraphField.NODE, node) for node in (*self._first, *self._rest)]
+        others, rest = [], []
+        for number, value in fields(memoryview(model)):
+            if number != ModelField.GRAPH:
+                rest.append(_field(number, value))
+                continue
+            assert isinstance(value, memoryview)
+            for part, held in fields(value):
+                if part == GraphField.INPUT:
+                    assert isinstance(held, memoryview)
+                    others.append(content(part, self._input(held)))
+                elif part != GraphField.NODE:
+                    others.append(_field(part, held))
+        return b"".join((*rest, content(ModelField.GRAPH, *nodes, *others)))
+
+    def _widened(self, name: str) -> str:
+        """Return the name of an array in fp32, which only the caller uses."""
+        if name not in self._turned:
+            return name
+        parameter, turns = self._turned[name]
+        at = self._next()
+        self._first.append(_cast(parameter, at))
+        for turn in turns:
+            before, at = at, self._next()
+            self._first.append(_renamed(turn, [before], [at]))
+        return at
+
+    def _next(self) -> str:
+        self._made += 1
+        return f"{_PREFIX}/{self._made}"
+
+    def _input(self, value: memoryview) -> bytes:
+        """Return what says what an input is, with its new type."""
+        parts = list(fields(value))
+        name = "".join(str(v, "utf-8") for n, v in parts if n == ValueField.NAME)  # type: ignore[arg-type]
+        if name not in self._dtypes:
+            return bytes(value)
+        element = integer(TensorTypeField.ELEMENT, _ELEMENTS[self._dtypes[name]])
+        # Of two elements the later counts, so this one follows what is there.
+        more = content(ValueField.TYPE, content(TypeField.TENSOR, element))
+        return bytes(value) + more
+
+
+def _is_plain(graph: OnnxGraph, name: str) -> bool:
+    """Say whether only operations of the graph itself take an array."""
+    return name not in graph.outputs and all(name not in node.enclosed for node in graph.nodes)
+
+
+def _is_fixed_float(value: memoryview) -> bool:
+    """Say whether an input is of fp32 and all its sizes are numbers."""
+    shapes = 0
+    for number, held in _inside(value, ValueField.TYPE, TypeField.TENSOR):
+        if number == TensorTypeField.ELEMENT and held != _FLOAT:
+            return False
+        if number == TensorTypeField.SHAPE and isinstance(held, memoryview):
+            shapes += 1
+            for part, size in fields(held):
+                sizes = fields(size) if isinstance(size, memoryview) else ()
+                if part == ShapeField.SIZE and [n for n, _ in sizes] != [SizeField.NUMBER]:
+                    return False
+    return shapes == 1
+
+
+def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview]]:
+    """Return the fields of messages inside a message."""
+    found = list(fields(message))
+    for number in path:
+        found = [
+            inner
+            for part, value in found
+            if part == number and isinstance(value, memoryview)
+            for inner in fields(value)
+        ]
+    return found
+
+
+def _cast(name: str, output: str) -> bytes:
+    to = (
+        content(AttributeField.NAME, "to"),
+        integer(AttributeField.INTEGER, _FLOAT),
+        integer(AttributeField.TYPE, _INTEGER),
+    )
+    return b"".join(
+        (
+            content(NodeField.INPUT, name),
+            content(NodeField.OUTPUT, output),
+            content(NodeField.OPERATION, "Cast"),
+            content(NodeField.ATTRIBUTE, *to),
+        )
+    )
+
+
+def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """Return an operation with other inputs and outputs, and no name of its own."""
+    kept = (NodeField.OPERATION, NodeField.ATTRIBUTE, NodeField.DOMAIN)
+    return b"".join(
+        (
+            *(content(NodeField.INPUT, name) for name in inputs),
+            *(content(NodeField.OUTPUT, name) for name in outputs),
+            *(_field(number, v) for number, v in fields(node.message) if number in kept),
+        )
+    )
+
+
+def _field(number: int, value: int | memoryview) -> bytes:
+    """Write a field as it was read; fields of a fixed length, which ONNX has not here, aside."""
+    return integer(number, value) if isinstance(value, int) else content(number, bytes(value))

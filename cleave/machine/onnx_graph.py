@@ -1,0 +1,135 @@
+"""A graph as its model's bytes say it: inputs, outputs and operations, read in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cleave.machine.onnx_fields import (
+    AttributeField,
+    GraphField,
+    ModelField,
+    NodeField,
+    OpsetField,
+    TensorField,
+    ValueField,
+)
+from cleave.machine.protobuf import fields
+
+Bytes = bytes | memoryview
+
+
+@dataclass(slots=True)
+class OnnxNode:
+    """An operation.
+
+    Attributes:
+        message: the node's bytes.
+        operation: its name.
+        inputs, outputs: names of arrays.
+        enclosed: names of arrays that graphs inside it use, their own ones too.
+    """
+
+    message: memoryview
+    operation: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    enclosed: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class OnnxGraph:
+    """The graph of a model.
+
+    Attributes:
+        opset: the version of ONNX's operations.
+        inputs, outputs: by name, the bytes that say what they are; constants are no inputs.
+        nodes: in order.
+    """
+
+    opset: int
+    inputs: dict[str, memoryview]
+    outputs: dict[str, memoryview]
+    nodes: Sequence[OnnxNode]
+
+    def uses(self, name: str) -> int:
+        """Count how often something takes an array, or returns it."""
+        return sum(node.inputs.count(name) + (name in node.enclosed) for node in self.nodes) + (
+            name in self.outputs
+        )
+
+
+def read_graph(model: Bytes) -> OnnxGraph:
+    """Read a model that `check_graph` accepted.
+
+    Raises:
+        ProtobufError: when it is none.
+    """
+    opset, inputs, outputs, constants, nodes = 0, {}, {}, set(), []
+    for number, value in _parts(model):
+        if number == ModelField.OPSET:
+            opset = max([opset, *(v for n, v in _all(value) if n == OpsetField.VERSION)])
+        elif number == ModelField.GRAPH:
+            for part, held in _parts(value):
+                match part:
+                    case GraphField.INPUT:
+                        inputs[_name(held, ValueField.NAME)] = held
+                    case GraphField.OUTPUT:
+                        outputs[_name(held, ValueField.NAME)] = held
+                    case GraphField.CONSTANT:
+                        constants.add(_name(held, TensorField.NAME))
+                    case GraphField.NODE:
+                        nodes.append(_node(held))
+                    case _:
+                        pass
+    inputs = {name: held for name, held in inputs.items() if name not in constants}
+    return OnnxGraph(opset, inputs, outputs, nodes)
+
+
+def _node(message: memoryview) -> OnnxNode:
+    node = OnnxNode(message)
+    for number, value in _parts(message):
+        match number:
+            case NodeField.INPUT:
+                node.inputs.append(text(value))
+            case NodeField.OUTPUT:
+                node.outputs.append(text(value))
+            case NodeField.OPERATION:
+                node.operation = text(value)
+            case NodeField.ATTRIBUTE:
+                for part, held in _parts(value):
+                    if part in (AttributeField.GRAPH, AttributeField.GRAPHS):
+                        node.enclosed |= _enclosed(held)
+            case _:
+                pass
+    return node
+
+
+def _enclosed(graph: memoryview) -> set[str]:
+    """Return the names of all arrays that a graph inside another uses."""
+    found = set()
+    for number, value in _parts(graph):
+        if number == GraphField.NODE:
+            node = _node(value)
+            found |= {*node.inputs, *node.enclosed}
+        elif number == GraphField.OUTPUT:
+            found.add(_name(value, ValueField.NAME))
+    return found
+
+
+def _name(message: memoryview, number: int) -> str:
+    return "".join(text(value) for n, value in _parts(message) if n == number)
+
+
+def text(value: memoryview) -> str:
+    """Return a field's text."""
+    return str(value, "utf-8", "surrogateescape")
+
+
+def _all(message: Bytes) -> Iterator[tuple[int, int]]:
+    return ((n, value) for n, value in fields(memoryview(message)) if isinstance(value, int))
+
+
+def _parts(message: Bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield the fields that are texts, bytes or messages."""
+    return ((n, v) for n, v in fields(memoryview(message)) if not isinstance(v, int))
