@@ -243,7 +243,7 @@ def test_a_server_started_again_knows_devices_and_jobs(
 ) -> None:
     with place.server() as (server, _, url), place.device(url, "anna") as anna:
         anna.ready()
-        trained = run(
+        trained = here(
             "train", "--method", "tiles",
             "--server", f"@{place.data / 'operator.url'}", "--model", "opt-nano",
             "--data", str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
@@ -268,7 +268,7 @@ def test_a_server_started_again_knows_devices_and_jobs(
         (job,) = place.ask("jobs")["jobs"]
         assert (job["job"], job["model"], job["state"]) == ("job-1", "opt-nano", "done")
         assert (job["steps"], job["loss"]) == (2, steps[-1]["loss"])
-        late = run("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
+        late = here("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
         assert late.returncode == 2
         assert "ended (done) before" in late.stderr
 
