@@ -25,17 +25,18 @@ $(VENV)/ready: pyproject.toml constraints.txt setup.py
 demo: setup
 	$(BIN)/cleave train --model opt-125m --devices 8 --method tiles --steps 20 --eval-every 10
 
+# One thread for each worker: two of each would wait for one another on two cores.
 test: setup
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,true)
 
 # The fast loop: under a minute on two cores.
 unit: setup
-	CLEAVE_FAST_TESTS=1 $(BIN)/pytest --unit -n 2 --dist worksteal
+	CLEAVE_FAST_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/pytest --unit -n 2 --dist worksteal
 
 # Lines that the tests run, in the terminal and in htmlcov/index.html.
 coverage: setup
-	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
 
 lint: setup
 	$(BIN)/ruff check .

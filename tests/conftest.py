@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -21,6 +22,10 @@ from tests.log_lines import LogLines, logged
 settings.register_profile("cleave", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=10)
 settings.load_profile("fast" if os.environ.get(FAST) else "cleave")
+
+# Torch and its exporter keep a million objects alive; the default looks through them so often that
+# it takes a quarter of an export.
+gc.set_threshold(100_000)
 
 NOT_UNIT = ("android", "faults", "integration", "web")
 """Folders of tests that need a JVM, a browser, processes, or a network."""
@@ -74,9 +79,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither read nor fill the user's folders; the tokenizer is trained once per worker."""
+    """Tests neither read nor fill the user's folders; all workers share tokenizers and graphs."""
+    caches = tmp_path_factory.getbasetemp().parent / "caches"
     ours = {
-        "CLEAVE_CACHE": str(tmp_path_factory.getbasetemp().parent / "cleave-cache"),
+        "CLEAVE_CACHE": str(caches / "cleave"),
+        "XDG_CACHE_HOME": str(caches),  # graphs, also those of the processes that tests start
         "CLEAVE_STATE": str(tmp_path_factory.mktemp("cleave-state")),
         "CLEAVE_DATA": "none",  # servers forget, but where a test gives them a folder
     }

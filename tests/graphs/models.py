@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.loss_graph import IGNORED
 
 VOCABULARY: Final = 96
@@ -21,13 +18,6 @@ _LLAMA: Final = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-
-
-def shared_cache(factory: pytest.TempPathFactory) -> GraphCache:
-    """A cache of graphs that all tests of a run share, whichever process they are in."""
-    base = factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    return GraphCache(root / "graphs of all tests")
 
 
 def small_model(family: str, **changed: Any) -> nn.Module:

@@ -46,6 +46,7 @@ from profiles.fleets import find_fleet
 from tests.integration.processes import (
     CLEAVE,
     PATIENCE_S,
+    here,
     printing,
     records,
     run,
@@ -329,7 +330,7 @@ def test_its_own_server_can_be_trained_on_and_ends_with_it(
 ) -> None:
     with started("emulate", "--devices", "3", "--json", cwd=tmp_path) as (process, lines):
         serving = wait_for_event(lines, "serving")
-        trained = run(
+        trained = here(
             "train", "--method", "tiles",
             "--server", serving["operator_url"], "--model", "opt-nano", "--data",
             str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",

@@ -8,22 +8,23 @@ from typing import Any
 
 import pytest
 
-from tests.integration.processes import records, run
+from tests.integration.processes import here, records, run
 
 PLANNED = ("--model", "opt-125m", "--batch", "2", "--seq", "64", "--steps", "2")
 AGAINST = (*PLANNED, "--fleet", "laptops-4", "--against", "a5000", "--grid", "USA")
 
 
 def document(*arguments: str) -> Any:
-    shown = run("footprint", *arguments, "--json")
+    shown = here("footprint", *arguments, "--json")
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)
 
 
-def test_a_run_ends_with_its_energy_and_is_accounted_for(tmp_path: Path) -> None:
+def test_a_run_ends_with_its_energy_and_is_accounted_for(corpus_file: Path, tmp_path: Path) -> None:
     done = run(
         "train", "--method", "tiles",
-        "--model", "opt-tiny", "--steps", "2", "--batch", "2", "--seq", "32",
+        "--model", "opt-tiny", "--data", str(corpus_file), "--steps", "2", "--batch", "2",
+        "--seq", "32",
         "--devices", "2", "--fleet", "laptops", "--runs", str(tmp_path), "--name", "one",
         "--grid", "USA", "--json",
     )  # fmt: skip
@@ -63,7 +64,7 @@ def test_a_plan_against_a_gpu(tmp_path: Path) -> None:
 
 
 def test_as_tables() -> None:
-    shown = run("footprint", *AGAINST)
+    shown = here("footprint", *AGAINST)
     assert shown.returncode == 0, shown.stderr
     for text in (
         "devices, multiplying",
@@ -97,6 +98,6 @@ def test_a_fleet_whose_power_is_unknown_is_not_compared() -> None:
     ],
 )
 def test_what_users_get_wrong(arguments: tuple[str, ...], said: str) -> None:
-    shown = run("footprint", *arguments)
+    shown = here("footprint", *arguments)
     assert shown.returncode == 2
     assert said in shown.stderr

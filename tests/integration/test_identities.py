@@ -35,6 +35,7 @@ from tests.disks import small_disk
 from tests.integration.processes import (
     CLEAVE,
     PATIENCE_S,
+    here,
     records,
     run,
     started,
@@ -92,7 +93,7 @@ class Place:
 
     def ask(self, *words: str) -> dict[str, Any]:
         """A command for the server's operator."""
-        done = run(*words, "--data", str(self.data), "--json")
+        done = here(*words, "--data", str(self.data), "--json")
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -164,7 +165,7 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
         with place.device(code["url"], "anna") as anna, place.device(code["url"], "ben") as ben:
             anna.ready()
             ben.ready()
-            shown = run("devices", "revoke", "anna", "--data", str(place.data))
+            shown = here("devices", "revoke", "anna", "--data", str(place.data))
             assert f"it came by ({code['id']}) is void as well" in shown.stderr
             assert "cleave pair --uses 7" in shown.stderr
             assert "revoked this device's credential" in anna.end()
@@ -177,11 +178,11 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
         place.ask("pair", "--void", str(spare["id"]))
         with place.device(spare["url"], "carla") as carla:
             assert "join code is void: the server's operator made it so" in carla.end()
-    table = run("pair", "--list", "--data", str(place.data)).stdout  # the server is gone
+    table = here("pair", "--list", "--data", str(place.data)).stdout  # the server is gone
     assert "anna" in table
     assert code["code"] not in table
-    assert run("pair", "--void", "99", "--data", str(place.data)).returncode == 2
-    assert run("pair", "--list", "--void", "1", "--data", str(place.data)).returncode == 2
+    assert here("pair", "--void", "99", "--data", str(place.data)).returncode == 2
+    assert here("pair", "--list", "--void", "1", "--data", str(place.data)).returncode == 2
 
 
 def test_devices_of_ones_own_are_known_as_such(place: Place) -> None:
@@ -191,9 +192,9 @@ def test_devices_of_ones_own_are_known_as_such(place: Place) -> None:
             anna.ready()
             ben.ready()
             assert place.own() == {"anna": True, "ben": False}
-            shown = run("devices", "own", "ben", "--data", str(place.data))
+            shown = here("devices", "own", "ben", "--data", str(place.data))
             assert "ben is your own: it may train whole layers" in shown.stderr
-            shown = run("devices", "own", "anna", "--no", "--data", str(place.data))
+            shown = here("devices", "own", "anna", "--no", "--data", str(place.data))
             assert "anna is not your own any more" in shown.stderr
             assert place.own() == {"anna": False, "ben": True}
             assert place.states() == {"anna": "ready", "ben": "ready"}  # they stay connected
@@ -211,14 +212,14 @@ def test_a_revocation_holds_though_the_disk_is_full(tmp_path: Path) -> None:
         with place.server() as (server, _, url), place.device(url, "anna") as anna:
             anna.ready()
             disk.fill(0)
-            shown = run("devices", "revoke", "anna", "--data", str(place.data))
+            shown = here("devices", "revoke", "anna", "--data", str(place.data))
             assert "anna is revoked" in shown.stderr, shown.stderr
             assert anna.process.wait(PATIENCE_S) == 1
             assert place.states() == {"anna": "revoked"}
             disk.free()
             store = "not asked yet"
             while store:  # what is to be written is tried again every two seconds
-                status = run("status", "--data", str(place.data), "--json")
+                status = here("status", "--data", str(place.data), "--json")
                 store = json.loads(status.stdout)["server"]["store"]
             server.kill()
         assert place.states() == {"anna": "revoked"}
@@ -242,7 +243,7 @@ def test_a_server_started_again_knows_devices_and_jobs(
 ) -> None:
     with place.server() as (server, _, url), place.device(url, "anna") as anna:
         anna.ready()
-        trained = run(
+        trained = here(
             "train", "--method", "tiles",
             "--server", f"@{place.data / 'operator.url'}", "--model", "opt-nano",
             "--data", str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
@@ -267,7 +268,7 @@ def test_a_server_started_again_knows_devices_and_jobs(
         (job,) = place.ask("jobs")["jobs"]
         assert (job["job"], job["model"], job["state"]) == ("job-1", "opt-nano", "done")
         assert (job["steps"], job["loss"]) == (2, steps[-1]["loss"])
-        late = run("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
+        late = here("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
         assert late.returncode == 2
         assert "ended (done) before" in late.stderr
 
@@ -306,22 +307,22 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
         assert done.returncode == 0, done.stderr
         assert records(done.stdout)[-1]["joined"] == 3
         assert len(place.states()) == 3
-        shown = run("devices", "--data", str(place.data))
+        shown = here("devices", "--data", str(place.data))
         assert len(shown.stdout.splitlines()) == 4
         assert "lost (the connection was closed)" in shown.stdout
         picture = place.data / "code.png"
-        shown = run("pair", "--data", str(place.data), "--png", str(picture))
+        shown = here("pair", "--data", str(place.data), "--png", str(picture))
         assert "cleave join 'http://" in shown.stdout
         assert picture.read_bytes().startswith(b"\x89PNG")
-        app = run("pair", "--android", "--data", str(place.data))
+        app = here("pair", "--android", "--data", str(place.data))
         assert "cleave://join?url=http%3A%2F%2F" in app.stdout
         assert "adb install" in app.stderr
         assert "127.0.0.1 is this machine alone" in app.stderr
         assert "▀" in app.stderr
-        nowhere = run("pair", "--data", str(place.data), "--png", str(place.data / "no" / "x.png"))
+        nowhere = here("pair", "--data", str(place.data), "--png", str(place.data / "no" / "x.png"))
         assert (nowhere.returncode, "x.png cannot be written" in nowhere.stderr) == (2, True)
         assert "▀" in shown.stderr
-        assert "no jobs yet" in run("jobs", "--data", str(place.data)).stderr
+        assert "no jobs yet" in here("jobs", "--data", str(place.data)).stderr
 
 
 def test_one_server_a_folder(place: Place) -> None:
@@ -333,12 +334,12 @@ def test_one_server_a_folder(place: Place) -> None:
 
 def test_operators_without_the_token_are_refused(place: Place) -> None:
     with place.server() as (_, _, url):
-        wrong = run("devices", "--server", f"{url.split('#')[0]}#c=guess")
+        wrong = here("devices", "--server", f"{url.split('#')[0]}#c=guess")
         assert wrong.returncode == 1
         assert "operator's token is not valid" in wrong.stderr
-        wrong = run("devices", "revoke", "x", "--server", url)  # a device's code is no token
+        wrong = here("devices", "revoke", "x", "--server", url)  # a device's code is no token
         assert wrong.returncode == 1
-        nobody = run("devices", "revoke", "nobody", "--data", str(place.data))
+        nobody = here("devices", "revoke", "nobody", "--data", str(place.data))
         assert nobody.returncode == 2
         assert "nobody" in nobody.stderr
 

@@ -39,7 +39,7 @@ from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import TrainContext, train
 from cleave.transport.connection import memory_link
 from cleave.transport.join_url import parse_join_url
-from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, here, records, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 
@@ -160,21 +160,21 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
             assert (energy["virtual"], energy["devices_here"]) == (False, 1)
             assert usage["compute_s"] > 0
             assert energy["energy_j"] > 0
-            of_run = run("footprint", last["run_folder"], "--json", "--grid", "DEU", cwd=tmp_path)
+            of_run = here("footprint", last["run_folder"], "--json", "--grid", "DEU", cwd=tmp_path)
             found = json.loads(of_run.stdout)["fleet"]
             assert found["energy_j"] == pytest.approx(energy["energy_j"])
             assert found["operational_gco2e"] > 0
-            again = run("train", "--server", url, "--attach", "job-1", "--json")
+            again = here("train", "--server", url, "--attach", "job-1", "--json")
             assert again.stdout == finished.stdout
 
-            reference = run(*train_it, "--devices", "0", cwd=tmp_path)
+            reference = here(*train_it, "--devices", "0", cwd=tmp_path)
             expected = [r["loss"] for r in records(reference.stdout) if r["event"] == "step"]
             assert [r["loss"] for r in steps] == pytest.approx(expected, rel=1e-4)
 
-            unknown = run("train", "--server", url, "--attach", "job-9", "--json")
+            unknown = here("train", "--server", url, "--attach", "job-9", "--json")
             assert unknown.returncode == 2
             assert "job-9" in unknown.stderr
-            refused = run(
+            refused = here(
                 "train",
                 "--method",
                 "tiles",
@@ -205,7 +205,7 @@ def test_closing_train_detaches_and_the_job_goes_on(corpus_file: Path, tmp_path:
             wait_for_event(steps, "step")
             trainer.send_signal(signal.SIGINT)
             assert trainer.wait(PATIENCE_S) == 0
-            rest = run("train", "--server", url, "--attach", "job-1", "--json")
+            rest = here("train", "--server", url, "--attach", "job-1", "--json")
             assert records(rest.stdout)[-1]["event"] == "done"
             assert len([r for r in records(rest.stdout) if r["event"] == "step"]) == 40
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from cleave.transport.join_url import parse_join_url
-from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 from tests.integration.test_viewers import asked, viewed
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
@@ -28,7 +28,7 @@ def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
         listening = wait_for_event(lines, "listening")
         _, device = stack.enter_context(started("join", listening["page_url"], *DEVICE))
         wait_for_event(device, "ready")
-        trained = run(
+        trained = here(
             "train", "--method", "tiles",
             "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3",
             "--server", f"@{data / 'operator.url'}", "--json",
@@ -45,29 +45,29 @@ def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
         steps = [record for record in job["records"] if record["event"] == "step"]
         assert [record["step"] for record in steps] == [1, 2, 3]
         assert seen["totals"]["blocks"] == sum(record["blocks"] for record in steps) > 0
-        (here,) = table(seen["devices"])
+        (mine,) = table(seen["devices"])
         (known,) = status["devices"]
-        assert {name: here[name] for name in ("device", "name", "blocks", "compute_s")} == {
+        assert {name: mine[name] for name in ("device", "name", "blocks", "compute_s")} == {
             name: known[name] for name in ("device", "name", "blocks", "compute_s")
         }
-        assert here["reputation"] in ("new", "good")
+        assert mine["reputation"] in ("new", "good")
         # What was probed before it joined crossed the network as well; nobody else is there.
-        assert seen["totals"]["down_bytes"] == here["down_bytes"]
-        assert seen["totals"]["up_bytes"] == here["up_bytes"]
+        assert seen["totals"]["down_bytes"] == mine["down_bytes"]
+        assert seen["totals"]["up_bytes"] == mine["up_bytes"]
         assert seen["totals"]["flops"] > 0
         kinds = [event["kind"] for event in table(seen["events"])]
         assert [kind for kind in kinds if kind in ("join", "job")] == ["join", "job", "job", "job"]
         more = {"after_record": job["next_record"], "after_event": seen["events"]["last"]}
-        (later,) = asked(url, ("overview", {**more, "device": here["device"]}))
+        (later,) = asked(url, ("overview", {**more, "device": mine["device"]}))
         assert later["job"]["records"] == later["events"]["rows"] == []
         spans = later["timeline"]["spans"]
         began_s, now_s = seen["server"]["started_s"], later["server"]["now_s"]
         assert spans
         assert all(began_s <= start <= end <= now_s for _, start, end in spans)
         assert seen["gemms"]
-        told = run("status", "--data", str(data), "--json")
+        told = here("status", "--data", str(data), "--json")
         assert json.loads(told.stdout)["totals"]["blocks"] == seen["totals"]["blocks"]
-        drawn = run("status", "--data", str(data))
+        drawn = here("status", "--data", str(data))
         assert "job-1 (opt-nano) done, step 3 of 3" in drawn.stdout
         watch = ("status", "--watch", "--every", "0.2", "--data", str(data), "--json")
         _, looks = stack.enter_context(started(*watch))
@@ -81,7 +81,7 @@ def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
 
 
 def test_where_no_server_runs(tmp_path: Path) -> None:
-    told = run("status", "--data", str(tmp_path))
+    told = here("status", "--data", str(tmp_path))
     assert (told.returncode, "cleave serve" in told.stderr) == (1, True)
 
 

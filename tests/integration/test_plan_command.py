@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cleave.gemm import Span, Tile
-from tests.integration.processes import run
+from tests.integration.processes import here, run
 
 STEP = ("--model", "opt-125m", "--fleet", "paper-8", "--batch", "4", "--seq", "128")
 SMALL = (*STEP, "--ps-gflops", "1")
@@ -37,7 +37,7 @@ active_power_w = 200
 
 def document(*arguments: str) -> Any:
     """What a run prints on stdout: one JSON document, and nothing else."""
-    done = run("plan", *arguments, "--json")
+    done = here("plan", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -48,7 +48,7 @@ def tile(entry: dict[str, Any]) -> Tile:
 
 def shown(*arguments: str) -> str:
     """What people see, which is never wider than 80 columns."""
-    done = run("plan", *arguments)
+    done = here("plan", *arguments)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     return done.stdout
@@ -59,7 +59,9 @@ def words(text: str) -> str:
 
 
 def test_methods_are_side_by_side_and_one_is_chosen() -> None:
-    text = words(shown(*SMALL))
+    done = run("plan", *SMALL)
+    assert done.stdout == shown(*SMALL)  # as in a process of its own
+    text = words(done.stdout)
     assert "opt-125m, 4 sequences of 128 tokens, bf16, paper-8: 8 devices" in text
     assert "the server computes 1 GFLOP/s, as --ps-gflops says" in text
     assert "Chosen is stages: a step takes" in text
@@ -132,7 +134,7 @@ def test_a_method_that_is_not_possible_says_why(tmp_path: Path) -> None:
     assert found["stages"] is None
     assert "a layer needs" in found["methods"][0]["refused"]
     assert "refused: a layer needs" in words(shown(*small))
-    done = run("plan", *small, "--method", "stages")
+    done = here("plan", *small, "--method", "stages")
     assert done.returncode == 1
     assert "--method stages is refused: a layer needs" in done.stderr
     assert "stages travel in bf16 or fp32" in words(shown(*SMALL, "--dtype", "fp16"))
@@ -215,7 +217,7 @@ def test_stragglers_make_it_slower() -> None:
 
 def test_a_picture_of_the_tiling(tmp_path: Path) -> None:
     path = tmp_path / "tiling.png"
-    done = run("plan", "--gemm", "700,900,1100", "--fleet", "paper-8", "--plot", str(path))
+    done = here("plan", "--gemm", "700,900,1100", "--fleet", "paper-8", "--plot", str(path))
     assert done.returncode == 0, done.stderr
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -229,7 +231,7 @@ def test_time_against_energy(tmp_path: Path) -> None:
     for faster, cheaper in pairwise(front):
         assert faster["makespan_s"] < cheaper["makespan_s"]
         assert faster["energy_j"] > cheaper["energy_j"]
-    done = run("plan", *small, "--objective", "energy")
+    done = here("plan", *small, "--objective", "energy")
     assert "joules" in done.stdout
 
 
@@ -273,7 +275,7 @@ def test_time_against_energy(tmp_path: Path) -> None:
 def test_what_users_get_wrong_is_said_in_one_sentence(
     arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    done = run("plan", *arguments, cwd=tmp_path)
+    done = here("plan", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("cleave: ")
     assert said in done.stderr
@@ -284,6 +286,6 @@ def test_what_users_get_wrong_is_said_in_one_sentence(
 def test_carbon_needs_to_know_the_grid(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.toml"
     fleet.write_text(TWO_KINDS)
-    done = run("plan", "--model", "opt-tiny", "--fleet", str(fleet), "--objective", "carbon")
+    done = here("plan", "--model", "opt-tiny", "--fleet", str(fleet), "--objective", "carbon")
     assert done.returncode == 2
     assert "gco2e_per_kwh of device 'phone-0'" in done.stderr

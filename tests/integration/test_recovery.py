@@ -17,7 +17,7 @@ from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import CHECKPOINTS, TrainContext, train
-from tests.integration.processes import PATIENCE_S, records, run, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, here, records, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 STEPS = 20
@@ -195,14 +195,14 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
     (folder / "step-000002" / "meta.json").unlink()
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     resume = ("train", "--resume", str(tmp_path / "run"), "--devices", "0", "--json")
-    refused = run(*resume)
+    refused = here(*resume)
     assert refused.returncode == 1
     for words in ("step-000003: the checksum", "step-000002: it has no meta.json", "--restart"):
         assert words in refused.stderr
     assert {p: p.read_bytes() for p in before} == before
     assert len([p for p in (tmp_path / "run").rglob("*") if p.is_file()]) == len(before)
 
-    again = run(*resume, "--restart")
+    again = here(*resume, "--restart")
     assert again.returncode == 0, again.stderr
     assert [r["loss"] for r in records(again.stdout) if r["event"] == "step"] == losses(seen)
     kept = sorted(path.name for path in folder.iterdir())
@@ -210,10 +210,10 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
         "step-000002", "step-000002.damaged", "step-000003", "step-000003.damaged",
     ]  # fmt: skip
     # And a whole one is gone on with, --restart or not.
-    whole = run(*resume, "--restart", "--steps", "4")
+    whole = here(*resume, "--restart", "--steps", "4")
     assert whole.returncode == 0, whole.stderr
     assert "resuming after step 3" in whole.stderr
-    assert run("train", "--method", "tiles", "--model", "opt-nano", "--restart").returncode == 2
+    assert here("train", "--method", "tiles", "--model", "opt-nano", "--restart").returncode == 2
 
 
 def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(

@@ -44,7 +44,7 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
 from profiles.measuring.link import measure_link
-from tests.integration.processes import CLEAVE, PATIENCE_S, run, started, wait_for_event
+from tests.integration.processes import CLEAVE, PATIENCE_S, here, run, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 SECURE = Security(tls=TlsMode.AUTO)
@@ -123,7 +123,7 @@ def test_devices_and_operators_join_the_server_whose_certificate_they_know(
         (tmp_path / "operator.url").write_text(
             parse_join_url(listening["operator_url"]).at("127.0.0.1").text
         )
-        answer = run("train", "--server", f"@{tmp_path}/operator.url", "--attach", "job-1")
+        answer = here("train", "--server", f"@{tmp_path}/operator.url", "--attach", "job-1")
         assert "job-1" in answer.stderr  # it was let in, and there is no such job
         wait_for_event(device[1], "ready")
 

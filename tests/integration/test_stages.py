@@ -13,6 +13,7 @@ from torch import Tensor
 
 import cleave
 from cleave.arrays import DType
+from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages import PsCompute
 from cleave.protocol import messages
@@ -23,7 +24,7 @@ from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
-from tests.graphs.models import plain_gradients, shared_cache, small_model, trained
+from tests.graphs.models import plain_gradients, small_model, trained
 from tests.integration.processes import started, wait_for_event
 from tests.training.test_staged import EvenStages
 
@@ -88,12 +89,10 @@ def upload(message: Message) -> bool:
 
 @pytest.mark.parametrize("when", [backward, upload])
 @pytest.mark.parametrize("loss", [False, True])
-def test_a_killed_process_costs_no_exactness(
-    loss: bool, when: Callable[[Message], bool], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_killed_process_costs_no_exactness(loss: bool, when: Callable[[Message], bool]) -> None:
     model = small_model("opt")
     plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, shared_cache(tmp_path_factory))
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
     torch.manual_seed(4)
     batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(4)]
     with (
@@ -123,12 +122,10 @@ def test_a_killed_process_costs_no_exactness(
 
 
 @pytest.mark.parametrize("provider", ["auto", "cpu"])
-def test_a_device_says_what_runs_graphs_once_it_has_one(
-    provider: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
     model = small_model("opt")
     plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, shared_cache(tmp_path_factory))
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
     ids = torch.randint(3, 96, (6, TOKENS))
     targets = torch.full_like(ids, -100)
     targets[:, :-1] = ids[:, 1:]

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.integration.processes import PATIENCE_S, run, server, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, here, server, started, wait_for_event
 from tests.integration.test_overview import DEVICE, table
 from tests.integration.test_viewers import asked, viewed
 
@@ -42,7 +42,7 @@ def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_fil
     data = ("--data", str(tmp_path / "data"))
     with ExitStack() as stack:
         listening = stack.enter_context(server(tmp_path))
-        mine = json.loads(run("pair", "--own", *data, "--json").stdout)
+        mine = json.loads(here("pair", "--own", *data, "--json").stdout)
         for name, url in (("mine", mine["url"]), ("theirs", listening["page_url"])):
             _, lines = stack.enter_context(
                 started("join", url, "--name", name, *DEVICE, cwd=tmp_path)
@@ -78,13 +78,13 @@ def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_fil
         for way in ("down", "up"):
             assert sum(seen["traffic"][way].values()) == seen["totals"][f"{way}_bytes"]
 
-        page = run("status", *data).stdout
+        page = here("status", *data).stdout
         assert "micro-batch" in page
         assert "your own: mine" in page
         assert " activations" in page
-        told = json.loads(run("status", *data, "--json").stdout)
+        told = json.loads(here("status", *data, "--json").stdout)
         assert told["stages"]["batches"] == stages["batches"]
-        known = json.loads(run("devices", *data, "--json").stdout)["devices"]
+        known = json.loads(here("devices", *data, "--json").stdout)["devices"]
         assert {device["name"]: device["own"] for device in known} == {
             "mine": True, "theirs": False,
         }  # fmt: skip

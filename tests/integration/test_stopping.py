@@ -15,7 +15,7 @@ from cleave.training.job import JobSpec
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import CHECKPOINTS
 from tests.disks import small_disk
-from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 STEPS = 9
@@ -23,7 +23,7 @@ STEPS = 9
 
 def jobs(data: Path) -> list[dict[str, Any]]:
     """As `cleave jobs` lists them."""
-    answer = run("jobs", "--data", str(data), "--json")
+    answer = here("jobs", "--data", str(data), "--json")
     assert answer.returncode == 0, answer.stderr
     found: list[dict[str, Any]] = json.loads(answer.stdout)["jobs"]
     return found
@@ -119,13 +119,13 @@ def test_a_full_disk_makes_the_job_wait_and_say_so(
         client, steps = stack.enter_context(started(*submit, *operator))
         full = wait_for_event(steps, "disk")
         assert (full["state"], full["step"]) == ("full", 2)
-        shown = run("status", *operator)
+        shown = here("status", *operator)
         assert "waits  the disk is full" in shown.stdout
         disk.free()
         assert wait_for_event(steps, "disk")["state"] == "free"
         assert wait_for_event(steps, "done")["steps"] == 3
         assert client.wait(PATIENCE_S) == 0
-        assert "waits  the" not in run("status", *operator).stdout
+        assert "waits  the" not in here("status", *operator).stdout
         notes: list[str] = []
         while not notes or "space on the disk again" not in notes[-1]:
             notes.append(wait_for_event(lines, "note")["text"])

@@ -17,7 +17,7 @@ from cleave.server.fleet_server import Server, serve
 from cleave.server.jobs.jobs import Jobs
 from cleave.training.run_job import JobRunner
 from cleave_cli.operator_client import OperatorClient
-from tests.integration.processes import run, started, wait_for_event
+from tests.integration.processes import here, started, wait_for_event
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def test_the_address_is_printed_again(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     with started("serve", "--port", "0", "--data", data, "--json") as (_, lines):
         listening = wait_for_event(lines, "listening")
-        shown = run("dashboard", "--data", data)
+        shown = here("dashboard", "--data", data)
         assert shown.stdout.strip() == listening["dashboard_url"]
         assert "▀" in shown.stderr
-    assert run("dashboard", "--data", data).returncode == 1
+    assert here("dashboard", "--data", data).returncode == 1

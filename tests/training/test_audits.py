@@ -22,15 +22,15 @@ from cleave.training.staged import StagedModel
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
-from tests.graphs.models import plain_gradients, shared_cache, small_model
+from tests.graphs.models import plain_gradients, small_model
 from tests.training.test_staged import PS, TOKENS, EvenStages, assert_close, batches, rows
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> GraphCache:
-    return shared_cache(tmp_path_factory)
+def cache() -> GraphCache:
+    return GraphCache.of_user()
 
 
 class Lying(VirtualRuntime):

@@ -32,7 +32,7 @@ from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
-from tests.graphs.models import plain_gradients, shared_cache, small_model, trained, with_lora
+from tests.graphs.models import plain_gradients, small_model, trained, with_lora
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,8 @@ PS = PsCompute(1e11, 0.0)
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> GraphCache:
-    return shared_cache(tmp_path_factory)
+def cache() -> GraphCache:
+    return GraphCache.of_user()
 
 
 KEPT = KeptBatches(inputs=2)

@@ -11,18 +11,10 @@ from torch import Tensor
 
 import cleave
 from cleave.errors import UsageError
-from cleave.graphs.graph_cache import GraphCache
-from tests.graphs.models import plain_gradients, shared_cache, small_model, trained, with_lora
+from tests.graphs.models import plain_gradients, small_model, trained, with_lora
 from tests.training.test_staged import TOKENS, assert_close, batches
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep graphs for all tests, and away from the user's."""
-    found = shared_cache(tmp_path_factory)
-    monkeypatch.setattr(GraphCache, "of_user", lambda: found)
 
 
 def test_a_loop_of_ones_own_has_the_losses_of_plain_pytorch() -> None:
