@@ -21,6 +21,7 @@ class LayerCost:
         flops: forward and backward, for each token; the backward graph computes the forward again.
         forward_flops: of the forward pass alone.
         working_bytes: what a run of its graph needs beside its inputs, for each token.
+        largest_bytes: of its largest parameter, in fp32.
     """
 
     frozen_bytes: int
@@ -30,6 +31,7 @@ class LayerCost:
     flops: float
     forward_flops: float
     working_bytes: float
+    largest_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
