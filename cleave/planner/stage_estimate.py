@@ -25,6 +25,7 @@ from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.shape import Floats
 from cleave.planner.stage_events import UNITS_AT_ONCE
 from cleave.planner.stage_prediction import (
+    RUNTIME_BYTES,
     input_bytes,
     kept_bytes,
     widened_bytes,
@@ -181,10 +182,9 @@ class StageTables:
 
     def _memory(self, costs: Sequence[LayerCost]) -> Floats:
         held = self._sums([c.frozen_bytes + c.weight_bytes + c.sum_bytes for c in costs])
-        held += self._largest([c.sum_bytes for c in costs])
         held += self._largest([widened_bytes(self.model, c) for c in costs])
         held += self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
-        held += input_bytes(self.model) + self._inputs
+        held += input_bytes(self.model) + RUNTIME_BYTES + self._inputs
         return held.ravel()
 
 

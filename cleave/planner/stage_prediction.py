@@ -23,6 +23,9 @@ from cleave.planner.stages import (
 GRAPH_BYTES: Final = 100_000
 """The graphs of a stage."""
 
+RUNTIME_BYTES: Final = 41_000_000
+"""ONNX Runtime itself, which a device imports at its first graph."""
+
 _FP32_BYTES: Final = 4
 
 
@@ -46,10 +49,10 @@ def held_bytes(
     costs = costs_of(model, stage)
     return (
         sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
-        + max(cost.sum_bytes for cost in costs)  # before and after an addition
         + max(widened_bytes(model, cost) for cost in costs)
         + working_bytes(model, max(cost.working_bytes for cost in costs))
         + input_bytes(model)
+        + RUNTIME_BYTES
         + (1 + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
         + kept_batches.activations * kept_bytes(model, stage, Keep.ACTIVATIONS)
     )
@@ -95,10 +98,8 @@ def most_kept(
 
 
 def widened_bytes(model: StageModel, cost: LayerCost) -> int:
-    """Return what a layer's parameters take as fp32, which graphs compute in, while it runs."""
-    if model.element_bytes >= _FP32_BYTES:
-        return 0
-    return (cost.frozen_bytes + cost.weight_bytes) * _FP32_BYTES // model.element_bytes
+    """Return what a parameter takes as fp32, which graphs compute in, while it is used."""
+    return cost.largest_bytes if model.element_bytes < _FP32_BYTES else 0
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:

@@ -22,6 +22,7 @@ class LayerCost:
         flops: forward and backward, for each token; the backward graph computes the forward again.
         forward_flops: of the forward pass alone.
         working_bytes: what a run of its graph needs beside its inputs, for each token.
+        largest_bytes: of its largest parameter, in fp32.
         activation_bytes: what its forward pass can keep for the backward pass beside its input, for
             each token; 0 if nothing.
         spared_flops: of the backward pass where that was kept, for each token.
@@ -34,6 +35,7 @@ class LayerCost:
     flops: float
     forward_flops: float
     working_bytes: float
+    largest_bytes: int = 0
     activation_bytes: float = 0.0
     spared_flops: float = 0.0
 

@@ -13,8 +13,9 @@ from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PlannedStage
 from cleave.scheduler.stage_device import StageDevice, arrays_of, sums_of
-from cleave.scheduler.stage_work import LOSS_LAYER, LayerWork, StepWork, SumShape
+from cleave.scheduler.stage_work import LOSS_LAYER, LayerWork, StageArray, StepWork, SumShape
 
+_NARROW = (DType.BF16.value, DType.FP16.value)  # which graphs compute in fp32
 _PASSES = 3  # activations that a device is sent for a micro-batch: x twice, and dy
 
 
@@ -98,11 +99,17 @@ class Takeover:
     def fits(self, rates: DeviceRates, store: StageDevice | None) -> bool:
         """Say whether a device has memory for the stage beside what it holds."""
         held = 0 if store is None else store.occupied_bytes
-        sums = [shape.nbytes for shape in self._sums()]
+        sums = sum(shape.nbytes for shape in self._sums())
         activations = max(self.work.tokens) * self.work.width * DType.FP32.itemsize
         layers = self.stage.stop - self.stage.first
-        needed = sum(array.nbytes for array in arrays_of(self.work, self.stage))
-        needed += sum(sums) + max(sums, default=0) + (layers + 4) * activations
+        arrays = list(arrays_of(self.work, self.stage))
+        widened = [
+            DType.FP32.itemsize * array.rows * array.columns
+            for array in arrays
+            if isinstance(array, StageArray) and array.dtype in _NARROW
+        ]
+        needed = sum(array.nbytes for array in arrays) + max(widened, default=0)
+        needed += sums + (layers + 4) * activations
         return held + needed <= rates.memory_bytes
 
     def _layers(self) -> Sequence[LayerWork]:

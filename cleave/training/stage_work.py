@@ -203,12 +203,14 @@ class ModelWork:
             matrices = [(t.shape[0], t.shape[1]) for t in held.values() if t.dim() == 2]
             squeezed = getattr(self.model.config, "attn_logit_softcapping", None) is not None
             working = working_bytes(matrices, width, heads, sequence, squeezed=squeezed)
+            largest = _FP32_BYTES * max((t.numel() for t in held.values()), default=0)
             layers.append(
                 LayerCost(
                     *cost,
                     3 * flops + 2 * trained,
                     flops,
                     working,
+                    largest,
                     _FP32_BYTES * sum(graphs.activations.values()) / sequence,
                     _spared_flops(held, sequence, width),
                 )
@@ -216,7 +218,8 @@ class ModelWork:
         loss = self.graphs.loss
         cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
         vocabulary = max(self._held_by_loss[n].shape[0] for n in loss.parameters)
-        head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary)
+        largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
+        head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary, largest)
         embeds = any(p.requires_grad for p in self._outside_parameters())
         return StageModel(layers, head, width, self.dtype.itemsize, tokens, embeds)
 

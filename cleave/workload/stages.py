@@ -159,16 +159,19 @@ class StageSizes:
         matrices = [(p.rows, p.columns) for p in self.layer if p.matrix]
         working = working_bytes(matrices, spec.width, spec.heads, self.sequence)
         flops = self.forward_flops + self.backward_flops
+        largest = _FP32_BYTES * max(p.size for p in self.layer)
         layer = LayerCost(
             *self._bytes(self.layer),
             flops,
             self.forward_flops,
             working,
+            largest,
             _FP32_BYTES * sum(self.activations),
             self.spared_flops,
         )
         loss = self.loss_flops
-        head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary)
+        largest = _FP32_BYTES * max(p.size for p in self.head)
+        head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary, largest)
         layers = [layer] * spec.layers
         return StageModel(layers, head, spec.width, self.element_bytes, tokens, self.embeds)
 

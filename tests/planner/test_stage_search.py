@@ -65,8 +65,8 @@ def models(draw: st.DrawFn, most_layers: int = 8) -> StageModel:
     def layer() -> LayerCost:
         trained = draw(st.sampled_from([200_000, 2_000_000, 28_000_000]))
         frozen = draw(st.sampled_from([0, 28_000_000]))
-        activations = draw(st.sampled_from([(), (30e3, 12e6)]))
-        return LayerCost(frozen, trained, trained, trained, 42e6, 14e6, 40e3, *activations)
+        activations = draw(st.sampled_from([(0.0, 0.0), (30e3, 12e6)]))
+        return LayerCost(frozen, trained, trained, trained, 42e6, 14e6, 40e3, 0, *activations)
 
     count, one = draw(st.integers(1, most_layers)), layer()
     layers = [one] * count if draw(st.booleans()) else [layer() for _ in range(count)]
@@ -274,7 +274,7 @@ def test_large_fleets(layers: int) -> None:
 
 
 def test_too_little_memory_is_said() -> None:
-    with pytest.raises(PlanError, match="a layer needs 102 MB on a device, but the largest of 4"):
+    with pytest.raises(PlanError, match="a layer needs 115 MB on a device, but the largest of 4"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=10**7) for d in HOME], PS)
     with pytest.raises(PlanError, match=r"need about 7\d\d MB, and do not fit the 600 MB"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=150 * 10**6) for d in HOME], PS)
@@ -412,7 +412,7 @@ def test_units_at_once_are_those_of_the_scheduler() -> None:
 def test_predictions_are_what_the_scheduler_does(
     data: st.DataObject, fleet: list[DeviceRates], loss: bool
 ) -> None:
-    layer = LayerCost(0, 0, 400_000, 400_000, 42e6, 14e6, 40e3, 10e3, 12e6)
+    layer = LayerCost(0, 0, 400_000, 400_000, 42e6, 14e6, 40e3, 0, 10e3, 12e6)
     tokens = data.draw(st.lists(st.sampled_from([8, 16, 64]), min_size=1, max_size=8))
     layers = data.draw(st.integers(1, 5))
     end = LayerCost(0, 0, 0, 0, 231e6, 77e6, 800e3)
