@@ -26,6 +26,7 @@ from cleave.planner.shape import Floats
 from cleave.planner.stage_events import UNITS_AT_ONCE
 from cleave.planner.stage_prediction import (
     RUNTIME_BYTES,
+    SPARE,
     input_bytes,
     kept_bytes,
     widened_bytes,
@@ -146,11 +147,11 @@ class StageTables:
         number = np.maximum(0, np.arange(side) - np.arange(side)[:, None])
         self._inputs = number * kept_bytes(model, PlannedStage(0, 1, ()), Keep.INPUTS)
         self.kept = np.stack(
-            [np.where(number > 0, self._inputs, np.inf), np.full((side, side), np.inf)]
+            [np.where(number > 0, SPARE * self._inputs, np.inf), np.full((side, side), np.inf)]
         ).ravel()
         whole = max(model.tokens) * self._sums([cost.activation_bytes for cost in costs])
         spared = self._sums([cost.spared_flops for cost in costs])
-        self.kept_whole = np.where(spared > 0, whole, np.inf).ravel()
+        self.kept_whole = np.where(spared > 0, SPARE * whole, np.inf).ravel()
         self.spared = spared.ravel()
         self.memory = self._memory(costs)
         self.memory_of_layers = self.memory.reshape(2, side, side)[0]
@@ -185,7 +186,8 @@ class StageTables:
         held += self._largest([widened_bytes(self.model, c) for c in costs])
         held += self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
         held += input_bytes(self.model) + RUNTIME_BYTES + self._inputs
-        return held.ravel()
+        spare: Floats = SPARE * held.ravel()
+        return spare
 
 
 class Estimator:

@@ -26,6 +26,9 @@ GRAPH_BYTES: Final = 100_000
 RUNTIME_BYTES: Final = 41_000_000
 """ONNX Runtime itself, which a device imports at its first graph."""
 
+SPARE: Final = 1.04
+"""How much more than what adds up: ONNX Runtime's memory falls into pieces."""
+
 _FP32_BYTES: Final = 4
 
 
@@ -47,14 +50,17 @@ def held_bytes(
             of the one that is computed.
     """
     costs = costs_of(model, stage)
-    return (
-        sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
-        + max(widened_bytes(model, cost) for cost in costs)
-        + working_bytes(model, max(cost.working_bytes for cost in costs))
-        + input_bytes(model)
-        + RUNTIME_BYTES
-        + (1 + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
-        + kept_batches.activations * kept_bytes(model, stage, Keep.ACTIVATIONS)
+    return math.ceil(
+        SPARE
+        * (
+            sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
+            + max(widened_bytes(model, cost) for cost in costs)
+            + working_bytes(model, max(cost.working_bytes for cost in costs))
+            + input_bytes(model)
+            + RUNTIME_BYTES
+            + (1 + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
+            + kept_batches.activations * kept_bytes(model, stage, Keep.ACTIVATIONS)
+        )
     )
 
 
@@ -84,7 +90,10 @@ def most_kept(
             activations.
     """
     spare = offered_bytes - held_bytes(model, stage)
-    inputs, whole = (kept_bytes(model, stage, keep) for keep in (Keep.INPUTS, Keep.ACTIVATIONS))
+    inputs, whole = (
+        math.ceil(SPARE * kept_bytes(model, stage, keep))
+        for keep in (Keep.INPUTS, Keep.ACTIVATIONS)
+    )
     spared = any(layer.spared_flops for layer in model.layers[stage.first : stage.stop])
     if not inputs or spare < 0:
         return KeptBatches()
