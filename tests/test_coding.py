@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.arrays import DType, narrow
-from cleave.coding import LEAST_BYTES, decode, encode, encode_if_shorter
+from cleave.coding.exponents import LEAST_BYTES, decode, encode, encode_if_shorter
 from cleave.errors import ProtocolError
 from cleave.protocol.limits import CODED_CHUNK
 

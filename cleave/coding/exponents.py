@@ -31,11 +31,6 @@ LEAST_BYTES: Final = 64 * 2**10
 """Shorter payloads travel plain: a browser's call to inflate takes 1.4 ms, and what is saved of
 this less than 2 ms at 100 Mbit/s."""
 
-LINK_BYTES_PER_S: Final = 37.5e6
-"""Links that are faster get plain payloads. Up to here (300 Mbit/s) coding saves more time than one
-core takes to code and decode, even where neither happens while the link is busy; see
-`benchmarks/coding.py`."""
-
 _WORTH: Final = 0.95  # of the plain size; above it coding takes time for nearly nothing
 _SAMPLE: Final = 4096  # elements
 _LENGTH_BYTES: Final = 4
