@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, overload
 
 from cleave.arrays import DType
 from cleave.coding.exponents import Each, decode, encode_if_shorter
@@ -30,6 +30,10 @@ def coded_payload(message: Plain, each: Each = map) -> bytes | None:
     return encode_if_shorter(packed, dtype, each)
 
 
+@overload
+def with_coded(message: Put, coded: bytes) -> PutCoded: ...
+@overload
+def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
 def with_coded(message: Plain, coded: bytes) -> Coded:
     """Return the message that carries the array in its coded form."""
     shape = message.rows, message.columns, message.dtype

@@ -81,7 +81,9 @@ def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memor
     words = np.empty(nbytes // 2, "<u2")
     step = CODED_CHUNK * _words(dtype)
     targets = [words[at : at + step] for at in range(0, words.size, step)]
-    for _ in each(lambda both: _decode_chunk(*both, dtype), zip(chunks, targets, strict=True)):
+    for _ in each(
+        lambda both: _decode_chunk(both[0], both[1], dtype), zip(chunks, targets, strict=True)
+    ):
         pass
     return words.view(np.uint8).data
 
