@@ -27,9 +27,9 @@ Payload: TypeAlias = bytes | memoryview
 Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """Calls a function for each item: `map`, or a thread pool's."""
 
-LEAST_BYTES: Final = 64 * 2**10
-"""Shorter payloads travel plain: a browser's call to inflate takes 1.4 ms, and what is saved of
-this less than 2 ms at 100 Mbit/s."""
+LEAST_BYTES: Final = 16 * 2**10
+"""Shorter payloads travel plain: what is saved of them takes less than half a millisecond at 100
+Mbit/s, as long as waking a thread or two may take, and less than a browser's call to inflate."""
 
 _WORTH: Final = 0.95  # of the plain size; above it coding takes time for nearly nothing
 _SAMPLE: Final = 4096  # elements

@@ -176,13 +176,16 @@ class LiveRuntime(Runtime):
             ProtocolError: when it is not a valid message.
         """
         peer.record.counters.uplink_bytes += len(data)
-        kind = TrafficKind.OTHER
+        kind, saved_bytes = TrafficKind.OTHER, 0
         try:
             message = decode(data, limits.MAX_DEVICE_HEADER_BYTES)
             now_s = self.now()
             if isinstance(message, messages.ResultCoded):
+                coded_bytes = payload_bytes(message.payload)
                 message = await self._decoded(peer, message)
+                saved_bytes = payload_bytes(message.payload) - coded_bytes
             kind = peer.record.kind_of(message)
+            self._counters.saved.up.count(kind, saved_bytes)
         finally:  # what is no message crossed the network as well
             self._counters.traffic.up.count(kind, len(data))
         if isinstance(message, messages.Result) and peer.record.probe is None:
@@ -199,11 +202,7 @@ class LiveRuntime(Runtime):
         """
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
-        coded_bytes = payload_bytes(message.payload)
-        result = await self._coder.result(message)
-        saved_bytes = payload_bytes(result.payload) - coded_bytes
-        self._counters.saved.up.count(peer.record.kind_of(result), saved_bytes)
-        return result
+        return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
         """Close a session; return why it ended, as one side told the other."""
