@@ -6,7 +6,7 @@ import re
 import zlib
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from cleave.arrays import DType
 from cleave.coding.exponents import decode, encode
@@ -84,7 +84,9 @@ class CodedMutator:
         """A stream with a length before it: other formats, sizes, strategies and dictionaries."""
         random = self._random
         form = random.choice((15, 15, 15, 9, -15, 31))  # zlib's, without its head, gzip's
-        dictionary = {"zdict": b"abc"} if form in (9, 15) and random.random() < 0.1 else {}
+        dictionary: dict[str, Any] = (
+            {"zdict": b"abc"} if form in (9, 15) and random.random() < 0.1 else {}
+        )
         packer = zlib.compressobj(
             level=random.choice((0, 1, 9)),
             wbits=form,

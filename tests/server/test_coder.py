@@ -25,7 +25,6 @@ from cleave.protocol import codec, messages
 from cleave.protocol.messages import ErrorCode, Message, Put, PutCoded, Result, ResultCoded
 from cleave.scheduler.coding_policy import LINK_BYTES_PER_S
 from cleave.scheduler.session_manager import SessionManager
-from cleave.server import coder as coder_module
 from cleave.server.coder import Coder
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
@@ -60,7 +59,7 @@ def test_an_array_for_several_devices_is_coded_once(
         calls.append(message)
         return code(message, each)
 
-    monkeypatch.setattr(coder_module.coded, "coded_payload", counted)
+    monkeypatch.setattr(coded, "coded_payload", counted)
 
     async def send(id: int) -> Put | PutCoded:
         message = put(id, payload)
