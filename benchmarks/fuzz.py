@@ -1,4 +1,4 @@
-"""A million hostile inputs for the codec and for the parameter server's state machine.
+"""A million hostile inputs for the codec, coded arrays and the parameter server's state machine.
 
     python -m benchmarks.fuzz [--inputs N] [--seed S] [--failures FILE]
 
@@ -7,7 +7,8 @@ which state, its effect, which rule refused it) is kept and mutated further. The
 is not measured: Python 3.11 can only trace, which takes ten times as long as the codec.
 
 Most inputs go to the codec: it returns a message that is written as it was read, or raises
-`ProtocolError`. The others go through the codec into a session manager with several hostile
+`ProtocolError`. Some are coded arrays (`tests.coded_bytes`): these are decoded to as many bytes as
+were said, or refused. The others go through the codec into a session manager with several hostile
 sessions and an honest device, see `tests.fuzzing.Arena`; after every thousand inputs the hostile
 sessions go silent, and the honest device must finish everything, with the right result.
 
@@ -27,9 +28,11 @@ from random import Random
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests.coded_bytes import CodedMutator, decoded_array
 from tests.fuzzing import Arena, Mutator, decoded
 
-CODEC_SHARE = 0.7
+CODEC_SHARE = 0.6
+CODING_SHARE = 0.1
 ARENA_INPUTS = 1000
 SLOW_S = 2.0
 """Seconds of this thread's processor time (machines are busy) above which an input is a hang."""
@@ -92,6 +95,24 @@ def fuzz_codec(inputs: int, seed: int, report: Report, bar: Bar) -> Mutator:
     return mutator
 
 
+def fuzz_coding(inputs: int, seed: int, report: Report, bar: Bar) -> None:
+    """Give coded arrays to the decoder."""
+    mutator = CodedMutator(Random(seed))
+    for _ in range(inputs):
+        one = mutator.next()
+        began_s = time.thread_time()
+        try:
+            outcome = decoded_array(one)
+        except Exception:  # noqa: BLE001 - what is looked for
+            outcome = f"FAILED {traceback.format_exc(limit=-2)}"
+            report.failures.append((f"coding of {one.nbytes} {one.dtype}: {outcome}", one.coded))
+        report.timed(time.thread_time() - began_s, one.coded, "coding")
+        report.outcomes[f"coding: {outcome}"] += 1
+        mutator.keep(one, outcome)
+        bar.step()
+    bar.flush()
+
+
 def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: Bar) -> None:
     """Give inputs to hostile sessions of a session manager, in arenas of a thousand inputs."""
     left = inputs
@@ -122,7 +143,7 @@ def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: B
 
 def show(report: Report, inputs: int, took_s: float, most: int = 25) -> None:
     """Print counts by outcome, without the rarest."""
-    for part in ("codec", "server"):
+    for part in ("codec", "coding", "server"):
         counts = [(o, n) for o, n in report.outcomes.most_common() if o.startswith(part)]
         total = sum(n for _, n in counts)
         print(f"\n{part}: {total} inputs, {len(counts)} outcomes")
@@ -146,12 +167,15 @@ def main() -> int:
     report = Report()
     began_s = time.perf_counter()
     for_codec = int(options.inputs * CODEC_SHARE)
-    for_server = options.inputs - for_codec
+    for_coding = int(options.inputs * CODING_SHARE)
+    for_server = options.inputs - for_codec - for_coding
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn()) as progress:
         codec_bar = Bar(progress, "codec", for_codec)
+        coding_bar = Bar(progress, "coding", for_coding)
         server_bar = Bar(progress, "server", for_server)
         mutator = fuzz_codec(for_codec, options.seed, report, codec_bar)
+        fuzz_coding(for_coding, options.seed, report, coding_bar)
         fuzz_server(for_server, options.seed, mutator, report, server_bar)
     show(report, options.inputs, time.perf_counter() - began_s)
     if not report.failures:

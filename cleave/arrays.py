@@ -39,7 +39,7 @@ class DType(Enum):
         self.itemsize: int = self.storage.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Buffer:
     """A matrix with a dtype tag.
 

@@ -32,6 +32,8 @@ from emulator.activity import Activity, Direction, Transfer, execution
 from emulator.compute import EmulatedProcessor
 from emulator.links import Departure, Link
 
+_WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
+
 LATE_S: Final = 0.02
 """How late an answer may be before it counts: timers of a busy machine are no better."""
 
@@ -203,7 +205,7 @@ class PacedConnection:
         assert self._observe is not None
         at_s, begin_s, end_s, arrives_s = times
         message = decode(data)
-        if isinstance(message, messages.Put | messages.Result):
+        if isinstance(message, _WITH_ARRAYS):
             message.payload = None  # an observer may keep the message
         self._observe(
             Transfer(at_s, self._device, direction, message, len(data), begin_s, end_s, arrives_s)

@@ -245,7 +245,8 @@ class RealTimeFleet:
                 if welcome.credential:  # for the join code, which may be used up by now
                     self._credentials[number] = welcome.credential
 
-            hello = hello_of(device, self._credentials.get(number, self._target.credential))
+            credential = self._credentials.get(number, self._target.credential)
+            hello = hello_of(device, credential, coding=True)
             session = _Session(connection, computer, hello, joined, on_welcome=keep)
             session.over = joining.pop_all()
         return session

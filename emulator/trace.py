@@ -120,9 +120,9 @@ def _meta(name: str, device: int, row: int, arguments: dict[str, Any]) -> dict[s
 
 def _label(message: Message) -> str:
     match message:
-        case messages.Put():
+        case messages.Put() | messages.PutCoded():
             return f"put {message.rows}x{message.columns}"
-        case messages.Result():
+        case messages.Result() | messages.ResultCoded():
             return f"result {message.rows}x{message.columns}"
         case _:
             return message.TYPE

@@ -536,8 +536,14 @@ _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutpu
 }
 
 
-def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """Return an emulated device's hello; it states its link's rates, so it is not probed."""
+def hello_of(profile: FleetDevice, credential: str = "", *, coding: bool = False) -> messages.Hello:
+    """Return an emulated device's hello; it states its link's rates, so it is not probed.
+
+    Args:
+        profile: the device.
+        credential: what it joins with.
+        coding: whether its arrays may travel coded, which takes a real connection.
+    """
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
@@ -550,7 +556,7 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         downlink_bytes_per_s=profile.stated_downlink_bytes_per_s,
         uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,
-        features=(Feature.GRAPHS.value,),
+        features=(Feature.GRAPHS.value, *((Feature.CODING.value,) if coding else ())),
     )
 
 

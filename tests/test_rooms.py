@@ -20,6 +20,7 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
     "profiles": {"cleave.errors"},
     "cleave.arrays": {"cleave.errors", "cleave.gemm"},
     "cleave.protocol": {"cleave.errors"},
+    "cleave.coding": {"cleave.arrays", "cleave.errors", "cleave.protocol"},
     "cleave.planner": {"cleave.attention_blocks", "cleave.errors", "cleave.gemm"},
     "cleave.workload": {"cleave.errors", "cleave.gemm", "cleave.planner"},
     "cleave.verify": {"cleave.arrays", "cleave.gemm"},
@@ -29,8 +30,9 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
     "cleave.scheduler": {
         "cleave.arrays", "cleave.graph_names", "cleave.planner", "cleave.protocol", "cleave.verify",
     } | NUMBERS,
-    "cleave.device": {"cleave.arrays", "cleave.machine", "cleave.protocol", "cleave.transport"}
-    | NUMBERS,
+    "cleave.device": {
+        "cleave.arrays", "cleave.coding", "cleave.machine", "cleave.protocol", "cleave.transport",
+    } | NUMBERS,
     "cleave.fleet": {
         "cleave.arrays", "cleave.machine", "cleave.planner", "cleave.protocol",
         "cleave.scheduler", "cleave.verify",
@@ -43,8 +45,9 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
         "cleave.planner", "cleave.scheduler", "cleave.workload",
     } | NUMBERS,
     "cleave.server": {
-        "cleave.arrays", "cleave.energy", "cleave.fleet", "cleave.machine", "cleave.planner",
-        "cleave.protocol", "cleave.scheduler", "cleave.transport", "cleave.verify",
+        "cleave.arrays", "cleave.coding", "cleave.energy", "cleave.fleet", "cleave.machine",
+        "cleave.planner", "cleave.protocol", "cleave.scheduler", "cleave.transport",
+        "cleave.verify",
     } | NUMBERS,
     "simulator": {"cleave.energy", "cleave.planner", "cleave.workload"} | NUMBERS,
     "emulator": {

@@ -1,9 +1,9 @@
 """The device's state machine: arrays in, computations to do, results out.
 
-It uses no socket and no clock, and looks at no element. Messages of the PS go in with `received`;
-what comes out are orders (a multiplication, a graph to run, an array to return) and messages to
-send. A finished order comes back through `computed` or `failed`. Orders are to be done one after
-another: a later one may need what an earlier one computes.
+It uses no socket and no clock, and looks at no element but to decode it. Messages of the PS go in
+with `received`; what comes out are orders (a multiplication, a graph to run, an array to return)
+and messages to send. A finished order comes back through `computed` or `failed`. Orders are to be
+done one after another: a later one may need what an earlier one computes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cleave.arrays import DType
+from cleave.coding import coded
+from cleave.coding.exponents import Each
 from cleave.errors import ProtocolError
 from cleave.machine.graph_run import (
     NUMPY_DTYPES,
@@ -41,11 +43,17 @@ class DeviceCore:
         memory_bytes: what it offered in `hello`; a PS that exceeds it breaks the protocol, which
             ends the session.
         graphs: whether it named the feature `graphs`, which it has once the PS names it as well.
+        coding: likewise, of the feature `coding`.
+
+    Attributes:
+        codes_results: whether the PS wants results coded.
     """
 
-    def __init__(self, memory_bytes: int, *, graphs: bool = False) -> None:
+    def __init__(self, memory_bytes: int, *, graphs: bool = False, coding: bool = False) -> None:
         self.memory_bytes = memory_bytes
-        self._offered = frozenset({Feature.GRAPHS} if graphs else ())
+        named = {Feature.GRAPHS: graphs, Feature.CODING: coding}
+        self._offered = frozenset(feature for feature, has in named.items() if has)
+        self.codes_results = False
         self._features: frozenset[Feature] = frozenset()
         self.occupied_bytes = 0
         self.draining = False
@@ -74,9 +82,13 @@ class DeviceCore:
             case messages.Run():
                 return [self._begin(message, self._multiplication)]
             case _ if not features.may_send(message, self._features):
-                raise ProtocolError(
-                    f"{message.TYPE} belongs to a feature that is not part of this session"
-                )
+                raise _not_agreed(message)
+            case messages.PutCoded():
+                self._put(self.decoded(message))
+                return []
+            case messages.CodeResults():
+                self.codes_results = True
+                return []
             case messages.Graph():
                 self._put_graph(message)
                 return []
@@ -103,6 +115,21 @@ class DeviceCore:
                 return []
             case _:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
+
+    def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
+        """Return the `put` that a message stands for. This may be done in another thread.
+
+        Args:
+            message: of the PS.
+            each: calls a function for each chunk.
+
+        Raises:
+            ProtocolError: when a PS must not send it; the session must end.
+        """
+        if not features.may_send(message, self._features):
+            raise _not_agreed(message)
+        self._need_room(message.id, coded.array_bytes(message))
+        return coded.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
         """Take the result of a run; nothing is sent if the run was cancelled meanwhile."""
@@ -181,14 +208,17 @@ class DeviceCore:
     def _keep(self, id: int, stored: Stored) -> None:
         if id in self._store:
             raise ProtocolError(f"array {id} was sent twice")
-        taken = self.occupied_bytes + self._results_bytes
-        if taken + stored.nbytes > self.memory_bytes:
-            raise ProtocolError(
-                f"array {id} does not fit: {taken} of {self.memory_bytes} "
-                f"bytes are taken and it has {stored.nbytes}"
-            )
+        self._need_room(id, stored.nbytes)
         self.occupied_bytes += stored.nbytes
         self._store[id] = stored
+
+    def _need_room(self, id: int, nbytes: int) -> None:
+        taken = self.occupied_bytes + self._results_bytes
+        if taken + nbytes > self.memory_bytes:
+            raise ProtocolError(
+                f"array {id} does not fit: {taken} of {self.memory_bytes} "
+                f"bytes are taken and it has {nbytes}"
+            )
 
     def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
         """Make an order of what is asked for, or say why it cannot be done."""
@@ -316,6 +346,10 @@ def _input(name: int, found: Stored | None) -> GraphInput:
 
 class _CannotRunError(Exception):
     """One run cannot be done; the session goes on."""
+
+
+def _not_agreed(message: Message) -> ProtocolError:
+    return ProtocolError(f"{message.TYPE} belongs to a feature that is not part of this session")
 
 
 _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # found faster than by DType(name)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cleave.arrays import DType
+from cleave.coding import coded
+from cleave.coding.exponents import LEAST_BYTES
 from cleave.device.compute_thread import Computer, Outcome
 from cleave.device.core import Action, DeviceCore, Order
 from cleave.errors import CleaveError, ProtocolError, VersionError
 from cleave.machine.memory import IDLE_BYTES
-from cleave.protocol import features, limits, messages
-from cleave.protocol.codec import decode, encode
+from cleave.protocol import codec, features, limits, messages
+from cleave.protocol.codec import decode, encode, payload_bytes
 from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
@@ -98,7 +100,11 @@ class DeviceSession:
         check: Callable[[Message], None] | None = None,
         silence_s: float = limits.SILENCE_S,
     ) -> None:
-        self.core = DeviceCore(hello.memory_bytes, graphs=Feature.GRAPHS.value in hello.features)
+        self.core = DeviceCore(
+            hello.memory_bytes,
+            graphs=Feature.GRAPHS.value in hello.features,
+            coding=Feature.CODING.value in hello.features,
+        )
         self.bye: messages.Bye | None = None
         self.measured: messages.Measured | None = None
         self.downlink_bytes = 0
@@ -205,6 +211,10 @@ class DeviceSession:
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
                     self._welcomed.set()
+                case messages.PutCoded() if payload_bytes(message.payload) >= LEAST_BYTES:
+                    # What comes next waits, so that the order stays.
+                    put = await asyncio.to_thread(self.core.decoded, message)
+                    self._act(self.core.received(put))
                 case _:
                     self._act(self.core.received(message))
                     if isinstance(message, messages.Drop):
@@ -238,13 +248,25 @@ class DeviceSession:
         try:
             while True:
                 while self._outbox:
-                    self.uplink_bytes += await self._connection.send(encode(self._outbox.popleft()))
+                    parts = await self._encoded(self._outbox.popleft())
+                    self.uplink_bytes += await self._connection.send(parts)
                 if self._ending:
                     return
                 self._wake.clear()
                 await self._wake.wait()
         except ConnectionLostError:
             return  # the receiving side learns it too, and says so
+
+    async def _encoded(self, message: Message) -> list[codec.Buffer]:
+        """Return the parts of a message to send; a large result is coded, if it may be."""
+        if (
+            isinstance(message, messages.Result)
+            and self.core.codes_results
+            and payload_bytes(message.payload) >= LEAST_BYTES
+            and (found := await asyncio.to_thread(coded.coded_payload, message)) is not None
+        ):
+            return encode(coded.with_coded(message, found))
+        return encode(message)
 
     async def _watch(self) -> None:
         """End the session when the PS does not answer any more.

@@ -52,6 +52,7 @@ class FleetCounters:
         waited_s: wall seconds that the caller spent inside `GemmFuture.result`.
         verify_s: processor seconds spent on checking results.
         traffic: bytes of encoded messages, by what they are for.
+        saved: bytes that these would have been more without coding, likewise.
         floor_down_bytes, floor_up_bytes: bytes if every operand and every result of every GEMM were
             sent once.
         gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
@@ -64,6 +65,7 @@ class FleetCounters:
     waited_s: float = 0.0
     verify_s: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
+    saved: Traffic = field(default_factory=Traffic)
     floor_down_bytes: int = 0
     floor_up_bytes: int = 0
     gemms: int = 0
@@ -188,6 +190,7 @@ class Runtime(ABC):
         return replace(
             self._counters,
             traffic=self._counters.traffic.snapshot(),
+            saved=self._counters.saved.snapshot(),
             blocks=done.results,
             reissued=done.reissued + done.speculative + self.manager.stages.repeated,
             late=done.late,

@@ -33,6 +33,9 @@ MAX_GRAPH_NODES: Final = 4096
 MAX_GRAPH_DEPTH: Final = 4
 """Most graphs that may stand inside each other, the outermost counted."""
 
+CODED_CHUNK: Final = 2**20
+"""Elements of a coded payload that are coded together; the last chunk has what is left."""
+
 MAX_IDS: Final = 65536
 """Most ids in one `drop` or `cancel`."""
 

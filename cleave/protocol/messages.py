@@ -40,6 +40,7 @@ class Feature(Enum):
 
     MEASURE = "measure"
     GRAPHS = "graphs"
+    CODING = "coding"
 
 
 class _OpenEnum(StrEnum):
@@ -129,6 +130,27 @@ class Put:
 
 
 @dataclass(slots=True)
+class PutCoded:
+    """PS to device: as `put`; the payload is the coded form of the array (`cleave.coding`)."""
+
+    TYPE: ClassVar[str] = "put_coded"
+    FEATURE: ClassVar[Feature | None] = Feature.CODING
+    id: int
+    rows: int
+    columns: int
+    dtype: str
+    payload: Any = None
+
+
+@dataclass(slots=True)
+class CodeResults:
+    """PS to device: from now on results may be coded."""
+
+    TYPE: ClassVar[str] = "code_results"
+    FEATURE: ClassVar[Feature | None] = Feature.CODING
+
+
+@dataclass(slots=True)
 class Run:
     """PS to device: compute `op` of the named arrays and answer with `result`.
 
@@ -215,6 +237,20 @@ class Result:
 
     TYPE: ClassVar[str] = "result"
     FEATURE: ClassVar[Feature | None] = None
+    id: int
+    rows: int
+    columns: int
+    dtype: str
+    compute_s: float
+    payload: Any = None
+
+
+@dataclass(slots=True)
+class ResultCoded:
+    """Device to PS: as `result`; the payload is the coded form of the array (`cleave.coding`)."""
+
+    TYPE: ClassVar[str] = "result_coded"
+    FEATURE: ClassVar[Feature | None] = Feature.CODING
     id: int
     rows: int
     columns: int
@@ -349,6 +385,8 @@ Message: TypeAlias = (
     Hello
     | Welcome
     | Put
+    | PutCoded
+    | CodeResults
     | Run
     | Graph
     | Concat
@@ -356,6 +394,7 @@ Message: TypeAlias = (
     | Fetch
     | Computed
     | Result
+    | ResultCoded
     | TaskError
     | Drop
     | Cancel

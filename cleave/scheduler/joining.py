@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from cleave.protocol import features, limits, messages
 from cleave.protocol.allowance import Allowance
-from cleave.protocol.messages import ByeCode, ErrorCode, Hello
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello
 from cleave.scheduler import events
 from cleave.scheduler.admission import (
     Admission,
@@ -19,6 +19,7 @@ from cleave.scheduler.admission import (
     Refusal,
     clean_name,
 )
+from cleave.scheduler.coding_policy import CodingPolicy
 from cleave.scheduler.device_history import DeviceHistory
 from cleave.scheduler.handshake import bounded, stated_rates, unfit
 from cleave.scheduler.instructions import Decision, Dismiss, Joined, Note, Refuse, Send
@@ -39,6 +40,7 @@ class Joining:
         rng: secret; draws the numbers that tell whether a device computes right.
         max_devices: how many devices may be there at once; any number if None.
         observe: whether devices are planned with the pace that they show.
+        coding: on which links payloads are coded.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Joining:
         *,
         max_devices: int | None,
         observe: bool,
+        coding: CodingPolicy = CodingPolicy.OFF,
     ) -> None:
         self._auth = auth
         self._history = history
         self._rng = rng
         self._max_devices = max_devices
         self._observe = observe
+        self._coding = coding
         self._resting: dict[int, float] = {}  # by which device it is known as, until when
 
     def rest(self, session: Session, now_s: float) -> None:
@@ -114,7 +118,7 @@ class Joining:
         if not stated and (before := self._history.rates_before(session, now_s)) is not None:
             session.rates, stated = before, True
         if stated and not session.measure and not verify:
-            return [Send(session.id, welcome), *_ready(session)]
+            return [Send(session.id, welcome), *self._ready(session)]
         effort = THOROUGH if session.measure else STATED if stated else JOINING
         secret = self._rng if verify and not session.measure else None
         session.probe = Probe(session.rates, effort, secret, session.probe_ids)
@@ -139,7 +143,7 @@ class Joining:
             return [*sent, Send(session.id, measured), bye]
         session.probe = None
         session.rates = bounded(probe.device)
-        return [*sent, *_ready(session)]
+        return [*sent, *self._ready(session)]
 
     def _introduce(self, session: Session, hello: Hello, admission: Admission) -> None:
         """Note who a device is, what it says of itself, and what is remembered of it."""
@@ -157,8 +161,24 @@ class Joining:
             session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
         session.measure = hello.measure
         session.features = features.agreed(hello)
+        if self._coding is CodingPolicy.OFF:
+            session.features -= {Feature.CODING}
         session.rates = stated_rates(session.id, hello)
         session.claimed_flops_per_s = session.rates.flops_per_s
+
+    def _ready(self, session: Session) -> Sequence[Decision]:
+        session.state = DeviceState.READY
+        session.reason = session.pace.estimate.text
+        careful = session.setbacks.times > 0
+        rates = bounded(session.planned_rates)
+        ready: list[Decision] = [Joined(session.id), events.DeviceReady(rates, careful)]
+        if Feature.CODING not in session.features:
+            return ready
+        assert session.rates is not None
+        session.codes_puts = self._coding.pays(session.rates.downlink_bytes_per_s)
+        if self._coding.pays(session.rates.uplink_bytes_per_s):
+            ready.insert(0, Send(session.id, messages.CodeResults()))
+        return ready
 
 
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
@@ -184,10 +204,3 @@ def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[De
     )
     text = f"{admission.name} joined again; its earlier session {here[0]} ends"
     return [Note(text), *(Refuse(id, ErrorCode.DUPLICATE, reason) for id in here)]
-
-
-def _ready(session: Session) -> Sequence[Decision]:
-    session.state = DeviceState.READY
-    session.reason = session.pace.estimate.text
-    careful = session.setbacks.times > 0
-    return [Joined(session.id), events.DeviceReady(bounded(session.planned_rates), careful)]

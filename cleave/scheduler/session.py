@@ -80,6 +80,7 @@ class Session:
     rates: DeviceRates | None = None
     claimed_flops_per_s: float = 0.0  # in its hello, bounded; `rates` has what it showed
     features: frozenset[Feature] = frozenset()  # that it has, and we have
+    codes_puts: bool = False  # arrays are coded on their way to it
     measure: bool = False  # it came to have its link measured, not to work
     measured_by: str = ""  # what it came by then, see `Admission`
     own: bool = False  # it is the operator's own

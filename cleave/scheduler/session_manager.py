@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer
 from cleave.errors import ProtocolError
@@ -19,6 +20,7 @@ from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler import events
 from cleave.scheduler.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.check_policy import Verification
+from cleave.scheduler.coding_policy import CodingPolicy
 from cleave.scheduler.device_history import DeviceHistory
 from cleave.scheduler.gemm_job import GemmJob, GemmTask
 from cleave.scheduler.handshake import bounded
@@ -72,6 +74,7 @@ class SessionManager:
         max_devices: how many devices it takes at once; any number unless given.
         observe: whether devices are planned with the pace that they show (`cleave.scheduler.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
+        coding: on which links payloads are coded: a value of `--coding`.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class SessionManager:
         max_devices: int | None = None,
         observe: bool = True,
         stages_on: StagesOn | str = StagesOn.OWN,
+        coding: CodingPolicy | str = CodingPolicy.OFF,
     ) -> None:
         self.scheduler = Scheduler()
         self.sessions: dict[int, Session] = {}
@@ -98,11 +102,17 @@ class SessionManager:
         self.epoch = 0
         self._rng = rng or random.SystemRandom()
         self._joining = Joining(
-            self.auth, self.history, self._rng, max_devices=max_devices, observe=observe
+            self.auth,
+            self.history,
+            self._rng,
+            max_devices=max_devices,
+            observe=observe,
+            coding=CodingPolicy.of(coding),
         )
         self._trials = Trials(self.history, self._rng, observe=observe)
         self._judge = ResultJudge(self.auth, self.history)
         self._buffers: dict[int, Buffer] = {}
+        self._regions = WeakValueDictionary[int, Buffer]()  # by array, while messages send it
         self._stuck_s: float | None = None  # when it was last said that a job is
 
     @property
@@ -505,7 +515,10 @@ class SessionManager:
         match instruction:
             case SendArray(device, array):
                 self.sessions[device].pace.array(array.nbytes)
-                region = self._buffers[array.operand].region(array.rows, array.columns)
+                region = self._regions.get(array.id)
+                if region is None:  # one for all devices, so that it is coded once
+                    region = self._buffers[array.operand].region(array.rows, array.columns)
+                    self._regions[array.id] = region
                 rows, columns = region.shape
                 put = messages.Put(array.id, rows, columns, region.dtype.value, region)
                 return [Send(device, put, TrafficKind.TILES)]

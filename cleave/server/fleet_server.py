@@ -34,6 +34,7 @@ from cleave.scheduler.admission import (
     clean_text,
 )
 from cleave.scheduler.check_policy import Verification
+from cleave.scheduler.coding_policy import CodingPolicy
 from cleave.scheduler.fleet_events import EventListener
 from cleave.scheduler.handshake import FULL_RETRY_S, other_version
 from cleave.scheduler.session_manager import SessionManager
@@ -96,6 +97,8 @@ class ServerConfig:
         allowed: how many connections there may be, and how long a handshake may take.
         stages_on: which devices may train whole layers, as `cleave serve --stages-on` takes it:
             `own` or `any`. Whoever shows `credential` is own, unless `auth` is given and decides.
+        coding: on which links payloads are coded, as `cleave serve --coding` takes it: `auto` (slow
+            ones), `on` or `off`.
     """
 
     host: str = "127.0.0.1"
@@ -112,6 +115,7 @@ class ServerConfig:
     security: Security = field(default_factory=Security)
     allowed: ConnectionLimits = field(default_factory=ConnectionLimits)
     stages_on: StagesOn | str = StagesOn.OWN
+    coding: CodingPolicy | str = CodingPolicy.AUTO
 
 
 class Server:
@@ -138,6 +142,7 @@ class Server:
             auth=auth,
             max_devices=allowed.devices,
             stages_on=config.stages_on,
+            coding=config.coding,
         )
         self.live = LiveRuntime(manager, config.events)
         self.fleet = Fleet(self.live, config.planner)
@@ -439,8 +444,8 @@ def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
         changes: fields of `ServerConfig` to set to other values.
 
     Raises:
-        UsageError: when the address cannot be listened on, TLS lacks something, or `verify` or
-            `stages_on` has none of the values that `ServerConfig` names.
+        UsageError: when the address cannot be listened on, TLS lacks something, or `verify`,
+            `stages_on` or `coding` has none of the values that `ServerConfig` names.
 
     Example:
         >>> with serve(port=0) as server:

@@ -25,8 +25,8 @@ from cleave.arrays import Buffer
 from cleave.errors import FleetError, ProtocolError
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import Information, Runtime
-from cleave.protocol import limits, messages
-from cleave.protocol.codec import decode, encode
+from cleave.protocol import codec, limits, messages
+from cleave.protocol.codec import decode, encode, payload_bytes
 from cleave.protocol.features import may_send
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.admission import clean_text
@@ -42,6 +42,7 @@ from cleave.scheduler.stage_work import (
 )
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.block_times import BlockTimes, TimeSpan
+from cleave.server.coder import Coder, SharedArray
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import AwaitedSizes
 from cleave.verify import Judgement
@@ -63,11 +64,18 @@ PACK_IN_THREAD_BYTES = 4 * 2**20
 
 
 @dataclass(slots=True)
+class _Outgoing:
+    message: Message
+    kind: TrafficKind = TrafficKind.OTHER
+    array: SharedArray | None = None  # where it is to be coded
+
+
+@dataclass(slots=True)
 class _Peer:
     connection: Accepted
     record: Session
     times: BlockTimes = field(default_factory=BlockTimes)
-    outbox: deque[tuple[Message, TrafficKind]] = field(default_factory=deque)
+    outbox: deque[_Outgoing] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # once it has joined
@@ -97,6 +105,7 @@ class LiveRuntime(Runtime):
         self._peers: dict[int, _Peer] = {}
         self._ids = count(1)
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
+        self._coder = Coder()
         self._checking = 0  # checks queued or running in the checker's thread
         self._finished: dict[int, threading.Event] = {}
         self._step_token: object = None
@@ -139,7 +148,7 @@ class LiveRuntime(Runtime):
                     answered(turned_away, _name(peer.record))
                 self.execute(done)
             while not peer.closing:
-                self._heard(peer, await connection.receive())
+                await self._heard(peer, await connection.receive())
         except CutError as error:
             reason = str(error)
             self.execute(self.manager.exceeded(session, reason, self.now()))
@@ -160,17 +169,23 @@ class LiveRuntime(Runtime):
                 why = f" ({why})" if why else ""
                 _logger.info("%s left%s; %s", peer.name, why, self._fleet_size())
 
-    def _heard(self, peer: _Peer, data: bytes) -> None:
+    async def _heard(self, peer: _Peer, data: bytes) -> None:
         """Handle a message from a device.
 
         Raises:
             ProtocolError: when it is not a valid message.
         """
         peer.record.counters.uplink_bytes += len(data)
-        kind = TrafficKind.OTHER
+        kind, saved_bytes = TrafficKind.OTHER, 0
         try:
-            message, now_s = decode(data, limits.MAX_DEVICE_HEADER_BYTES), self.now()
+            message = decode(data, limits.MAX_DEVICE_HEADER_BYTES)
+            now_s = self.now()
+            if isinstance(message, messages.ResultCoded):
+                coded_bytes = payload_bytes(message.payload)
+                message = await self._decoded(peer, message)
+                saved_bytes = payload_bytes(message.payload) - coded_bytes
             kind = peer.record.kind_of(message)
+            self._counters.saved.up.count(kind, saved_bytes)
         finally:  # what is no message crossed the network as well
             self._counters.traffic.up.count(kind, len(data))
         if isinstance(message, messages.Result) and peer.record.probe is None:
@@ -178,6 +193,16 @@ class LiveRuntime(Runtime):
         elif isinstance(message, messages.TaskError):
             peer.times.given_up((message.id,))
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
+
+    async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
+        """Return the plain form of a coded result.
+
+        Raises:
+            ProtocolError: when it is not valid, or was not agreed on.
+        """
+        if not may_send(message, peer.record.features):
+            raise ProtocolError("a coded result came without the feature for it")
+        return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
         """Close a session; return why it ended, as one side told the other."""
@@ -203,11 +228,9 @@ class LiveRuntime(Runtime):
         try:
             while True:
                 while peer.outbox:
-                    message, kind = peer.outbox.popleft()
-                    if isinstance(message, messages.Put) and _wants_thread(message):
-                        parts = await asyncio.to_thread(encode, message)
-                    else:
-                        parts = encode(message)
+                    outgoing = peer.outbox.popleft()
+                    message, kind = outgoing.message, outgoing.kind
+                    parts = await self._encoded(outgoing)
                     began_s = self.now()
                     peer.times.sending(began_s)
                     self.manager.sending(peer.record.id, began_s)
@@ -225,6 +248,21 @@ class LiveRuntime(Runtime):
                 await peer.wake.wait()
         except ConnectionLostError:
             return  # the receiving side learns it too, and says so
+
+    async def _encoded(self, outgoing: _Outgoing) -> list[codec.Buffer]:
+        """Return the parts of a message to send; what takes long is done in threads."""
+        message = outgoing.message
+        if not isinstance(message, messages.Put):
+            return encode(message)
+        if outgoing.array is not None:
+            coded = await self._coder.put(message, outgoing.array)
+            if isinstance(coded, messages.PutCoded):
+                saved_bytes = payload_bytes(message.payload) - payload_bytes(coded.payload)
+                self._counters.saved.down.count(outgoing.kind, saved_bytes)
+                return encode(coded)
+        if _wants_thread(message):
+            return await asyncio.to_thread(encode, message)
+        return encode(message)
 
     def _announce(self, session: int) -> None:
         record = self.manager.sessions[session]
@@ -266,7 +304,10 @@ class LiveRuntime(Runtime):
             peer.connection.dismiss()
         elif isinstance(message, messages.Bye):
             peer.farewell = message.reason
-        peer.outbox.append((message, kind))
+        array = None
+        if peer.record.codes_puts and isinstance(message, messages.Put):
+            array = self._coder.shared(message)
+        peer.outbox.append(_Outgoing(message, kind, array))
         peer.wake.set()
 
     def end(self, session: int) -> None:
@@ -384,7 +425,7 @@ class LiveRuntime(Runtime):
         """Queue a `bye` for every device, and end all jobs with an error."""
         self._ending = True
         for peer in self._peers.values():
-            peer.outbox.append((messages.Bye(_CLOSING, ByeCode.CLOSING), TrafficKind.OTHER))
+            peer.outbox.append(_Outgoing(messages.Bye(_CLOSING, ByeCode.CLOSING)))
             peer.closing = True
             peer.wake.set()
         # A thread that waits for a GEMM must not wait for ever.
@@ -530,6 +571,7 @@ class LiveRuntime(Runtime):
         """See `Runtime.close`. The loop is stopped by its owner."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
+        self._coder.close()
 
 
 def _nobody(kind: EventKind, session: Session | None, text: str) -> None:

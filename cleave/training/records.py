@@ -45,6 +45,7 @@ class StepRecord:
         journal_s: seconds that the journal cost in this step.
         journal_saved_s: seconds that products taken from the journal had taken before.
         traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
+        saved: bytes that would have been more without coding, by what they are for.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -68,6 +69,7 @@ class StepRecord:
     journal_s: float = 0.0
     journal_saved_s: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
+    saved: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class DoneRecord:
         local_gemms, journal_bytes, journal_s, journal_saved_s: sums over the steps of this process.
         journal_gemms: GEMMs whose products came from the journal.
         traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
+        saved: bytes that would have been more without coding, by what they are for.
     """
 
     EVENT: ClassVar[str] = "done"
@@ -164,6 +167,7 @@ class DoneRecord:
     journal_saved_s: float = 0.0
     journal_gemms: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    saved: Traffic = field(default_factory=Traffic)
 
 
 Record: TypeAlias = (

@@ -341,6 +341,7 @@ class Trainer:
             journal_saved_s=journal.saved_s,
             journal_gemms=journal.taken,
             traffic=spent.traffic,
+            saved=spent.saved,
         )
         report(done)
         self.patience.insist(self.folder.plot)
@@ -397,6 +398,7 @@ class Trainer:
             journal_s=journal.spent_s - journal_before.spent_s,
             journal_saved_s=journal.saved_s - journal_before.saved_s,
             traffic=spent.traffic,
+            saved=spent.saved,
         )
 
     def _update(self, rate: float, batches: list[tuple[Tensor, Tensor]]) -> float:

@@ -70,6 +70,13 @@ def serve(
         str,
         typer.Option(help="Devices that may train whole layers: own (paired with --own), or any."),
     ] = "own",
+    coding: Annotated[
+        str,
+        typer.Option(
+            help="Send numbers in fewer bytes, exactly: auto (to and from devices whose links are "
+            "slower than coding), on, or off."
+        ),
+    ] = "auto",
     tls: Annotated[
         str,
         typer.Option(
@@ -120,10 +127,11 @@ def serve(
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from cleave.scheduler.check_policy import Verification
+    from cleave.scheduler.coding_policy import CodingPolicy
     from cleave.scheduler.stage_runs import StagesOn
 
     verification = Verification.of(verify)
-    stages = StagesOn.of(stages_on)
+    stages, coded = StagesOn.of(stages_on), CodingPolicy.of(coding)
     if tls not in ("", "auto", "off"):
         raise UsageError(f"--tls is {tls!r}; use auto or off")
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
@@ -178,6 +186,7 @@ def serve(
             pages=server_app.routes.answer,
             verify=verification,
             stages_on=stages,
+            coding=coded,
             auth=server_app.access,
             security=Security(
                 tls=TlsMode(tls) if tls else None,

@@ -165,6 +165,9 @@ def _summary(record: dict[str, Any], energy: dict[str, Any]) -> Table:
         )
         for way, kinds in record.get("traffic", {}).items():
             table.add_row(f"  of it {way}", by_kind(kinds))
+        for way, kinds in record.get("saved", {}).items():
+            if any(kinds.values()):
+                table.add_row(f"  coding saved {way}", by_kind(kinds))
     if record["tiles"]:
         table.add_row("tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}")
         table.add_row("reissued", f"{record['reissued']:,}")

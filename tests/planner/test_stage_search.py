@@ -274,7 +274,7 @@ def test_large_fleets(layers: int) -> None:
 
 
 def test_too_little_memory_is_said() -> None:
-    with pytest.raises(PlanError, match="a layer needs 115 MB on a device, but the largest of 4"):
+    with pytest.raises(PlanError, match="a layer needs 120 MB on a device, but the largest of 4"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=10**7) for d in HOME], PS)
     with pytest.raises(PlanError, match=r"need about 7\d\d MB, and do not fit the 600 MB"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=150 * 10**6) for d in HOME], PS)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from cleave.arrays import DType
+from cleave.coding.exponents import decode as decode_array
 from cleave.protocol import features, limits
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.coming_back import least_wait_s
@@ -121,6 +123,12 @@ def test_the_worked_example_is_right() -> None:
     payload = bytes.fromhex("803f00c0")
     assert data == b"".join(encode(Put(1, 1, 2, "bf16", payload)))
     assert f"{len(data)} bytes:" in DOCUMENT
+
+
+def test_the_coded_array_is_right() -> None:
+    block = _section("## Coding").split("```\n")[1]
+    data = b"".join(bytes.fromhex(line[:32]) for line in block.splitlines())
+    assert decode_array(data, DType.BF16, 4) == bytes.fromhex("803f00c0")
 
 
 def test_the_session_in_bytes_is_what_ps_and_device_say() -> None:

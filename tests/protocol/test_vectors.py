@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cleave.arrays import DType
+from cleave.coding import exponents
 from cleave.device.core import DeviceCore
 from cleave.device.graph_check import check_graph
 from cleave.errors import ProtocolError
@@ -24,7 +26,16 @@ def test_generation_reproduces_the_files() -> None:
 
 
 def test_names_are_unique_and_every_type_has_a_vector() -> None:
-    for name in ("messages", "decode", "invalid", "matmul", "faults", "session", "graphs"):
+    for name in (
+        "messages",
+        "decode",
+        "invalid",
+        "matmul",
+        "faults",
+        "session",
+        "graphs",
+        "coding",
+    ):
         names = [vector["name"] for vector in load(name)]
         assert len(names) == len(set(names))
     assert {vector["type"] for vector in load("messages")} == set(TYPES)
@@ -123,11 +134,24 @@ def test_models(vector: Vector) -> None:
         check_graph(model)
 
 
+@each("coding")
+def test_coded_payloads(vector: Vector) -> None:
+    coded, dtype, nbytes = octets(vector["coded"]), DType(vector["dtype"]), vector["payload_bytes"]
+    if "payload" not in vector:
+        with pytest.raises(ProtocolError):
+            exponents.decode(coded, dtype, nbytes)
+        return
+    payload = octets(vector["payload"])
+    assert len(payload) == nbytes
+    assert exponents.decode(coded, dtype, nbytes) == payload
+    assert exponents.decode(exponents.encode(payload, dtype), dtype, nbytes) == payload
+
+
 @each("faults")
 def test_faults(vector: Vector) -> None:
-    graphs = vector.get("feature") == "graphs"
-    core = DeviceCore(vector["memory_bytes"], graphs=graphs)
-    core.received(messages.Welcome(device=1, features=("graphs",) if graphs else ()))
+    feature = vector.get("feature", "")
+    core = DeviceCore(vector["memory_bytes"], **({feature: True} if feature else {}))
+    core.received(messages.Welcome(device=1, features=(feature,)))
     *before, last = [_through_the_wire(message(received)) for received in vector["receive"]]
     for received in before:
         orders = core.received(received)

@@ -14,7 +14,7 @@ from cleave.protocol.messages import ByeCode, ErrorCode, Message, Role
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 TYPES: dict[str, type[Any]] = {cls.TYPE: cls for cls in typing.get_args(messages.Message)}
-HAS_PAYLOAD = ("put", "graph", "result")
+HAS_PAYLOAD = ("put", "put_coded", "graph", "result", "result_coded")
 
 Vector = dict[str, Any]
 

@@ -23,6 +23,7 @@ from cleave.protocol.messages import (
     Bye,
     ByeCode,
     Cancel,
+    CodeResults,
     Computed,
     Concat,
     Drain,
@@ -38,9 +39,11 @@ from cleave.protocol.messages import (
     Measured,
     Message,
     Put,
+    PutCoded,
     Reply,
     Request,
     Result,
+    ResultCoded,
     Role,
     Run,
     RunGraph,
@@ -49,6 +52,7 @@ from cleave.protocol.messages import (
     Welcome,
 )
 from tests.protocol import session_example
+from tests.vectors.coded_payloads import CODED, coding_vectors
 from tests.vectors.graph_models import graph_vectors
 
 FOLDER: Final = Path(__file__).parent
@@ -123,6 +127,11 @@ def _messages() -> list[tuple[str, str, Message]]:
             replace(device, features=("measure", "graphs")),
         ),
         (
+            "hello-coding",
+            "a device that reads coded arrays, and codes",
+            replace(device, features=("measure", "coding")),
+        ),
+        (
             "hello-versions",
             "what it speaks and has; names that the reader does not know are no harm",
             replace(device, versions=(1, 2), features=("measure", "tea")),
@@ -148,6 +157,10 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("put-bin16-shortest", "256 bytes", Put(6, 1, 64, "fp32", b"\xa5" * 256)),
         ("put-bin16-long", "65534 bytes", Put(6, 1, 32767, "bf16", b"\xa5" * 65534)),
         ("put-bin32-shortest", "65536 bytes", Put(6, 1, 16384, "fp32", b"\xa5" * 65536)),
+        ("put-coded", "1 -2", PutCoded(2, 1, 2, "bf16", CODED)),
+        ("put-coded-empty", "no columns", PutCoded(5, 5, 0, "bf16", b"")),
+        ("put-coded-largest-id", "2**63 - 1", PutCoded(LARGEST_ID, 1, 2, "bf16", CODED)),
+        ("code-results", "no fields", CodeResults()),
         ("run", "one pair", Run(1, "matmul", (1, 2), False, True, "bf16")),
         ("run-chained", "three pairs, partial sum", Run(2, "matmul", (1, 2, 3, 4, 5, 6), *_TF)),
         ("run-largest-ids", "2**63 - 1", Run(LARGEST_ID, "matmul", (LARGEST_ID, 0), *_TF)),
@@ -188,6 +201,8 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("result-empty", "no rows", Result(2, 0, 3, "bf16", 0.0, b"")),
         ("result-largest-id", "2**63 - 1", Result(LARGEST_ID, 1, 1, "fp16", 0.5, b"\x00\x3c")),
         ("result-bin16", "300 bytes", Result(3, 1, 75, "fp32", 0.25, b"\x5a" * 300)),
+        ("result-coded", "1 -2", ResultCoded(1, 2, 1, "bf16", 0.25, CODED)),
+        ("result-coded-empty", "no rows", ResultCoded(2, 0, 3, "fp32", 0.0, b"")),
         ("task-error", "the session goes on", TaskError(9, "array 4 is not here")),
         ("drop", "three arrays", Drop((1, 2, 300))),
         ("drop-nothing", "allowed, does nothing", Drop(())),
@@ -910,7 +925,11 @@ def _fault_vectors() -> list[Json]:
         ("put-empty-when-full", "no bytes always fit", [put(1, 250, 1), put(2, 0, 9)]),
     ]
     groups = {"task_error": task_errors, "error": errors, "none": accepted}
-    return [*_faults(groups, None), *_faults(_graph_faults(), Feature.GRAPHS)]
+    return [
+        *_faults(groups, None),
+        *_faults(_graph_faults(), Feature.GRAPHS),
+        *_faults(_coding_faults(), Feature.CODING),
+    ]
 
 
 _Faults = dict[str, list[tuple[str, str, list[Message]]]]
@@ -1036,6 +1055,35 @@ def _graph_faults() -> _Faults:
     return {"task_error": task_errors, "error": errors, "none": accepted}
 
 
+def _coding_faults() -> _Faults:
+    """Of a device with the feature coding."""
+    coded = PutCoded(1, 1, 2, "bf16", CODED)
+    errors: list[tuple[str, str, list[Message]]] = [
+        ("put-coded-cut", "its last byte is missing", [replace(coded, payload=CODED[:-1])]),
+        ("put-coded-too-long", "one byte follows", [replace(coded, payload=CODED + b"\x00")]),
+        ("put-coded-other-shape", "two elements for three", [replace(coded, columns=3)]),
+        ("put-coded-other-dtype", "bf16 for fp32", [replace(coded, dtype="fp32")]),
+        ("put-coded-plain", "it is not coded", [replace(coded, payload=bytes(4))]),
+        ("put-coded-integers", "int64 is never coded", [replace(coded, dtype="int64")]),
+        ("put-coded-unknown-dtype", "no such dtype", [replace(coded, dtype="fp8")]),
+        ("put-coded-twice", "id 1 is there", [coded, coded]),
+        (
+            "put-coded-over-memory",
+            "1000 bytes are taken, it has 4",
+            [_zeros(2, 249, 1), coded, replace(coded, id=3)],
+        ),
+        ("result-coded-to-a-device", "nor results", [ResultCoded(1, 1, 2, "bf16", 0.0, CODED)]),
+    ]
+    accepted: list[tuple[str, str, list[Message]]] = [
+        ("put-coded", "two elements", [coded]),
+        ("put-coded-empty", "none", [replace(coded, columns=0, payload=b"")]),
+        ("put-coded-exactly-full", "4 bytes count, whatever it took", [_zeros(2, 249, 1), coded]),
+        ("put-after-put-coded", "they are arrays alike", [coded, _zeros(2, 1, 1)]),
+        ("code-results", "and once more", [CodeResults(), CodeResults()]),
+    ]
+    return {"task_error": [], "error": errors, "none": accepted}
+
+
 def _with_payload(message: Message) -> Json:
     payload = getattr(message, "payload", None)
     return described(message) | ({} if payload is None else {"payload": _shorter(payload)})
@@ -1058,6 +1106,7 @@ def build() -> dict[str, str]:
         "faults.json": _fault_vectors(),
         "session.json": _session_vectors(),
         "graphs.json": graph_vectors(),
+        "coding.json": [dict(vector, feature="coding") for vector in coding_vectors()],
     }
     return {
         name: _render({"protocol_version": limits.VERSION, "vectors": vectors})

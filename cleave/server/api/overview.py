@@ -225,6 +225,7 @@ class Overview:
                 "left": self._left,
             },
             "traffic": asdict(counters.traffic),
+            "saved": asdict(counters.saved),
             "rates": _fleet_rates(before, now),
             "job": self._job(question),
             "devices": self._devices(live.manager, sessions, used, before, now),

@@ -1,0 +1,299 @@
+"""How many bytes coding saves of what travels in training, and how fast it is.
+
+    python -m benchmarks.coding [--models opt-tiny,llama-tiny] [--after 200] [--steps 20]
+                                [--batch 4] [--seq 128] [--json]
+
+Trains models on the default corpus with plain PyTorch in fp32, and codes what a step by stages
+would send, rounded to each dtype: weights of all layers and of the head once, their gradients once,
+what each layer returns and the gradient of that twice (to the server, and to the next stage). In
+`--steps` steps from the first on, and as many after `--after` steps. Arrays below 16 KiB count as
+they are. Everything that is coded is decoded again and compared.
+
+`entropy` is the least that a coder can reach that looks at exponents one by one, as rANS does, with
+the frequencies of each array known to both sides for nothing: hardly less, and neither browsers nor
+Java can read it. With `zstandard` installed (it is no dependency of Cleave): zstd of whole
+payloads, and of exponents alone, without the time to split these off. It is faster, but Java cannot
+read it, nor can all browsers: every client would need a library for it.
+
+Speeds are of one core, of an array of 4 million weights as they are after training. From these
+follows the rate of the link up to which coding saves time even where nothing overlaps:
+`LINK_BYTES_PER_S` must not be above it. Ends with 1 if a ratio is above its limit (bf16 0.70, fp32
+0.86) or that link rate is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import make_trainer
+from cleave.arrays import DType, narrow
+from cleave.coding.exponents import LEAST_BYTES, decode, encode, encode_if_shorter
+from cleave.scheduler.coding_policy import LINK_BYTES_PER_S
+from cleave.training.job import JobSpec
+from cleave.training.trainer import Trainer
+
+LIMITS: Final = {DType.BF16: 0.70, DType.FP32: 0.86}
+KINDS: Final = ("weights", "gradients", "activations")
+_TWICE: Final = "activations"
+_SPEED_ELEMENTS: Final = 4 * 2**20
+_TRIES: Final = 5
+
+
+@dataclass
+class Size:
+    """Bytes of some arrays: as they are, coded, and with exponents at their entropy."""
+
+    plain: float = 0.0
+    coded: float = 0.0
+    ideal: float = 0.0
+
+    def add(self, more: Size, times: int = 1) -> None:
+        """Add the bytes of other arrays."""
+        self.plain += times * more.plain
+        self.coded += times * more.coded
+        self.ideal += times * more.ideal
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """What coding left of the bytes of some arrays."""
+
+    model: str
+    steps: str
+    kind: str
+    dtype: str
+    coded: float
+    entropy: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One core's speed with a coder."""
+
+    coder: str
+    dtype: str
+    ratio: float
+    encode_mb_s: float
+    decode_mb_s: float
+    pays_up_to_mbit: float
+
+
+Sizes = dict[tuple[str, DType], Size]
+
+
+def exponents(payload: bytes, dtype: DType) -> np.ndarray[Any, Any]:
+    """Return the byte of each element that is deflated."""
+    words = dtype.itemsize // 2
+    upper = np.frombuffer(payload, "<u2")[words - 1 :: words]
+    return (upper >> 7).astype(np.uint8)
+
+
+def measured(payload: bytes, dtype: DType) -> Size:
+    """Code an array, and check that it comes back."""
+    if len(payload) < LEAST_BYTES:
+        return Size(len(payload), len(payload), len(payload))
+    coded = encode_if_shorter(payload, dtype)
+    if coded is not None and decode(coded, dtype, len(payload)) != payload:
+        raise AssertionError("coding is not exact")
+    counts = np.bincount(exponents(payload, dtype))
+    counts = counts[counts > 0]
+    total = counts.sum()
+    bits = float(-(counts * np.log2(counts / total)).sum())
+    ideal = (dtype.itemsize - 1) * int(total) + bits / 8
+    return Size(len(payload), len(payload) if coded is None else len(coded), ideal)
+
+
+class Watch:
+    """Measures what a step by stages would send, in the steps in which it is on.
+
+    Args:
+        model: a model of Transformers, in training.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.on = False
+        self.sizes: Sizes = defaultdict(Size)
+        inner: Any = model.model
+        layers = inner.decoder.layers if hasattr(inner, "decoder") else inner.layers
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        self._parameters = [p for part in (*layers, head) for p in part.parameters()]
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: self._measure("gradients", p.grad)
+            )
+        for layer in layers:
+            layer.register_forward_hook(lambda _layer, _x, y: self._returned(y))
+
+    def _returned(self, y: Any) -> None:
+        y = y[0] if isinstance(y, tuple) else y
+        self._measure("activations", y)
+        if y.requires_grad:
+            y.register_hook(lambda dy: self._measure("activations", dy))
+
+    def weights(self) -> None:
+        """Measure the weights as they are now."""
+        for parameter in self._parameters:
+            self._measure("weights", parameter)
+
+    def _measure(self, kind: str, tensor: Tensor | None) -> None:
+        if not self.on or tensor is None:
+            return
+        values = tensor.detach().float().numpy()
+        for dtype in DType:
+            self.sizes[kind, dtype].add(measured(narrow(values, dtype).tobytes(), dtype))
+
+
+def ratios(model: str, steps: str, sizes: Sizes) -> list[Ratio]:
+    """Return the ratios of each kind, and of all."""
+    found = []
+    for dtype in DType:
+        whole = Size()
+        for kind in KINDS:
+            size = sizes[kind, dtype]
+            whole.add(size, 2 if kind == _TWICE else 1)
+            found.append(_ratio(model, steps, kind, dtype, size))
+        found.append(_ratio(model, steps, "all", dtype, whole))
+    return found
+
+
+def _ratio(model: str, steps: str, kind: str, dtype: DType, size: Size) -> Ratio:
+    coded, entropy = size.coded / size.plain, size.ideal / size.plain
+    return Ratio(model, steps, kind, dtype.value, coded, entropy)
+
+
+def train(options: argparse.Namespace, model: str) -> tuple[list[Ratio], Trainer]:
+    """Train a model and measure in its first and in later steps."""
+    steps = options.after + options.steps
+    job = JobSpec(
+        model, steps=max(steps, options.steps), batch=options.batch, seq=options.seq, memory="plain"
+    )
+    trainer = make_trainer(job, None)
+    watch = Watch(trainer.model)
+    found = []
+    for first in dict.fromkeys((0, options.after)):
+        watch.on = False
+        while trainer.step < first:
+            trainer.train_step()
+        watch.on, watch.sizes = True, defaultdict(Size)
+        for _ in range(options.steps):
+            watch.weights()
+            trainer.train_step()
+        found += ratios(model, f"{first + 1} to {trainer.step}", watch.sizes)
+    watch.on = False
+    return found, trainer
+
+
+def seconds(what: Callable[[], object]) -> float:
+    """Return the shortest time that something took, in seconds of one core."""
+    best = float("inf")
+    for _ in range(_TRIES):
+        began_s = time.process_time()
+        what()
+        best = min(best, time.process_time() - began_s)
+    return best
+
+
+def speeds(values: np.ndarray[Any, Any]) -> list[Speed]:
+    """Return the speed of each coder at hand, for weights of each dtype."""
+    try:
+        zstd = importlib.import_module("zstandard")
+    except ModuleNotFoundError:
+        zstd = None
+    found = []
+    for dtype in DType:
+        payload = narrow(values, dtype).tobytes()
+        nbytes = len(payload)
+        coded = encode(payload, dtype)
+        times = (
+            seconds(partial(encode, payload, dtype)),
+            seconds(partial(decode, coded, dtype, nbytes)),
+        )
+        found.append(_speed("Huffman", dtype, nbytes, len(coded), times))
+        if zstd is None:
+            continue
+        packer, unpacker = zstd.ZstdCompressor(level=1), zstd.ZstdDecompressor()
+        rest = nbytes - nbytes // dtype.itemsize
+        upper = exponents(payload, dtype).tobytes()
+        for name, data, beside in (("exponents", upper, rest), ("all of it", payload, 0)):
+            small = packer.compress(data)
+            times = (
+                seconds(partial(packer.compress, data)),
+                seconds(partial(unpacker.decompress, small)),
+            )
+            found.append(_speed(f"zstd, {name}", dtype, nbytes, len(small) + beside, times))
+    return found
+
+
+def _speed(coder: str, dtype: DType, nbytes: int, coded: int, times: tuple[float, float]) -> Speed:
+    ratio = coded / nbytes
+    pays = (1 - ratio) * nbytes / sum(times)  # saved on the link is what both ends spend
+    return Speed(
+        coder, dtype.value, ratio, nbytes / times[0] / 1e6, nbytes / times[1] / 1e6, pays * 8 / 1e6
+    )
+
+
+def show(ratios: Sequence[Ratio], speeds: Sequence[Speed]) -> None:
+    """Print the tables."""
+    print(f"{'model':<11} {'steps':<11} {'dtype':<5}", *(f"{k:>12}" for k in (*KINDS, "all")))
+    rows: dict[tuple[str, str, str], list[Ratio]] = defaultdict(list)
+    for one in ratios:
+        rows[one.model, one.steps, one.dtype].append(one)
+    for (model, steps, dtype), row in rows.items():
+        cells = [f"{one.coded:.3f} {one.entropy:.3f}" for one in row]
+        print(f"{model:<11} {steps:<11} {dtype:<5}", *(f"{cell:>12}" for cell in cells))
+    print("of each: coded, and at its entropy, over plain bytes\n")
+    print(f"{'one core':<16} {'dtype':<6} ratio  coding  decoding   pays up to")
+    for speed in speeds:
+        print(
+            f"{speed.coder:<16} {speed.dtype:<6} {speed.ratio:.3f} {speed.encode_mb_s:>5.0f} MB/s "
+            f"{speed.decode_mb_s:>4.0f} MB/s {speed.pays_up_to_mbit:>6.0f} Mbit/s"
+        )
+
+
+def main() -> int:
+    """Parse the command line, run, and report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default="opt-tiny,llama-tiny")
+    parser.add_argument("--after", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    found: list[Ratio] = []
+    timed: list[Speed] = []
+    for model in options.models.split(","):
+        more, trainer = train(options, model)
+        found += more
+        if not timed:
+            weights = [p.detach().flatten() for p in trainer.model.parameters() if p.dim() > 1]
+            timed = speeds(torch.cat(weights)[:_SPEED_ELEMENTS].numpy())
+    if options.json:
+        print(json.dumps({"ratios": [*map(asdict, found)], "speeds": [*map(asdict, timed)]}))
+    else:
+        show(found, timed)
+    wholes = [one for one in found if one.kind == "all"]
+    over = [one for one in wholes if one.coded > LIMITS.get(DType(one.dtype), 1.0)]
+    pays = [one for one in timed if one.coder == "Huffman" and DType(one.dtype) in LIMITS]
+    slow = [one for one in pays if one.pays_up_to_mbit * 1e6 / 8 < LINK_BYTES_PER_S]
+    for fault in (*over, *slow):
+        print(f"beyond its limit: {fault}", file=sys.stderr)
+    return 1 if over or slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Fewer bytes for floating-point payloads, exact to the bit."""
