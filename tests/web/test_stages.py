@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Route
 
 from cleave.training.job import JobSpec
 from tests.integration.processes import (
@@ -19,7 +20,15 @@ from tests.integration.processes import (
     started,
     wait_for_event,
 )
-from tests.web.test_join import DEVICE, PATIENCE_MS, figure, join, visit
+from tests.web.browser import OTHER_HOST
+from tests.web.test_join import (
+    DEVICE,
+    PATIENCE_MS,
+    accept_the_certificate,
+    figure,
+    join,
+    visit,
+)
 
 STEPS = 3
 BATCH, SEQ = 4, 16
@@ -51,15 +60,43 @@ def own_address(place: dict[str, Any]) -> str:
 
 def own_page(place: dict[str, Any]) -> str:
     """The same for a browser: the join page."""
-    return own_address(place).replace("ws://", "http://").replace("/ws#", "/join#")
+    return own_address(place).replace("ws", "http", 1).replace("/ws#", "/join#")
 
 
-def test_a_browser_alone_trains_by_stages(
-    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain
-) -> None:
-    expected = plain_losses(same_job(corpus_file))
+def without_isolation(route: Route) -> None:
+    """Answer without what lets a page share memory, as browsers ignore it over plain http."""
+    response = route.fetch()
+    headers = {k: v for k, v in response.headers.items() if "opener-policy" not in k}
+    route.fulfill(response=response, headers=headers)
+
+
+def test_a_page_over_plain_http_says_what_it_lacks(browser: Browser, tmp_path: Path) -> None:
     with server(tmp_path) as place, visit(browser) as page:
-        join(page, own_page(place))
+        address = urlsplit(own_page(place))
+        page.goto(address._replace(netloc=f"{OTHER_HOST}:{address.port}").geturl())
+        said = page.locator("form").inner_text()
+        assert "neither the GPU (WebGPU) nor shared memory" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("way", ["secure", "plain"])
+def test_a_browser_alone_trains_by_stages(
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, way: str
+) -> None:
+    """In two threads behind a certificate that nobody signed, and in one without shared memory."""
+    expected = plain_losses(same_job(corpus_file))
+    options = ("--tls", "auto") if way == "secure" else ()
+    with server(tmp_path, *options) as place, visit(browser) as page:
+        page.add_init_script(
+            "Object.defineProperty(navigator, 'hardwareConcurrency', { value: 3 })"
+        )
+        if way == "secure":
+            accept_the_certificate(page, own_page(place))
+        else:
+            page.route("**/join", without_isolation)
+            page.goto(own_page(place))
+        assert page.evaluate("crossOriginIsolated") == (way == "secure")
+        page.get_by_role("button", name="Start helping").click()
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
         command = (*by_stages(corpus_file), "--server", place["operator_url"])
         with started(*command) as (trainer, lines):
             seen = losses(lines)
