@@ -31,6 +31,7 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages import PsCompute
 from cleave.protocol import messages
 from cleave.server.fleet_server import Server
+from cleave.server.http.pages import Pages
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 from tests.graphs.models import plain_gradients, small_model, trained
@@ -80,10 +81,15 @@ def losses(cache: GraphCache) -> None:
     graphs = model_graphs(model, tokens, cache)
     torch.manual_seed(4)
     batches = [torch.randint(3, 96, (6, tokens)) for _ in range(STEPS)]
-    with cleave.serve(stages_on="any") as server, browser_device(server):
+    pages = Pages.of_package().answer
+    with cleave.serve(stages_on="any", pages=pages) as server, browser_device(server):
         work = ModelWork(model, graphs, DType.FP32)
         staged = StagedModel(work, server.fleet.runtime, EvenStages(loss=True), _PS)
-        found = trained(model, lambda ids: staged.gradients(rows_of(ids)), batches, clip=1.0)
+
+        def gradients(ids: Tensor) -> Any:
+            return staged.gradients(rows_of(ids))
+
+        found = trained(model, gradients, batches, clip=1.0)
         staged.close()
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
     worst = max(abs(f - e) / abs(e) for f, e in zip(found, expected, strict=True))
@@ -101,7 +107,7 @@ def layer_seconds(cache: GraphCache, name: str) -> None:
     graphs = model_graphs(model, 128, cache)
     took: dict[bool, list[float]] = {False: [], True: []}
     backward: dict[int, bool] = {}
-    with cleave.serve(stages_on="any") as server:
+    with cleave.serve(stages_on="any", pages=Pages.of_package().answer) as server:
         send, received = server.live.send, server.live.manager.received
 
         def sent(session: int, message: Any, kind: Any) -> None:
@@ -115,7 +121,7 @@ def layer_seconds(cache: GraphCache, name: str) -> None:
             return received(session, message, *rest)
 
         server.live.send = sent  # type: ignore[method-assign]
-        server.live.manager.received = heard  # type: ignore[method-assign]
+        server.live.manager.received = heard  # type: ignore[method-assign, assignment]
         with DEVICES[name](server):
             work = ModelWork(model, graphs, DType.FP32)
             staged = StagedModel(work, server.fleet.runtime, EvenStages(loss=False), _PS)
