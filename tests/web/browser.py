@@ -25,12 +25,21 @@ _CONTENT_SECURITY = (
 )
 
 
+OTHER_HOST: Final = "server.test"
+"""Another name of this machine, over which plain http is no secure context, as from a phone."""
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A headless browser with WebGPU, in software where there is no GPU."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--enable-unsafe-webgpu"]
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--enable-unsafe-webgpu",
+                f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1",
+            ],
         )
         try:
             yield browser

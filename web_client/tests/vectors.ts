@@ -6,16 +6,11 @@ import { fileURLToPath } from "node:url";
 type Hex = string | { hex: string; times: number } | Hex[];
 
 /** The features that this client has. */
-const FEATURES = ["measure"];
+const FEATURES = ["measure", "graphs"];
 
 /** The vectors of one file that are for this client, with integers beyond 2^53 as bigints. */
 export function vectors<T>(file: string): T[] {
   return all<T>(file).filter((vector) => !ofOthers(vector));
-}
-
-/** The vectors of one file that are for clients with features that this one does not have. */
-export function vectorsOfOthers<T>(file: string): T[] {
-  return all<T>(file).filter(ofOthers);
 }
 
 function ofOthers({ feature }: { feature?: string }): boolean {

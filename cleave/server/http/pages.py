@@ -33,6 +33,9 @@ _TYPES: Final = {
 }
 _PACKED: Final = ("ico", "png")  # compressing these again gains nothing
 _GZIP_LEAST_BYTES: Final = 512
+_ZIPPED: Final = ".gz"
+"""What the build compressed has this behind its name: it is large, and no time of a start is spent
+on it."""
 
 _FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset has another name
 _ASK_AGAIN: Final = "no-cache"
@@ -97,7 +100,9 @@ class Pages:
         if not self.complete:
             built = dict.fromkeys(_PAGES, _NOT_BUILT)
         self._files = {
-            _PAGES.get(name, f"/{name}"): _entry(name, body) for name, body in built.items()
+            _PAGES.get(name, f"/{name}"): _entry(name, body, built.get(name + _ZIPPED))
+            for name, body in built.items()
+            if not name.endswith(_ZIPPED)
         }
 
     @classmethod
@@ -152,10 +157,9 @@ def _policy(request: HttpRequest) -> str:
     )
 
 
-def _entry(name: str, body: bytes) -> _File:
+def _entry(name: str, body: bytes, zipped: bytes | None = None) -> _File:
     suffix = name.rpartition(".")[2].lower()
-    zipped = None
-    if suffix not in _PACKED and len(body) >= _GZIP_LEAST_BYTES:
+    if zipped is None and suffix not in _PACKED and len(body) >= _GZIP_LEAST_BYTES:
         zipped = gzip.compress(body, mtime=0)
     return _File(
         _TYPES.get(suffix, "application/octet-stream"),

@@ -10,11 +10,18 @@ import {
   itemBytes,
   type Matrix,
   type Product,
+  type Shape,
 } from "../kernels/kernel";
 import { cleanText } from "../protocol/codec";
 import { ProtocolError } from "../protocol/errors";
-import { MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_RUNS_IN_FLIGHT } from "../protocol/limits";
-import { type Message, type MessageOf, Op } from "../protocol/messages";
+import { type FetchOrder, type GraphOrder, IndexType, type Sent } from "../graphs/orders";
+import {
+  MAX_GRAPH_BYTES,
+  MAX_HEADER_BYTES,
+  MAX_MESSAGE_BYTES,
+  MAX_RUNS_IN_FLIGHT,
+} from "../protocol/limits";
+import { Feature, type Message, type MessageOf, Op } from "../protocol/messages";
 
 /** What the shell is to do. */
 export type Action =
@@ -24,15 +31,49 @@ export type Action =
   /** No product that is asked for from now on names the matrix. */
   | { readonly kind: "forget"; readonly matrix: Matrix }
   /** Compute, then call `computed` or `failed`. */
-  | { readonly kind: "compute"; readonly run: bigint; readonly product: Product };
+  | { readonly kind: "compute"; readonly run: bigint; readonly product: Product }
+  /** Keep something for graphs to come. */
+  | { readonly kind: "keep"; readonly id: bigint; readonly sent: Sent }
+  /** Make one array of the rows of some that graphs have, and forget these. */
+  | { readonly kind: "join"; readonly id: bigint; readonly ids: readonly bigint[] }
+  /** Forget what was kept for graphs, after all that was asked for before. */
+  | { readonly kind: "discard"; readonly ids: readonly bigint[] }
+  /** Run a graph, or return an array, after all that was asked for before; then as `compute`. */
+  | { readonly kind: "graph"; readonly order: GraphOrder }
+  | { readonly kind: "fetch"; readonly order: FetchOrder };
 
 interface Running {
-  readonly product: Product;
   readonly bytes: number; // of the result
+  readonly flops: number;
+  /** What the result is; null where a graph keeps its outputs here. */
+  readonly shape: Shape | null;
 }
 
+/** Who has the elements of an array that was put. */
+enum Place {
+  /** Nobody asked for them yet. */
+  HERE,
+  KERNEL,
+  GRAPHS,
+}
+
+type OfGraphs = Extract<Message, { type: "graph" | "concat" | "run_graph" | "fetch" }>;
+
+/** What was put, or made, under an id. */
+type Stored =
+  | { readonly kind: "array"; readonly matrix: Matrix; readonly bytes: number; place: Place }
+  | { readonly kind: "indices" | "joined" | "output" | "graph"; readonly bytes: number };
+
 /** Why one run cannot be done; the session goes on. */
-class CannotRun extends Error {}
+class CannotRun extends Error {
+  /** @param lost arrays that the run was to replace, which have no value any more */
+  constructor(
+    reason: string,
+    readonly lost: readonly bigint[] = [],
+  ) {
+    super(reason);
+  }
+}
 
 /** One device's memory and tasks. */
 export class DeviceCore {
@@ -42,7 +83,9 @@ export class DeviceCore {
   blocks = 0;
   /** Floating-point operations of these. */
   flops = 0;
-  readonly #store = new Map<bigint, { matrix: Matrix; bytes: number }>();
+  /** Graphs among these blocks. */
+  graphs = 0;
+  readonly #store = new Map<bigint, Stored>();
   readonly #running = new Map<bigint, Running>();
   #stored_bytes = 0;
   #results_bytes = 0; // of runs not yet answered
@@ -50,8 +93,17 @@ export class DeviceCore {
   /**
    * @param memory_bytes what it offered in `hello`; going over it is the PS's fault and ends the
    *   session
+   * @param offers_graphs whether it named the feature `graphs`, which it has once the PS names it
    */
-  constructor(readonly memory_bytes: number) {}
+  constructor(
+    readonly memory_bytes: number,
+    private readonly offers_graphs = false,
+  ) {}
+
+  /** Whether the PS may ask for graphs. */
+  get has_graphs(): boolean {
+    return this.offers_graphs && this.welcome?.features.includes(Feature.GRAPHS) === true;
+  }
 
   /** Whether every run it was given is answered. */
   get idle(): boolean {
@@ -78,7 +130,17 @@ export class DeviceCore {
       case "put":
         return this.#put(message);
       case "run":
-        return [this.#run(message)];
+        return this.#run(message);
+      case "graph":
+      case "concat":
+      case "run_graph":
+      case "fetch":
+        if (!this.has_graphs) {
+          throw new ProtocolError(
+            `${message.type} belongs to a feature that is not part of this session`,
+          );
+        }
+        return this.#ofGraphs(message);
       case "drop":
         return this.#drop(message.ids);
       case "cancel":
@@ -96,16 +158,18 @@ export class DeviceCore {
   computed(run: bigint, payload: Uint8Array, compute_s: number): Action[] {
     const running = this.#take(run);
     if (!running) return [];
-    const { rows, columns, out } = running.product;
     this.blocks += 1;
-    this.flops += flopsOf(running.product);
+    this.flops += running.flops;
+    const seconds = Math.max(0, compute_s);
+    if (!running.shape) {
+      this.graphs += 1;
+      return [{ kind: "send", message: { type: "computed", id: run, compute_s: seconds } }];
+    }
     const message: Message = {
       type: "result",
       id: run,
-      rows,
-      columns,
-      dtype: out,
-      compute_s: Math.max(0, compute_s),
+      ...running.shape,
+      compute_s: seconds,
       payload,
     };
     return [{ kind: "send", message }];
@@ -140,60 +204,222 @@ export class DeviceCore {
   }
 
   #put({ id, rows, columns, dtype: name, payload }: MessageOf<"put">): Action[] {
-    const dtype = knownDtype(name);
-    const bytes = rows * columns * itemBytes(dtype);
+    const indices = this.has_graphs ? indexTypeNamed(name) : undefined;
+    const itemsize = indices ? INDEX_BYTES[indices] : itemBytes(knownDtype(name));
+    const bytes = rows * columns * itemsize;
     if (payload.length !== bytes) {
       throw new ProtocolError(
         `array ${id} came with ${payload.length} bytes; ${rows}x${columns} ${name} has ${bytes}`,
       );
     }
+    if (indices) {
+      this.#keep(id, { kind: "indices", bytes });
+      return [{ kind: "keep", id, sent: { kind: "indices", type: indices, payload } }];
+    }
+    const matrix = { rows, columns, dtype: knownDtype(name), payload };
+    // Where there may be graphs, it shows at the first use whether the kernel or they need it.
+    const place = this.has_graphs ? Place.HERE : Place.KERNEL;
+    this.#keep(id, { kind: "array", matrix, bytes, place });
+    return place === Place.HERE ? [] : [{ kind: "hold", matrix }];
+  }
+
+  #keep(id: bigint, stored: Stored): void {
     if (this.#store.has(id)) throw new ProtocolError(`array ${id} was sent twice`);
-    if (this.occupied_bytes + bytes > this.memory_bytes) {
+    if (this.occupied_bytes + stored.bytes > this.memory_bytes) {
       throw new ProtocolError(
         `array ${id} does not fit: ${this.occupied_bytes} of ${this.memory_bytes} bytes are ` +
-          `taken and it has ${bytes}`,
+          `taken and it has ${stored.bytes}`,
       );
     }
-    const matrix = { rows, columns, dtype, payload };
-    this.#store.set(id, { matrix, bytes });
-    this.#stored_bytes += bytes;
-    return [{ kind: "hold", matrix }];
+    this.#store.set(id, stored);
+    this.#stored_bytes += stored.bytes;
   }
 
   #drop(ids: readonly bigint[]): Action[] {
     const actions: Action[] = [];
+    const kept: bigint[] = [];
     for (const id of ids) {
       const stored = this.#store.get(id);
       if (!stored) continue;
       this.#store.delete(id);
       this.#stored_bytes -= stored.bytes;
-      actions.push({ kind: "forget", matrix: stored.matrix });
+      if (stored.kind !== "array" || stored.place === Place.GRAPHS) kept.push(id);
+      else if (stored.place === Place.KERNEL) {
+        actions.push({ kind: "forget", matrix: stored.matrix });
+      }
     }
+    if (kept.length > 0) actions.push({ kind: "discard", ids: kept });
     return actions;
   }
 
-  #run(message: MessageOf<"run">): Action {
-    if (this.#running.has(message.id)) {
-      throw new ProtocolError(`run ${message.id} was asked for twice`);
+  #ofGraphs(message: OfGraphs): Action[] {
+    switch (message.type) {
+      case "graph":
+        return this.#graph(message);
+      case "concat":
+        return this.#concat(message);
+      case "run_graph":
+        return this.#begin(message.id, () => this.#graphRun(message));
+      case "fetch":
+        return this.#begin(message.id, () => this.#fetch(message));
     }
+  }
+
+  #graph({ id, payload }: MessageOf<"graph">): Action[] {
+    const bytes = payload.length;
+    if (bytes > MAX_GRAPH_BYTES) {
+      throw new ProtocolError(`graph ${id} has ${bytes} bytes, over ${MAX_GRAPH_BYTES}`);
+    }
+    this.#keep(id, { kind: "graph", bytes });
+    return [{ kind: "keep", id, sent: { kind: "graph", payload } }];
+  }
+
+  #concat({ id, ids }: MessageOf<"concat">): Action[] {
+    const parts = ids.map((part) => this.#store.get(part));
+    const kinds = new Set(
+      parts.map((part) =>
+        part?.kind === "array" ? `${part.matrix.columns} ${part.matrix.dtype}` : "none",
+      ),
+    );
+    if (kinds.size !== 1 || kinds.has("none") || new Set(ids).size < ids.length) {
+      throw new ProtocolError(
+        `array ${id} cannot be made of arrays ${ids.slice(0, 8)}: it takes arrays that were put, ` +
+          "each once, all of the same columns and dtype",
+      );
+    }
+    if (this.#store.has(id)) throw new ProtocolError(`array ${id} was sent twice`);
+    const actions: Action[] = ids.flatMap((part) => this.#given(part));
+    let bytes = 0;
+    for (const part of ids) {
+      bytes += this.#store.get(part)?.bytes ?? 0;
+      this.#store.delete(part);
+    }
+    this.#store.set(id, { kind: "joined", bytes });
+    return [...actions, { kind: "join", id, ids }];
+  }
+
+  #graphRun(message: MessageOf<"run_graph">): Begun {
+    const { id, graph, inputs, outputs, output_bytes, flops } = message;
+    const kept = outputs.filter((name) => name !== 0n);
+    if (kept.length !== output_bytes.length) {
+      throw new ProtocolError(
+        `run ${id} keeps ${kept.length} outputs and says the size of ${output_bytes.length}`,
+      );
+    }
+    const replaced = this.#replaced(message, kept);
+    const seen = new Set<bigint>();
+    for (const name of kept) {
+      if (seen.has(name) || (this.#store.has(name) && !replaced.includes(name))) {
+        throw new ProtocolError(`array ${name} was sent twice`);
+      }
+      seen.add(name);
+    }
+    if (this.#store.get(graph)?.kind !== "graph") {
+      throw new CannotRun(`graph ${graph} is not here`, replaced);
+    }
+    for (const name of inputs) {
+      const kind = name === 0n ? "zeros" : this.#store.get(name)?.kind;
+      if (kind === undefined || kind === "graph") {
+        throw new CannotRun(`array ${name} is not here`, replaced);
+      }
+    }
+    const given = inputs.flatMap((name) => this.#given(name, replaced));
+    for (const [n, name] of kept.entries()) {
+      if (!replaced.includes(name)) this.#keep(name, { kind: "output", bytes: output_bytes[n]! });
+    }
+    const order = { run: id, graph, inputs, outputs, output_bytes };
+    return {
+      running: { bytes: 0, flops, shape: null },
+      actions: [...given, { kind: "graph", order }],
+    };
+  }
+
+  /** Outputs of earlier runs, inputs of this one, whose places its outputs take. */
+  #replaced(
+    { inputs, output_bytes }: MessageOf<"run_graph">,
+    kept: readonly bigint[],
+  ): readonly bigint[] {
+    return kept.filter((name, n) => {
+      const before = this.#store.get(name);
+      const once = inputs.filter((input) => input === name).length === 1;
+      return before?.kind === "output" && once && before.bytes === output_bytes[n];
+    });
+  }
+
+  #fetch({ id, array, first_row, rows, columns, out: name }: MessageOf<"fetch">): Begun {
+    const out = knownDtype(name);
+    const kind = this.#store.get(array)?.kind;
+    const numbers = kind === "array" || kind === "joined" || kind === "output";
+    if (!numbers || columns === 0) throw new CannotRun(`array ${array} is not here`);
+    const bytes = this.#checkedRoom(rows * columns * itemBytes(out));
+    const order = { run: id, array, first_row, rows, columns, out };
+    const shape = { rows, columns, dtype: out };
+    return {
+      running: { bytes, flops: 0, shape },
+      actions: [...this.#given(array), { kind: "fetch", order }],
+    };
+  }
+
+  /** What gives an array to the graphs, if they do not have it. */
+  #given(id: bigint, lost: readonly bigint[] = []): Action[] {
+    const stored = this.#store.get(id);
+    if (stored?.kind !== "array" || stored.place === Place.GRAPHS) return [];
+    if (stored.place === Place.KERNEL) {
+      // Kernels give nothing back, and a PS uses an array for either.
+      const reason = `array ${id} is where matrices are multiplied, and not here for graphs`;
+      throw new CannotRun(reason, lost);
+    }
+    const { dtype, payload } = stored.matrix;
+    stored.place = Place.GRAPHS;
+    stored.matrix.payload = new Uint8Array();
+    return [{ kind: "keep", id, sent: { kind: "array", dtype, payload } }];
+  }
+
+  /** What begins a run, or says why it cannot be done. */
+  #begin(run: bigint, make: () => Begun): Action[] {
+    if (this.#running.has(run)) throw new ProtocolError(`run ${run} was asked for twice`);
     if (this.#running.size >= MAX_RUNS_IN_FLIGHT) {
       throw new ProtocolError(
         `more than ${MAX_RUNS_IN_FLIGHT} runs were asked for and not yet answered`,
       );
     }
-    const out = knownDtype(message.out);
-    let product: Product;
-    let bytes: number;
     try {
-      product = this.#product(message, out);
-      bytes = this.#resultBytes(product);
+      const { running, actions } = make();
+      this.#running.set(run, running);
+      this.#results_bytes += running.bytes;
+      return actions;
     } catch (error) {
-      if (error instanceof CannotRun) return taskError(message.id, error.message);
+      if (error instanceof CannotRun) {
+        const lost: Action[] = error.lost.length > 0 ? [{ kind: "discard", ids: error.lost }] : [];
+        return [...lost, taskError(run, error.message)];
+      }
       throw error;
     }
-    this.#running.set(message.id, { product, bytes });
-    this.#results_bytes += bytes;
-    return { kind: "compute", run: message.id, product };
+  }
+
+  #run(message: MessageOf<"run">): Action[] {
+    return this.#begin(message.id, () => {
+      const out = knownDtype(message.out);
+      const product = this.#product(message, out);
+      const { rows, columns } = product;
+      const bytes = this.#checkedRoom(rows * columns * itemBytes(out));
+      const shape = { rows, columns, dtype: out };
+      const actions: Action[] = this.#held(message.inputs);
+      actions.push({ kind: "compute", run: message.id, product });
+      return { running: { bytes, flops: flopsOf(product), shape }, actions };
+    });
+  }
+
+  /** What gives arrays to the kernel that it does not have. */
+  #held(ids: readonly bigint[]): Action[] {
+    const actions: Action[] = [];
+    for (const id of ids) {
+      const stored = this.#store.get(id);
+      if (stored?.kind !== "array" || stored.place !== Place.HERE) continue;
+      stored.place = Place.KERNEL;
+      actions.push({ kind: "hold", matrix: stored.matrix });
+    }
+    return actions;
   }
 
   #product(message: MessageOf<"run">, out: DType): Product {
@@ -231,8 +457,8 @@ export class DeviceCore {
     return { pairs, transposeA, transposeB, rows, columns, out };
   }
 
-  #resultBytes({ rows, columns, out }: Product): number {
-    const bytes = rows * columns * itemBytes(out);
+  /** The bytes of a result, if there is room for it. */
+  #checkedRoom(bytes: number): number {
     if (bytes > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES) {
       throw new CannotRun(`a result of ${bytes} bytes fits no message`);
     }
@@ -246,9 +472,27 @@ export class DeviceCore {
 
   #matrix(id: bigint): Matrix {
     const stored = this.#store.get(id);
-    if (!stored) throw new CannotRun(`array ${id} is not here`);
+    if (stored?.kind !== "array") throw new CannotRun(`array ${id} is not here`);
+    if (stored.place === Place.GRAPHS) {
+      throw new CannotRun(`array ${id} is where graphs run, and not here for products`);
+    }
     return stored.matrix;
   }
+}
+
+/** A run that can be done: what is noted of it, and what does it. */
+interface Begun {
+  readonly running: Running;
+  readonly actions: Action[];
+}
+
+const INDEX_BYTES: { readonly [T in IndexType]: number } = {
+  [IndexType.INT64]: 8,
+  [IndexType.BOOL]: 1,
+};
+
+function indexTypeNamed(name: string): IndexType | undefined {
+  return Object.values(IndexType).find((type) => type === name);
 }
 
 function taskError(run: bigint, reason: string): Action {

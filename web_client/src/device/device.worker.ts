@@ -1,11 +1,13 @@
 /** The worker that is the device: it holds the connection, so that the page never stalls it. */
 
+import { runsGraphs, startGraphWorker } from "../graphs/browser";
+import { GraphThread } from "../graphs/graph_thread";
 import { surroundings } from "../kernels/browser";
 import { type Chosen, chooseKernel } from "../kernels/choose";
 import { DType, KernelName } from "../kernels/kernel";
 import { cleanText } from "../protocol/codec";
 import { VERSION } from "../protocol/limits";
-import { make, Op, Role } from "../protocol/messages";
+import { Feature, make, type MessageOf, Op, Role } from "../protocol/messages";
 import { realClock } from "./clock";
 import type { Command, Report, Status } from "./commands";
 import { Guest, type Notice, State } from "./guest";
@@ -78,6 +80,10 @@ class Device {
 
   async #connect(): Promise<Session> {
     const { kernel, flops_per_s } = await this.#kernel();
+    const { memory_bytes, threads } = this.#start;
+    const graphs = runsGraphs(memory_bytes)
+      ? new GraphThread(() => startGraphWorker(threads))
+      : null;
     const hello = make("hello", {
       role: Role.DEVICE,
       version: VERSION,
@@ -85,22 +91,24 @@ class Device {
       name: cleanText(this.#start.name),
       ops: [Op.MATMUL],
       dtypes: Object.values(DType),
-      memory_bytes: this.#start.memory_bytes,
+      memory_bytes,
       flops_per_s,
       kind: this.#start.device_kind,
       versions: [VERSION],
+      features: graphs ? [Feature.GRAPHS] : [],
     });
     const socket = new WebSocket(this.#start.address);
     const ask = (url: string, options: RequestInit) => fetch(url, options);
     const probe = healthProbe(location.href, ask, realClock);
-    this.#session = new Session(socket, kernel, hello, realClock, probe, (welcome) => {
+    const welcomed = (welcome: MessageOf<"welcome">) => {
       this.#number = welcome.device.toString();
       if (welcome.credential) {
         this.#keys = { credential: welcome.credential, join_code: "" };
         say({ kind: "credential", server: welcome.server, credential: welcome.credential });
       }
       this.#guest.welcomed();
-    });
+    };
+    this.#session = new Session(socket, kernel, hello, realClock, probe, welcomed, graphs);
     return this.#session;
   }
 

@@ -61,7 +61,7 @@ export function wait_s(failures: number, random: number): number {
   return longest_s * (0.5 + 0.5 * random);
 }
 
-const NOTHING: Counts = { blocks: 0, flops: 0, down_bytes: 0, up_bytes: 0 };
+const NOTHING: Counts = { blocks: 0, flops: 0, graphs: 0, down_bytes: 0, up_bytes: 0 };
 
 /** Keeps a device on a server. */
 export class Guest {
@@ -211,6 +211,7 @@ function sum(a: Counts, b: Counts): Counts {
   return {
     blocks: a.blocks + b.blocks,
     flops: a.flops + b.flops,
+    graphs: a.graphs + b.graphs,
     down_bytes: a.down_bytes + b.down_bytes,
     up_bytes: a.up_bytes + b.up_bytes,
   };

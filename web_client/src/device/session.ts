@@ -1,11 +1,19 @@
 /** One connection: the device core between a WebSocket and a kernel. */
 
+import type { Done, GraphRunner } from "../graphs/graph_thread";
 import type { Kernel, Matrix, Product } from "../kernels/kernel";
 import { cleanText, decode, encode } from "../protocol/codec";
 import { leastWait_s } from "../protocol/coming_back";
 import { ProtocolError, VersionError } from "../protocol/errors";
 import { HANDSHAKE_S, SILENCE_S, VERSION } from "../protocol/limits";
-import { ByeCode, ErrorCode, make, type Message, type MessageOf } from "../protocol/messages";
+import {
+  ByeCode,
+  ErrorCode,
+  Feature,
+  make,
+  type Message,
+  type MessageOf,
+} from "../protocol/messages";
 import type { Clock } from "./clock";
 import { type Action, DeviceCore } from "./core";
 import type { Probe } from "./health";
@@ -42,6 +50,8 @@ export interface Ending {
 export interface Counts {
   readonly blocks: number;
   readonly flops: number;
+  /** Graphs among the blocks: layers, forward or backward. */
+  readonly graphs: number;
   readonly down_bytes: number;
   readonly up_bytes: number;
 }
@@ -63,7 +73,10 @@ export class Session {
   #end: ((ending: Ending) => void) | null = null;
   #ended: Ending | null = null;
 
-  /** @param probe whether the PS is there, asked when it was silent for long */
+  /**
+   * @param probe whether the PS is there, asked when it was silent for long
+   * @param graphs what runs graphs, where `hello` names the feature; the session closes it
+   */
   constructor(
     socket: Socket,
     kernel: Kernel,
@@ -71,8 +84,10 @@ export class Session {
     clock: Clock,
     probe: Probe,
     private readonly onWelcome: (welcome: MessageOf<"welcome">) => void,
+    private readonly graphs: GraphRunner | null = null,
   ) {
-    this.core = new DeviceCore(hello.memory_bytes);
+    const offers = graphs !== null && hello.features.includes(Feature.GRAPHS);
+    this.core = new DeviceCore(hello.memory_bytes, offers);
     this.#socket = socket;
     this.#kernel = kernel;
     this.#clock = clock;
@@ -81,8 +96,8 @@ export class Session {
 
   /** What it did so far. */
   get counts(): Counts {
-    const { blocks, flops } = this.core;
-    return { blocks, flops, down_bytes: this.#down_bytes, up_bytes: this.#up_bytes };
+    const { blocks, flops, graphs } = this.core;
+    return { blocks, flops, graphs, down_bytes: this.#down_bytes, up_bytes: this.#up_bytes };
   }
 
   /** Serve until the session ends. Call it at once: the socket's events are missed else. */
@@ -105,6 +120,7 @@ export class Session {
         if (!this.core.welcome) this.#finish(lost("the server does not answer"));
       });
       this.#kernel.lost.then((reason) => this.#finish(lost(`the kernel stopped: ${reason}`)));
+      this.graphs?.lost.then((reason) => this.#finish(lost(`graphs stopped: ${reason}`)));
     });
   }
 
@@ -213,6 +229,25 @@ export class Session {
         case "compute":
           this.#compute(action.run, action.product);
           break;
+        case "keep":
+          this.graphs?.keep(action.id, action.sent);
+          break;
+        case "join":
+          this.graphs?.join(action.id, action.ids);
+          break;
+        case "discard":
+          this.graphs?.forget(action.ids);
+          break;
+        case "graph": {
+          const { order } = action;
+          this.#answer(order.run, (wanted) => this.graphs?.run(order, wanted));
+          break;
+        }
+        case "fetch": {
+          const { order } = action;
+          this.#answer(order.run, (wanted) => this.graphs?.fetch(order, wanted));
+          break;
+        }
       }
     }
   }
@@ -233,14 +268,17 @@ export class Session {
         return;
       }
     }
-    this.#kernel
-      .multiply(product, () => this.core.wants(run))
-      .then(
-        (outcome) => {
-          if (outcome) this.#act(this.core.computed(run, outcome.payload, outcome.compute_s));
-        },
-        (error) => this.#act(this.core.failed(run, String(error))),
-      );
+    this.#answer(run, (wanted) => this.#kernel.multiply(product, wanted));
+  }
+
+  /** Do a run that may not be wanted any more when its turn comes, and answer it. */
+  #answer(run: bigint, work: (wanted: () => boolean) => Promise<Done | null> | undefined): void {
+    work(() => this.core.wants(run))?.then(
+      (done) => {
+        if (done) this.#act(this.core.computed(run, done.payload, done.compute_s));
+      },
+      (error: unknown) => this.#act(this.core.failed(run, said(error))),
+    );
   }
 
   #send(message: Message): void {
@@ -268,12 +306,17 @@ export class Session {
     for (const cancel of this.#timers) cancel();
     this.#timers.clear();
     this.#act(this.core.end());
+    this.graphs?.close();
     this.#socket.onopen = null;
     this.#socket.onmessage = null;
     this.#socket.onclose = null;
     this.#socket.close();
     this.#end?.(ending);
   }
+}
+
+function said(error: unknown): string {
+  return String(error).replace(/^(?:Graph)?Error: /, "");
 }
 
 function lost(text: string): Ending {

@@ -84,8 +84,9 @@ export function Ready(props: ReadyProps) {
         )}
         {secure ? null : (
           <p class="soft small">
-            This page came over http: over https this browser could also use the GPU and shared
-            memory, and keep the screen on.
+            This page came over http, so it has neither the GPU (WebGPU) nor shared memory for
+            threads: layers are computed by one thread. Over https this browser could use both, and
+            keep the screen on.
           </p>
         )}
       </section>
@@ -154,6 +155,9 @@ export function Running(props: RunningProps) {
       </div>
       <dl class="figures">
         <Figure name="Blocks multiplied" value={count(status.counts.blocks)} id="blocks" />
+        {status.counts.graphs === 0 ? null : (
+          <Figure name="Layers computed" value={count(status.counts.graphs)} id="graphs" />
+        )}
         <Figure name="Speed" value={quantity(over ? 0 : flops_per_s, "FLOP/s")} id="speed" />
         <Figure name="Received" value={quantity(status.counts.down_bytes, "B")} id="down" />
         <Figure name="Sent" value={quantity(status.counts.up_bytes, "B")} id="up" />

@@ -27,8 +27,9 @@ export function encode(message: Message): Uint8Array<ArrayBuffer> {
   for (const [name, { kind }] of Object.entries(schema.fields)) {
     // The library writes numbers over 2^32 as floats, which no count may be.
     if (kind === Kind.COUNT) fields[name] = BigInt(given[name] as number);
-    else if (kind === Kind.COUNTS) fields[name] = (given[name] as number[]).map(BigInt);
-    else fields[name] = given[name];
+    else if (kind === Kind.COUNTS || kind === Kind.SIZES) {
+      fields[name] = (given[name] as number[]).map(BigInt);
+    } else fields[name] = given[name];
   }
   const body = pack([message.type, fields], { useBigInt64: true });
   const payload = "payload" in message ? message.payload : null;
@@ -165,6 +166,8 @@ function check(kind: Kind, value: Value): unknown {
       return listOf(value, MAX_IDS, isId);
     case Kind.INPUTS:
       return listOf(value, MAX_RUN_INPUTS, isId);
+    case Kind.SIZES:
+      return listOf(value, MAX_RUN_INPUTS, isId)?.map(Number);
     case Kind.COUNTS:
       return listOf(value, MAX_IDS, isId)?.map(Number);
     case Kind.TEXTS:

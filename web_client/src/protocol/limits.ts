@@ -6,8 +6,14 @@ export const VERSION = 1;
 export const MAX_MESSAGE_BYTES = 256 * 2 ** 20;
 /** Largest message without its payload. */
 export const MAX_HEADER_BYTES = 2 ** 20;
-/** Most arrays that one `run` may name. */
+/** Most arrays that one `run` or `run_graph` may name, or `concat` as parts. */
 export const MAX_RUN_INPUTS = 4096;
+/** Largest graph. */
+export const MAX_GRAPH_BYTES = 4 * 2 ** 20;
+/** Most operations of one graph, with those of graphs inside it. */
+export const MAX_GRAPH_NODES = 4096;
+/** Most graphs that may stand inside each other, the outermost counted. */
+export const MAX_GRAPH_DEPTH = 4;
 /** Most items of any list of ids or texts. */
 export const MAX_IDS = 65536;
 /** Longest text, in Unicode code points. */

@@ -9,6 +9,11 @@ export enum Op {
   MATMUL = "matmul",
 }
 
+/** What peers may do besides what every peer of this version can. */
+export enum Feature {
+  GRAPHS = "graphs",
+}
+
 /** Who says hello. */
 export enum Role {
   DEVICE = "device",
@@ -47,6 +52,7 @@ export enum Kind {
   IDS = "ids",
   COUNTS = "counts",
   INPUTS = "inputs",
+  SIZES = "sizes",
   TEXTS = "texts",
   VALUES = "values",
   MAP = "map",
@@ -67,6 +73,7 @@ interface TypeOf {
   [Kind.IDS]: bigint[];
   [Kind.COUNTS]: number[];
   [Kind.INPUTS]: bigint[];
+  [Kind.SIZES]: number[];
   [Kind.TEXTS]: string[];
   [Kind.VALUES]: { [key: string]: number };
   [Kind.MAP]: { [key: string]: Plain };
@@ -148,6 +155,34 @@ export const SCHEMAS = {
       transpose_b: required(Kind.BOOL),
       out: required(Kind.TEXT),
     },
+    payload: false,
+  },
+  graph: { fields: { id: required(Kind.ID) }, payload: true },
+  concat: { fields: { id: required(Kind.ID), ids: required(Kind.INPUTS) }, payload: false },
+  run_graph: {
+    fields: {
+      id: required(Kind.ID),
+      graph: required(Kind.ID),
+      inputs: required(Kind.INPUTS),
+      outputs: required(Kind.INPUTS),
+      output_bytes: required(Kind.SIZES),
+      flops: optional(Kind.COUNT, zero),
+    },
+    payload: false,
+  },
+  fetch: {
+    fields: {
+      id: required(Kind.ID),
+      array: required(Kind.ID),
+      first_row: required(Kind.COUNT),
+      rows: required(Kind.COUNT),
+      columns: required(Kind.COUNT),
+      out: required(Kind.TEXT),
+    },
+    payload: false,
+  },
+  computed: {
+    fields: { id: required(Kind.ID), compute_s: required(Kind.REAL) },
     payload: false,
   },
   result: {

@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import { type Action, DeviceCore } from "../../src/device/core";
 import { decode, encode } from "../../src/protocol/codec";
 import { ProtocolError } from "../../src/protocol/errors";
-import { make, type Message } from "../../src/protocol/messages";
+import { Feature, make, type Message } from "../../src/protocol/messages";
 import { bytesOf, type Hex, vectors } from "../vectors";
 
 interface Received {
@@ -13,17 +13,18 @@ interface Received {
 
 interface FaultVector {
   name: string;
+  feature?: string;
   memory_bytes: number;
   receive: Received[];
   answer: "task_error" | "error" | "none";
 }
 
-const WELCOME: Message = make("welcome", { device: 1n });
+const WELCOME = make("welcome", { device: 1n });
 
 function messageOf({ type, fields, payload }: Received): Message {
   const ids = ([key, value]: [string, unknown]): [string, unknown] => {
-    if (["id", "device"].includes(key)) return [key, BigInt(value as number)];
-    if (["ids", "inputs"].includes(key)) return [key, (value as number[]).map(BigInt)];
+    if (["id", "device", "graph", "array"].includes(key)) return [key, BigInt(value as number)];
+    if (["ids", "inputs", "outputs"].includes(key)) return [key, (value as number[]).map(BigInt)];
     return [key, value];
   };
   const message = { type, ...Object.fromEntries(Object.entries(fields).map(ids)) };
@@ -31,9 +32,9 @@ function messageOf({ type, fields, payload }: Received): Message {
   return decode(encode(whole as Message));
 }
 
-function welcomed(memory_bytes: number): DeviceCore {
-  const core = new DeviceCore(memory_bytes);
-  core.received(WELCOME);
+function welcomed(memory_bytes: number, features: string[] = []): DeviceCore {
+  const core = new DeviceCore(memory_bytes, features.includes(Feature.GRAPHS));
+  core.received({ ...WELCOME, features });
   return core;
 }
 
@@ -59,8 +60,9 @@ function kinds(actions: Action[]): string[] {
 }
 
 describe("faults.json", () => {
-  test.each(vectors<FaultVector>("faults.json"))("$name", ({ memory_bytes, receive, answer }) => {
-    const core = welcomed(memory_bytes);
+  test.each(vectors<FaultVector>("faults.json"))("$name", (vector) => {
+    const { memory_bytes, receive, answer, feature } = vector;
+    const core = welcomed(memory_bytes, feature === undefined ? [] : [feature]);
     for (const message of receive.slice(0, -1)) core.received(messageOf(message));
     const last = messageOf(receive.at(-1) as Received);
     if (answer === "error") expect(() => core.received(last)).toThrow(ProtocolError);

@@ -6,7 +6,7 @@ import { FakeClock, settled } from "./fakes";
 
 /** A session that a test ends. */
 class FakeVisit implements Visit {
-  readonly counts = { blocks: 1, flops: 10, down_bytes: 100, up_bytes: 50 };
+  readonly counts = { blocks: 1, flops: 10, graphs: 0, down_bytes: 100, up_bytes: 50 };
   readonly calls: string[] = [];
   #end: (ending: Ending) => void = () => undefined;
 

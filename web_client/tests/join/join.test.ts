@@ -107,7 +107,7 @@ test("speed is that of the last seconds", () => {
   let samples: Sample[] = [];
   for (let at_s = 0; at_s <= 20; at_s++) {
     const flops = at_s < 10 ? 0 : 1e9 * (at_s - 10);
-    const counts = { blocks: 0, flops, down_bytes: 0, up_bytes: 0 };
+    const counts = { blocks: 0, flops, graphs: 0, down_bytes: 0, up_bytes: 0 };
     samples = withSample(samples, { at_s, counts });
   }
   expect(flopsPerSecond(samples)).toBeCloseTo(1e9);
@@ -127,7 +127,7 @@ test("a device has a name and offers what it can spare", () => {
 });
 
 test("why the server does not let a device in is said in its words", () => {
-  const counts = { blocks: 0, flops: 0, down_bytes: 0, up_bytes: 0 };
+  const counts = { blocks: 0, flops: 0, graphs: 0, down_bytes: 0, up_bytes: 0 };
   const reason = "this device's credential was revoked: sold; to join again, ask for a code";
   const notice = { state: State.ENDED, reason, code: ErrorCode.CREDENTIAL, retry_s: null };
   const { headline, detail } = said({ notice, counts, device: null, kernel: null, unused: [] });

@@ -1,0 +1,127 @@
+"""Stages in a browser against a real server: layers run by ONNX Runtime in WebAssembly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Route
+
+from cleave.training.job import JobSpec
+from tests.integration.processes import (
+    PATIENCE_S,
+    losses,
+    records,
+    run,
+    server,
+    started,
+    wait_for_event,
+)
+from tests.web.browser import OTHER_HOST
+from tests.web.test_join import (
+    DEVICE,
+    PATIENCE_MS,
+    accept_the_certificate,
+    figure,
+    join,
+    visit,
+)
+
+STEPS = 3
+BATCH, SEQ = 4, 16
+Plain = Callable[[JobSpec], list[float]]
+
+pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.slow]
+
+
+def by_stages(corpus_file: Path) -> tuple[str, ...]:
+    """The command that trains opt-nano by stages."""
+    return (
+        "train", "--method", "stages", "--model", "opt-nano", "--data", str(corpus_file),
+        "--steps", str(STEPS), "--batch", str(BATCH), "--seq", str(SEQ),
+        "--checkpoint-every", "0", "--json",
+    )  # fmt: skip
+
+
+def same_job(corpus_file: Path) -> JobSpec:
+    """What `by_stages` trains."""
+    return JobSpec("opt-nano", str(corpus_file), STEPS, batch=BATCH, seq=SEQ, checkpoint_every=0)
+
+
+def own_address(place: dict[str, Any]) -> str:
+    """The address, with a code, at which a device joins that is the operator's own."""
+    said = run("pair", "--own", "--server", place["operator_url"], "--json")
+    url: str = records(said.stdout)[-1]["url"]
+    return url
+
+
+def own_page(place: dict[str, Any]) -> str:
+    """The same for a browser: the join page."""
+    return own_address(place).replace("ws", "http", 1).replace("/ws#", "/join#")
+
+
+def without_isolation(route: Route) -> None:
+    """Answer without what lets a page share memory, as browsers ignore it over plain http."""
+    response = route.fetch()
+    headers = {k: v for k, v in response.headers.items() if "opener-policy" not in k}
+    route.fulfill(response=response, headers=headers)
+
+
+def test_a_page_over_plain_http_says_what_it_lacks(browser: Browser, tmp_path: Path) -> None:
+    with server(tmp_path) as place, visit(browser) as page:
+        address = urlsplit(own_page(place))
+        page.goto(address._replace(netloc=f"{OTHER_HOST}:{address.port}").geturl())
+        said = page.locator("form").inner_text()
+        assert "neither the GPU (WebGPU) nor shared memory" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("way", ["secure", "plain"])
+def test_a_browser_alone_trains_by_stages(
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, way: str
+) -> None:
+    """In two threads behind a certificate that nobody signed, and in one without shared memory."""
+    expected = plain_losses(same_job(corpus_file))
+    options = ("--tls", "auto") if way == "secure" else ()
+    with server(tmp_path, *options) as place, visit(browser) as page:
+        page.add_init_script(
+            "Object.defineProperty(navigator, 'hardwareConcurrency', { value: 3 })"
+        )
+        if way == "secure":
+            accept_the_certificate(page, own_page(place))
+        else:
+            page.route("**/join", without_isolation)
+            page.goto(own_page(place))
+        assert page.evaluate("crossOriginIsolated") == (way == "secure")
+        page.get_by_role("button", name="Start helping").click()
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        command = (*by_stages(corpus_file), "--server", place["operator_url"])
+        with started(*command) as (trainer, lines):
+            seen = losses(lines)
+            assert trainer.wait(PATIENCE_S) == 0
+        page.wait_for_selector("[data-figure=graphs]", timeout=PATIENCE_MS)
+        # Forward and backward of two layers at least, in each step.
+        assert int("".join(filter(str.isdigit, figure(page, "graphs")))) >= 4 * STEPS
+    assert seen == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_closed_tab_costs_its_share_alone(
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain
+) -> None:
+    """A browser and a process train together; the tab is closed after the first step."""
+    expected = plain_losses(same_job(corpus_file))
+    with server(tmp_path) as place, visit(browser) as page:
+        join(page, own_page(place))
+        command = (*by_stages(corpus_file), "--server", place["operator_url"])
+        with (
+            started("join", own_address(place), *DEVICE, cwd=tmp_path) as (_, said),
+            started(*command) as (trainer, lines),
+        ):
+            wait_for_event(said, "ready")
+            seen = [wait_for_event(lines, "step")["loss"]]
+            page.close()
+            seen += losses(lines)
+            assert trainer.wait(PATIENCE_S) == 0
+    assert seen == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,2 @@
+/** A graph cannot be run here. */
+export class GraphError extends Error {}

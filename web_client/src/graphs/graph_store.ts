@@ -1,0 +1,198 @@
+/**
+ * What a device keeps for graphs, and how they are run. Its core has checked who may ask for what;
+ * `cleave/machine/graph_run.py` is the same in Python.
+ */
+
+import { DType, itemBytes } from "../kernels/kernel";
+import { narrow, widen } from "../kernels/numbers";
+import { GraphError } from "./errors";
+import type { GraphSession, Input, OpenGraph, Value } from "./graph_session";
+import { type FetchOrder, type GraphOrder, IndexType, type Sent } from "./orders";
+
+type Entry =
+  | { readonly kind: "graph"; readonly model: Uint8Array; session: GraphSession | null }
+  /** As it came: 16 bits are widened for each run, and take half the memory between. */
+  | { readonly kind: "array"; readonly dtype: DType; readonly payload: Uint8Array }
+  | { readonly kind: "value"; readonly value: Value };
+
+/** Keeps arrays, and runs graphs on them that write others, or replace some. */
+export class GraphStore {
+  readonly #entries = new Map<bigint, Entry>();
+
+  /**
+   * @param open makes a graph ready, at its first run
+   * @param now_s a clock
+   */
+  constructor(
+    private readonly open: OpenGraph,
+    private readonly now_s: () => number,
+  ) {}
+
+  /** Keep what was sent. */
+  keep(id: bigint, sent: Sent): void {
+    if (sent.kind === "graph") {
+      this.#entries.set(id, { kind: "graph", model: sent.payload, session: null });
+    } else if (sent.kind === "array") {
+      this.#entries.set(id, { kind: "array", dtype: sent.dtype, payload: aligned(sent.payload) });
+    } else {
+      this.#entries.set(id, { kind: "value", value: indices(sent.type, sent.payload) });
+    }
+  }
+
+  /** Make one array of the rows of some, which are forgotten. Where one is missing, none is made. */
+  join(id: bigint, ids: readonly bigint[]): void {
+    const parts = ids.map((part) => this.#entries.get(part));
+    for (const part of ids) this.#entries.delete(part);
+    const arrays = parts.filter((part) => part?.kind === "array");
+    const [first] = arrays;
+    if (!first || arrays.length < parts.length) return;
+    const payload = new Uint8Array(arrays.reduce((sum, part) => sum + part.payload.length, 0));
+    let at = 0;
+    for (const part of arrays) {
+      payload.set(part.payload, at);
+      at += part.payload.length;
+    }
+    this.#entries.set(id, { kind: "array", dtype: first.dtype, payload });
+  }
+
+  /** Forget arrays and graphs. */
+  async forget(ids: readonly bigint[]): Promise<void> {
+    for (const id of ids) {
+      const entry = this.#entries.get(id);
+      this.#entries.delete(id);
+      if (entry?.kind === "graph") await entry.session?.close();
+    }
+  }
+
+  /**
+   * Run a graph; all outputs that are wanted are kept then, or none. What they were to replace is
+   * lost where it fails. The seconds that it took.
+   *
+   * @throws Error when it cannot be run, or its outputs are not as large as was said
+   */
+  async run(order: GraphOrder): Promise<number> {
+    try {
+      return await this.#run(order);
+    } catch (error) {
+      for (const id of order.outputs) this.#entries.delete(id);
+      throw error;
+    }
+  }
+
+  async #run({ graph, inputs, outputs, output_bytes }: GraphOrder): Promise<number> {
+    const entry = this.#entries.get(graph);
+    if (entry?.kind !== "graph") throw new GraphError(`graph ${graph} is not here`);
+    entry.session ??= await this.open(entry.model); // the time that this takes is spent once
+    const { session } = entry;
+    if (inputs.length !== session.inputs.length || outputs.length !== session.outputs.length) {
+      throw new GraphError(
+        `the graph has ${session.inputs.length} inputs and ${session.outputs.length} outputs, ` +
+          `not ${inputs.length} and ${outputs.length}`,
+      );
+    }
+    const began_s = this.now_s();
+    const given = new Map(
+      session.inputs.map((input, n) => [input.name, this.#shaped(input, inputs[n]!)]),
+    );
+    const kept = outputs.flatMap((id, n) => (id === 0n ? [] : [{ id, name: session.outputs[n]! }]));
+    const names = kept.length > 0 ? kept.map(({ name }) => name) : session.outputs;
+    const found = await session.run(given, names);
+    const values = kept.map(({ name }) => found.get(name)!);
+    for (const [n, { data }] of values.entries()) {
+      if (data.byteLength !== output_bytes[n]) {
+        throw new GraphError(
+          `an output has ${data.byteLength} bytes, not ${output_bytes[n]} as was said`,
+        );
+      }
+    }
+    for (const [n, { id }] of kept.entries()) {
+      this.#entries.set(id, { kind: "value", value: values[n]! });
+    }
+    return this.now_s() - began_s;
+  }
+
+  /**
+   * Rows of an array, rounded to the dtype that is asked for.
+   *
+   * @throws GraphError when the array is not there, or has other rows or columns
+   */
+  fetch({ array, first_row, rows, columns, out }: FetchOrder): Uint8Array<ArrayBuffer> {
+    const entry = this.#entry(array);
+    const items = entry.kind === "array" ? itemsOf(entry) : entry.value.data.length;
+    const numbers = entry.kind === "array" || entry.value.type === "float32";
+    if (!numbers || items % columns !== 0 || (first_row + rows) * columns > items) {
+      throw new GraphError(
+        `an array of ${items} elements has no rows ${first_row} to ${first_row + rows} of ` +
+          `${columns} columns`,
+      );
+    }
+    const [from, to] = [first_row * columns, (first_row + rows) * columns];
+    // A copy of these rows alone: it is given away.
+    if (entry.kind === "value")
+      return narrow((entry.value.data as Float32Array).slice(from, to), out);
+    const size = itemBytes(entry.dtype);
+    return narrow(widen(entry.payload.slice(from * size, to * size), entry.dtype), out);
+  }
+
+  #entry(id: bigint): Exclude<Entry, { kind: "graph" }> {
+    const entry = this.#entries.get(id);
+    if (!entry || entry.kind === "graph") {
+      throw new GraphError(`array ${id} is not here: what was to make it failed`);
+    }
+    return entry;
+  }
+
+  /** An input in the graph's shape, whose size that is not fixed follows from its own. */
+  #shaped(input: Input, id: bigint): Value {
+    const fixed = input.shape.reduce<number>((n, size) => n * (isFixed(size) ? size : 1), 1);
+    const free = input.shape.filter((size) => !isFixed(size)).length;
+    const said = `[${input.shape.join(", ")}]`;
+    if (id === 0n) {
+      if (free > 0) {
+        throw new GraphError(`the input ${input.name} cannot be zeros: its shape is ${said}`);
+      }
+      const shape = input.shape as readonly number[];
+      return { type: "float32", shape, data: new Float32Array(fixed) };
+    }
+    const value = this.#value(id);
+    const items = value.data.length;
+    const batch = free === 0 ? 1 : items / fixed;
+    if (free > 1 || batch * fixed !== items || !Number.isSafeInteger(batch)) {
+      throw new GraphError(
+        `the input ${input.name} has the shape ${said}, and ${items} elements came`,
+      );
+    }
+    return { ...value, shape: input.shape.map((size) => (isFixed(size) ? size : batch)) };
+  }
+
+  #value(id: bigint): Value {
+    const entry = this.#entry(id);
+    if (entry.kind === "value") return entry.value;
+    const { dtype, payload } = entry;
+    const data =
+      dtype === DType.FP32
+        ? new Float32Array(payload.buffer, payload.byteOffset, itemsOf(entry))
+        : widen(payload, dtype);
+    return { type: "float32", shape: [], data };
+  }
+}
+
+function isFixed(size: number | string): size is number {
+  return typeof size === "number" && size >= 0;
+}
+
+function itemsOf({ dtype, payload }: { dtype: DType; payload: Uint8Array }): number {
+  return payload.length / itemBytes(dtype);
+}
+
+function indices(type: IndexType, payload: Uint8Array): Value {
+  const own = payload.slice();
+  return type === IndexType.INT64
+    ? { type: "int64", shape: [], data: new BigInt64Array(own.buffer) }
+    : { type: "bool", shape: [], data: own };
+}
+
+/** The same bytes at an address that typed arrays of four-byte items accept. */
+function aligned(bytes: Uint8Array): Uint8Array {
+  return bytes.byteOffset % 4 === 0 ? bytes : bytes.slice();
+}
