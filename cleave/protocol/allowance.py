@@ -95,6 +95,10 @@ class CancelledRuns:
                 return
             del self._runs[first]
 
+    def __contains__(self, run: object) -> bool:
+        """Say whether an answer to a run may still come."""
+        return run in self._runs
+
     def answered(self, run: int) -> bool:
         """Say whether an answer belongs to one of these runs; at most once for each."""
         return self._runs.pop(run, None) is not None

@@ -131,7 +131,7 @@ class Session:
         if (
             not isinstance(message, Result)
             or self._measures(message.id)
-            or not is_answer(message.id, self.expected, self.cancelled_runs)
+            or not (message.id in self.expected or message.id in self.cancelled_runs)
         ):
             return TrafficKind.OTHER
         task = self.expected.get(message.id)  # a cancelled run is always a tile's

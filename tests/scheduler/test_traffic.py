@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.planner.stages import KeptBatches, PlannedStage
-from cleave.protocol import messages
+from cleave.protocol import limits, messages
+from cleave.protocol.allowance import Allowance
 from cleave.scheduler.instructions import ForRuntime, Send
+from cleave.scheduler.session import Session
 from cleave.scheduler.traffic import BytesByKind, Traffic, TrafficKind
 from tests.scheduler.stage_devices import step_work
 from tests.scheduler.test_stage_runs import HELLO, come, server
@@ -44,6 +46,16 @@ def test_kinds_add_up_to_all_that_was_counted(
 
 def sent(wanted: list[ForRuntime]) -> list[Send]:
     return [one for one in wanted if isinstance(one, Send)]
+
+
+def test_counting_a_late_answer_to_a_cancelled_run_leaves_it_an_answer() -> None:
+    session = Session(1, 0.0, allowance=Allowance(0.0))
+    late = messages.Result(7, 1, 1, "fp32", 0.0, bytes(4))
+    session.cancelled_runs.sent(7)
+    session.cancelled_runs.cancelled(7, 4)
+    assert session.kind_of(late) is TrafficKind.TILES
+    assert session.too_much(late, limits.MAX_UNASKED_BYTES + 1, 1.0) == ""
+    assert session.kind_of(late) is TrafficKind.OTHER  # it comes once
 
 
 def test_a_step_by_stages_says_what_each_message_is_for() -> None:
