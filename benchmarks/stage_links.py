@@ -8,7 +8,8 @@ Four processes, each with one thread in a network namespace of its own behind tb
 after another, the methods train the same model on the same batches:
 
 - `stages`, `tiles` and `auto`: `cleave train --server` on a `cleave serve --stages-on any` of this
-  machine, with `cleave join` in the namespaces; `local`: `cleave train --devices 0` here alone;
+  machine, with `cleave join` in the namespaces (`stages:bf16:off`: with `--coding off`);
+- `local`: `cleave train --devices 0` here alone;
 - `ddp`: `torch.distributed` DDP over gloo, a quarter of the batch in each namespace. The way from
   one to another leads through this machine: up the one's link, down the other's.
 
@@ -61,7 +62,7 @@ _TAIL: Final = 12  # lines of a log that are shown
 _PORT: Final = 29_500  # of DDP, inside a namespace
 _PR_SET_PDEATHSIG: Final = 1
 _WIDTH: Final = 80
-_COLUMNS: Final = 6  # of losses in a table
+_COLUMNS: Final = 4  # in 80 characters
 
 
 class RunError(Exception):
@@ -75,15 +76,18 @@ class Method:
     Attributes:
         way: one of `WAYS`.
         dtype: `fp32` or `bf16`.
+        coding: as `cleave serve --coding` takes it.
     """
 
     way: str
     dtype: str
+    coding: str = "auto"
 
     @property
     def name(self) -> str:
         """Return it as it is given on the command line."""
-        return f"{self.way}:{self.dtype}"
+        coding = "" if self.coding == "auto" else f":{self.coding}"
+        return f"{self.way}:{self.dtype}{coding}"
 
     @classmethod
     def of(cls, text: str) -> Method:
@@ -92,10 +96,14 @@ class Method:
         Raises:
             ValueError: when it is none.
         """
-        way, _, dtype = text.strip().partition(":")
-        if way not in WAYS or (dtype or "fp32") not in LOSS_LIMITS:
-            raise ValueError(f"{text!r} is no method; use {', '.join(WAYS)} with :fp32 or :bf16")
-        return cls(way, dtype or "fp32")
+        way, dtype, coding, *more = [*text.strip().split(":"), "", ""][:4]
+        known = way in WAYS and (dtype or "fp32") in LOSS_LIMITS
+        if not known or coding not in ("", "off", "on") or any(more):
+            raise ValueError(
+                f"{text!r} is no method; use {', '.join(WAYS)} with :fp32 or :bf16, "
+                "and :off or :on for coding"
+            )
+        return cls(way, dtype or "fp32", coding or "auto")
 
 
 @dataclass(frozen=True)
@@ -374,7 +382,7 @@ def _served(
         [
             sys.executable, "-m", "cleave_cli", "serve", "--json", "--host", namespaces[0].host,
             "--port", "0", "--insecure-lan", "--data", "none", "--stages-on", "any",
-            "--runs", str(settings.logs / "runs"),
+            "--coding", method.coding, "--runs", str(settings.logs / "runs"),
         ],
         CLEAVE_CREDENTIAL=secrets.token_urlsafe(16),
         CLEAVE_OPERATOR_CREDENTIAL=secrets.token_urlsafe(16),
@@ -508,17 +516,17 @@ def show(settings: Settings, outcomes: Sequence[Outcome]) -> None:
     )
     say(f"all processes share this machine: {machine()}")
     print()
-    print(f"{'':11} {'':8} {'MB a step':>17} {'peak memory, MB':>16} {'times faster than':>18}")
+    print(f"{'':15} {'':8} {'MB a step':>17} {'peak memory, MB':>16} {'times faster than':>18}")
     head = ("method", "s a step", "down", "up", "server", "device", "tiles:fp32", "ddp:fp32")
-    print("{:11} {:>8} {:>8} {:>8} {:>8} {:>7} {:>10} {:>8}".format(*head))
+    print("{:15} {:>8} {:>8} {:>8} {:>8} {:>7} {:>10} {:>8}".format(*head))
     for outcome in outcomes:
         if outcome.error:
-            print(f"{outcome.method:11} failed")
+            print(f"{outcome.method:15} failed")
             continue
         ratios = [times_faster(outcome, outcomes, than) for than in ("tiles:fp32", "ddp:fp32")]
         tiles, ddp = (f"{ratio:.2f}" if ratio is not None else "-" for ratio in ratios)
         print(
-            f"{outcome.method:11} {outcome.step_s:8.2f} {_mb(outcome.down_bytes):>8} "
+            f"{outcome.method:15} {outcome.step_s:8.2f} {_mb(outcome.down_bytes):>8} "
             f"{_mb(outcome.up_bytes):>8} {_mb(outcome.server_peak_bytes):>8} "
             f"{_mb(outcome.device_peak_bytes):>7} {tiles:>10} {ddp:>8}"
         )
@@ -543,10 +551,10 @@ def show_losses(outcomes: Sequence[Outcome]) -> None:
     """Print the losses of each step beside one another, and whether they agree."""
     for first in range(0, len(outcomes), _COLUMNS):
         some = outcomes[first : first + _COLUMNS]
-        print("loss" + "".join(f"{outcome.method:>12}" for outcome in some))
+        print("loss" + "".join(f"{outcome.method:>16}" for outcome in some))
         rows = zip(*(outcome.losses for outcome in some), strict=True)
         for step, losses in enumerate(rows, 1):
-            print(f"{step:4}" + "".join(f"{loss:12.6f}" for loss in losses))
+            print(f"{step:4}" + "".join(f"{loss:16.6f}" for loss in losses))
         print()
     reference = reference_of(outcomes)
     for outcome in outcomes:
