@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -74,6 +74,7 @@ def printing(
         command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env=_environment(),
     )  # fmt: skip
+    assert process.stdin is not None
     assert process.stdout is not None
     lines = process.stdout
     try:
@@ -82,6 +83,8 @@ def printing(
         process.kill()
         process.wait()
         lines.close()
+        with suppress(BrokenPipeError):  # what it did not read is lost
+            process.stdin.close()
 
 
 def wait_for_event(lines: Iterator[dict[str, Any]], event: str) -> dict[str, Any]:

@@ -193,6 +193,7 @@ def test_who_was_drained_is_said_to_be(notes: list[str]) -> None:
         slow = STATED | {"flops_per_s": 2e6, "uplink_bytes_per_s": 1500.0}
         device.send(hello(parse_join_url(server.url).credential, name="slow", **slow))
         assert isinstance(heard(device), messages.Welcome)
+        assert isinstance(heard(device), messages.CodeResults)  # its link is slow
         device.send(packed(messages.Drain()))
         assert isinstance(heard(device), messages.Bye)
         until(lambda: server.fleet.device_count == 0)
