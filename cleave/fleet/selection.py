@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
+from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side, product_of
 from cleave.gemm import Gemm
@@ -119,7 +121,7 @@ class Selector:
 
         Args:
             gemm: the GEMM, of positive sides.
-            devices: the fleet; without any, the PS is faster.
+            devices: the fleet; without any that has the memory, the PS is faster.
             epoch: changes whenever the fleet does; decisions are kept until then.
         """
         if epoch != self._epoch:
@@ -131,8 +133,9 @@ class Selector:
             able = [d for d in devices if dtype.value in d.dtypes]
             fleet_s = float("inf")
             if able:
-                plan = self._planner.plan(gemm, element, able)
-                fleet_s = plan.makespan_s + plan.fill_s
+                with suppress(PlanError):  # what else devices do may leave no memory for it
+                    plan = self._planner.plan(gemm, element, able)
+                    fleet_s = plan.makespan_s + plan.fill_s
             decision = Decision(gemm, dtype, fleet_s, self._speed(dtype).predicted_s(gemm))
             self._known[key] = decision
         return decision
@@ -183,6 +186,7 @@ class SelectiveFleet:
         self._fleet = fleet
         self._selector = selector
         self._keep = keep
+        self._left_alone = False
         self._submitted: Counter[tuple[Gemm, ElementBytes, DType]] = Counter()
         self._decisions: Counter[Decision] = Counter()
 
@@ -193,15 +197,25 @@ class SelectiveFleet:
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
         """See `Fleet.submit`."""
         kind = product_of(a, b, out)
+        if kind[0].volume and self._left_alone:
+            return self._here(a, b, out)
         if kind[0].volume:
             self._submitted[kind] += 1
             if self._keep:
                 decision = self._decide(*kind)
                 self._decisions[decision] += 1
                 if not decision.on_fleet:
-                    self._selector.backend.matmul(a.matrix, b.matrix, out)
-                    return Finished(out)
+                    return self._here(a, b, out)
         return self._inner.submit(a, b, out)
+
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Multiply everything here for a while, because the fleet does something else."""
+        self._left_alone = True
+        try:
+            yield
+        finally:
+            self._left_alone = False
 
     def kept(self) -> Kept:
         """Return what stayed on the PS; or what would have, given the fleet as it is now."""
@@ -211,6 +225,10 @@ class SelectiveFleet:
         for kind, times in self._submitted.items():
             decisions[self._decide(*kind)] += times
         return summarise(decisions)
+
+    def _here(self, a: Side, b: Side, out: Buffer) -> Pending:
+        self._selector.backend.matmul(a.matrix, b.matrix, out)
+        return Finished(out)
 
     def _decide(self, gemm: Gemm, element: ElementBytes, dtype: DType) -> Decision:
         epoch, devices = self._fleet.runtime.fleet_rates()

@@ -9,6 +9,7 @@ could run them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -131,7 +132,13 @@ class JobFleet:
         if self.staged is None:
             return None
         ids, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        return self.staged.gradients(Rows(ids, labels))
+        # What the server computes of such a step, it computes itself: devices have no memory left.
+        alone = self._selection.left_alone() if self._selection is not None else nullcontext()
+        with alone:
+            loss = self.staged.gradients(Rows(ids, labels))
+        if loss is None:  # what devices hold for stages is in the way of tiles
+            self.staged.close()
+        return loss
 
     def counters(self) -> FleetCounters:
         """Return what the fleet did so far."""

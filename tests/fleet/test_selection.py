@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,23 @@ def test_a_changed_fleet_is_asked_anew() -> None:
     assert not selector.decide(gemm, FP32, DType.FP32, _fleet(1e3), epoch=1).on_fleet
     assert not selector.decide(gemm, FP32, DType.FP32, _fleet(1e12), epoch=1).on_fleet
     assert selector.decide(gemm, FP32, DType.FP32, _fleet(1e12), epoch=2).on_fleet
+
+
+def test_a_fleet_without_memory_left_is_not_asked() -> None:
+    full = [replace(device, memory_bytes=0) for device in _fleet(1e12)]
+    decision = _selector(0.1).decide(Gemm(512, 512, 512), FP32, DType.FP32, full, epoch=1)
+    assert not decision.on_fleet
+
+
+def test_a_fleet_that_is_busy_otherwise_is_not_asked() -> None:
+    profile = FleetDevice("test", 1e15, 1e15, 1e15, 0.0, 2**30)
+    with cleave.emulated([profile]) as fleet:
+        selective = SelectiveFleet(fleet, fleet, _selector(1e-3), keep=True)
+        with selective.left_alone():
+            _multiply(selective)
+        assert fleet.counters().blocks == 0
+        _multiply(selective)
+        assert fleet.counters().blocks == 1
 
 
 def test_the_summary_counts_and_adds_up() -> None:

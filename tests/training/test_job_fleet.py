@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cleave
 from cleave.fleet.fleet import Fleet
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import StagePlan
 from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
@@ -58,6 +61,24 @@ def test_fast_devices_train_whole_layers(
     )
     assert losses == pytest.approx(plain, rel=1e-4)
     assert "stages: layers 1 to" in said
+    assert sent_bytes > 0
+    assert tiles == 0
+
+
+def test_the_server_computes_the_loss_alone_where_the_plan_leaves_it_there(
+    job: JobSpec, plain: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices that train layers have no memory for tiles meanwhile."""
+
+    def without_loss(*given: Any) -> StagePlan:
+        plan = plan_stages(*given)
+        stages = tuple(replace(stage, loss=False) for stage in plan.stages)
+        return replace(plan, stages=stages)
+
+    monkeypatch.setattr("cleave.training.stage_setup.plan_stages", without_loss)
+    losses, said, (sent_bytes, tiles) = on([FAST] * 2, job, tmp_path / "fleet")
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert "the loss on the parameter server" in said
     assert sent_bytes > 0
     assert tiles == 0
 
