@@ -202,6 +202,23 @@ def test_stopping_by_the_owners_choice_and_going_on(browser: Browser, tmp_path: 
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
 
 
+def test_a_limit_of_data_pauses_until_there_is_a_higher_one(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with server(tmp_path) as place, visit(browser) as page:
+        join(page, place["page_url"])
+        page.wait_for_function("document.querySelector('[data-figure=down]').innerText !== '0 B'")
+        limit = page.get_by_label("Stop after")
+        limit.fill("0.000000001")
+        limit.press("Enter")
+        page.wait_for_selector("[data-state=paused]", timeout=PATIENCE_MS)
+        assert "limit of 1 B today is reached" in page.get_by_role("status").inner_text()
+        assert figure(page, "cap").endswith("of 1 B today")
+        limit.fill("")
+        limit.press("Enter")
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everyone_can_use_the_page(browser: Browser, tmp_path: Path, scheme: str) -> None:
     """The rules of axe-core, before the start, at work and after the end; all by keyboard."""

@@ -10,15 +10,16 @@ import type { KernelName } from "../kernels/kernel";
 import { allowedStorage } from "../ui/storage";
 import { appLink, onAndroid } from "./app";
 import { type Conditions, mayNotWork, offered, STANDARD } from "./conditions";
+import { DataMeter, readCap, Span } from "./data_use";
 import { DeviceLink } from "./device";
 import { forcedKernel, readInvitation, socketAddress, usedFragment } from "./invitation";
 import { deviceName } from "./names";
-import { flopsPerSecond, type Sample, withSample } from "./rates";
+import { bytesPerSecond, flopsPerSecond, type Sample, withSample } from "./rates";
 import { type Contribution, Saved } from "./saved";
-import { type Heat, ScreenLock, Sensors } from "./sensors";
+import { ScreenLock, Sensors } from "./sensors";
 import { Choices, Fault, NoCode, Ready, Running } from "./views";
 
-/** How often the contribution is written down, and the server told of the battery. */
+/** How often what it did is written down, and the server told of the battery. */
 const KEEP_S = 5;
 const TELL_S = 60;
 
@@ -30,21 +31,22 @@ interface PageProps {
 function Page({ saved, kernel }: PageProps) {
   const [invitation, setInvitation] = useState(() => readInvitation(location.hash));
   const [name, setName] = useState(() => deviceName(navigator.userAgent));
-  const [conditions, setConditions] = useState<Conditions>(() => saved.choices(STANDARD));
+  const [conditions, setConditions] = useState<Conditions>(() => chosen(saved));
   const [status, setStatus] = useState<Status | null>(null);
   const [samples, setSamples] = useState<readonly Sample[]>([]);
   const [before, setBefore] = useState<Contribution>({ blocks: 0, flops: 0 });
   const [fault, setFault] = useState("");
-  const [heat, setHeat] = useState<Heat>(null);
   const [, setSensed] = useState(0);
   const sensors = useMemo(() => new Sensors(() => setSensed((n) => n + 1)), []);
+  const meter = useMemo(() => new DataMeter(saved, () => new Date()), [saved]);
   const screen = useMemo(
     () => new ScreenLock(document, "wakeLock" in navigator ? navigator.wakeLock : null),
     [],
   );
   const link = useRef<DeviceLink | null>(null);
   const around = sensors.now;
-  const paused = mayNotWork(conditions, around);
+  const used = meter.used(conditions.cap?.span ?? Span.DAY);
+  const paused = mayNotWork(conditions, around, used);
   const running = status !== null && status.notice.state !== State.ENDED;
 
   useEffect(() => {
@@ -60,7 +62,7 @@ function Page({ saved, kernel }: PageProps) {
   useEffect(() => {
     screen.wanted = running && paused === null;
   }, [running, paused, screen]);
-  useEffect(() => (running ? sensors.watchHeat(setHeat) : undefined), [running, sensors]);
+  useEffect(() => (running ? sensors.watchPressure() : undefined), [running, sensors]);
   useEffect(() => {
     if (!running) return undefined;
     const tell = () => {
@@ -76,29 +78,41 @@ function Page({ saved, kernel }: PageProps) {
     blocks: before.blocks + (status?.counts.blocks ?? 0),
     flops: before.flops + (status?.counts.flops ?? 0),
   };
-  const latest = useRef({ server, contribution });
-  latest.current = { server, contribution };
+  const bytes_per_s = bytesPerSecond(samples);
+  const working = status?.notice.state === State.WORKING;
+  const latest = useRef({ server, contribution, bytes_per_s });
+  latest.current = { server, contribution, bytes_per_s: working ? bytes_per_s : null };
   useEffect(() => {
     if (!running) return undefined;
-    const keep = () => saved.keepContribution(latest.current.server, latest.current.contribution);
-    const timer = setInterval(keep, KEEP_S * 1000);
+    const keep = () => {
+      const { server, contribution, bytes_per_s } = latest.current;
+      saved.keepContribution(server, contribution);
+      meter.keep();
+      if (bytes_per_s) saved.keepBytesPerSecond(server, bytes_per_s);
+    };
+    const timer = setInterval(() => {
+      keep();
+      setSensed((n) => n + 1); // another hour or day may have begun
+    }, KEEP_S * 1000);
     addEventListener("pagehide", keep);
     return () => {
       clearInterval(timer);
       removeEventListener("pagehide", keep);
       keep();
     };
-  }, [running, saved]);
+  }, [running, saved, meter]);
 
   const start = () => {
     const keys = saved.keys(invitation);
     if (!keys) return;
     link.current?.close();
     setSamples([]);
+    meter.begin();
     setBefore(saved.contribution(server));
     link.current = new DeviceLink(socketAddress(location), keys, name, kernel, paused, {
       status: (latest) => {
         setStatus(latest);
+        meter.count(latest.counts);
         const sample = { at_s: performance.now() / 1000, counts: latest.counts };
         setSamples((samples) => withSample(samples, sample));
       },
@@ -129,8 +143,11 @@ function Page({ saved, kernel }: PageProps) {
         <Running
           status={status}
           flops_per_s={flopsPerSecond(samples)}
+          bytes_per_s={bytes_per_s}
+          cap={conditions.cap ? { cap: conditions.cap, used } : null}
           contribution={contribution}
-          heat={heat}
+          load={sensors.load}
+          hot={around.hot === true}
           stop={() => link.current?.stop()}
           again={start}
         />
@@ -147,11 +164,18 @@ function Page({ saved, kernel }: PageProps) {
       known={saved.device(invitation) !== null}
       secure={globalThis.isSecureContext}
       app={invitation.code && onAndroid(navigator.userAgent) ? appLink(location.href) : null}
+      bytes_per_s={saved.lastBytesPerSecond(server)}
       start={start}
     >
       {choices}
     </Ready>
   );
+}
+
+/** The owner's choices of before; what was kept of a limit may be broken. */
+function chosen(saved: Saved): Conditions {
+  const choices = saved.choices(STANDARD);
+  return { ...choices, cap: readCap(choices.cap) };
 }
 
 function page() {

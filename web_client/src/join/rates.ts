@@ -8,20 +8,40 @@ export interface Sample {
   readonly counts: Counts;
 }
 
-/** Over how long speeds are taken. */
-export const WINDOW_S = 5;
+/** Over how long the speed is taken, and the use of data. */
+export const SPEED_S = 5;
+export const DATA_S = 60;
+
+/** How long must be looked at before the use of data is said: it begins with measuring the link. */
+const LEAST_S = 15;
 
 /** The samples with a new one, without those that are too old to matter. */
 export function withSample(samples: readonly Sample[], latest: Sample): Sample[] {
-  const begin_s = latest.at_s - WINDOW_S;
-  const old = samples.filter(({ at_s }) => at_s <= begin_s).at(-1);
-  const young = samples.filter(({ at_s }) => at_s > begin_s);
-  return [...(old ? [old] : []), ...young, latest];
+  return [...within(samples, latest.at_s - DATA_S), latest];
 }
 
-/** FLOP/s over the samples; 0 where they are too few. */
+/** FLOP/s over the last seconds; 0 where there are too few samples. */
 export function flopsPerSecond(samples: readonly Sample[]): number {
+  return rate(samples, SPEED_S, ({ flops }) => flops);
+}
+
+/** Bytes a second over the last minute, both ways together; null where it is too early to say. */
+export function bytesPerSecond(samples: readonly Sample[]): number | null {
   const [first, last] = [samples[0], samples.at(-1)];
-  if (!first || !last || last.at_s <= first.at_s) return 0;
-  return (last.counts.flops - first.counts.flops) / (last.at_s - first.at_s);
+  if (!first || !last || last.at_s - first.at_s < LEAST_S) return null;
+  return rate(samples, DATA_S, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
+}
+
+function rate(samples: readonly Sample[], span_s: number, of: (counts: Counts) => number): number {
+  const last = samples.at(-1);
+  if (!last) return 0;
+  const [first = last] = within(samples, last.at_s - span_s);
+  if (last.at_s <= first.at_s) return 0;
+  return (of(last.counts) - of(first.counts)) / (last.at_s - first.at_s);
+}
+
+/** The samples since a moment, and the last one before it. */
+function within(samples: readonly Sample[], begin_s: number): Sample[] {
+  const old = samples.filter(({ at_s }) => at_s <= begin_s).at(-1);
+  return [...(old ? [old] : []), ...samples.filter(({ at_s }) => at_s > begin_s)];
 }

@@ -1,6 +1,7 @@
 /** What this browser keeps: a credential for each server, the owner's choices, what it gave. */
 
 import { kept } from "../ui/storage";
+import type { Counted } from "./data_use";
 import type { Invitation } from "./invitation";
 
 /** This device, as one server knows it. */
@@ -58,6 +59,25 @@ export class Saved {
 
   keepContribution(server: string, contribution: Contribution): void {
     this.#write(`cleave.contribution.${server}`, contribution);
+  }
+
+  /** What it used of data a second when it helped a server last; null where that is not known. */
+  lastBytesPerSecond(server: string): number | null {
+    return Number(this.#read(`cleave.rate.${server}`)) || null;
+  }
+
+  keepBytesPerSecond(server: string, bytes_per_s: number): void {
+    this.#write(`cleave.rate.${server}`, bytes_per_s);
+  }
+
+  /** Bytes that were used, by span. */
+  dataUse(): { [span: string]: Counted } {
+    const saved = this.#read("cleave.data");
+    return typeof saved === "object" && saved !== null ? { ...saved } : {};
+  }
+
+  keepDataUse(counted: { readonly [span: string]: Counted }): void {
+    this.#write("cleave.data", counted);
   }
 
   /** The owner's choices, laid over what holds without any. */

@@ -1,4 +1,4 @@
-/** What the browser tells of the device: battery, network, visibility, heat. */
+/** What the browser tells of the device: battery, network, visibility, load, heat. */
 
 import type { Surroundings } from "./conditions";
 
@@ -13,13 +13,26 @@ interface NetworkInformation extends EventTarget {
   readonly saveData?: boolean;
 }
 
+/** What the Compute Pressure API can watch: of these Chromium knows the processor's load alone. */
+enum Source {
+  CPU = "cpu",
+  THERMALS = "thermals",
+}
+
 interface PressureRecord {
+  readonly source: Source;
   readonly state: "nominal" | "fair" | "serious" | "critical";
 }
 
 interface PressureObserver {
-  observe(source: "cpu", options: { sampleInterval: number }): Promise<void>;
+  observe(source: Source, options: { sampleInterval: number }): Promise<void>;
   disconnect(): void;
+}
+
+/** The browser's class of them. */
+interface PressureObservers {
+  readonly knownSources?: readonly string[];
+  new (changed: (records: PressureRecord[]) => void): PressureObserver;
 }
 
 interface Extras {
@@ -27,23 +40,32 @@ interface Extras {
   connection?: NetworkInformation;
 }
 
-/** How hard the processor's heat and load press, in words; null where nobody tells. */
-export type Heat = "cool" | "warm" | "hot" | "too hot" | null;
+/** How busy the processor is, in words; null where nobody tells. It says nothing of heat. */
+export type Load = "idle" | "in use" | "busy" | "very busy" | null;
 
-const HEAT: { readonly [S in PressureRecord["state"]]: NonNullable<Heat> } = {
-  nominal: "cool",
-  fair: "warm",
-  serious: "hot",
-  critical: "too hot",
+const LOAD: { readonly [S in PressureRecord["state"]]: NonNullable<Load> } = {
+  nominal: "idle",
+  fair: "in use",
+  serious: "busy",
+  critical: "very busy",
 };
+
+const EVERY_MS = 2000;
 
 /** Watches the device, and tells when something changes. */
 export class Sensors {
   #battery: Battery | null = null;
+  #load: Load = null;
+  #hot: boolean | null = null;
   readonly #network: NetworkInformation | null;
+  readonly #pressures: PressureObservers | undefined;
 
   /** @param changed called after every change */
-  constructor(changed: () => void) {
+  constructor(private readonly changed: () => void) {
+    const { PressureObserver } = globalThis as { PressureObserver?: PressureObservers };
+    this.#pressures = PressureObserver;
+    // Before it is watched a device that can tell counts as cool.
+    if (PressureObserver?.knownSources?.includes(Source.THERMALS)) this.#hot = false;
     const extras = navigator as Extras;
     // A desktop's browser has the object and tells nothing of the kind of network.
     this.#network = extras.connection?.type === undefined ? null : extras.connection;
@@ -68,23 +90,39 @@ export class Sensors {
       battery: battery ? { level: battery.level, charging: battery.charging } : null,
       metered: network ? network.type === "cellular" || network.saveData === true : null,
       hidden: document.visibilityState === "hidden",
+      hot: this.#hot,
     };
   }
 
-  /** Tell of the heat from now on, where the browser can; returns how to end that. */
-  watchHeat(tell: (heat: Heat) => void): () => void {
-    const Observer = (
-      globalThis as {
-        PressureObserver?: new (changed: (records: PressureRecord[]) => void) => PressureObserver;
-      }
-    ).PressureObserver;
-    if (!Observer) return () => undefined;
-    const observer = new Observer((records) => {
-      const last = records.at(-1);
-      if (last) tell(HEAT[last.state]);
-    });
-    observer.observe("cpu", { sampleInterval: 2000 }).catch(() => tell(null)); // not on this device
-    return () => observer.disconnect();
+  /** How busy the processor is, while that is watched. */
+  get load(): Load {
+    return this.#load;
+  }
+
+  /** Watch load and heat from now on, where the browser can; returns how to end that. */
+  watchPressure(): () => void {
+    const Observers = this.#pressures;
+    if (!Observers) return () => undefined;
+    const observer = new Observers((records) => records.forEach((record) => this.#felt(record)));
+    for (const source of Object.values(Source)) {
+      if (!(Observers.knownSources ?? [Source.CPU]).includes(source)) continue;
+      observer.observe(source, { sampleInterval: EVERY_MS }).catch(() => {
+        if (source === Source.THERMALS) this.#hot = null; // not on this device after all
+        this.changed();
+      });
+    }
+    return () => {
+      observer.disconnect();
+      this.#load = null;
+      if (this.#hot) this.#hot = false; // nobody looks any more
+      this.changed();
+    };
+  }
+
+  #felt({ source, state }: PressureRecord): void {
+    if (source === Source.THERMALS) this.#hot = state === "serious" || state === "critical";
+    else this.#load = LOAD[state];
+    this.changed();
   }
 }
 

@@ -1,17 +1,20 @@
 /** The join page's parts, as plain functions of what they show. */
 
 import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
 import type { Status } from "../device/commands";
 import { State } from "../device/guest";
 import { count, quantity } from "../ui/figures";
-import type { Conditions } from "./conditions";
+import type { Conditions, Switches } from "./conditions";
+import { type DataCap, ofCap, readCap, Span } from "./data_use";
 import type { Contribution } from "./saved";
-import type { Heat } from "./sensors";
+import type { Load } from "./sensors";
 import { kernelText, needsCode, said } from "./words";
 
-const CHOICES: { readonly [K in keyof Conditions]: string } = {
+const CHOICES: { readonly [K in keyof Switches]: string } = {
   lowBattery: "Stop below 20 % battery",
-  unplugged: "Work only when plugged in",
+  unplugged: "Work only while charging",
+  hot: "Stop when the device is hot",
   hidden: "Stop when this page is not in front",
   metered: "Stop on a metered network",
 };
@@ -47,13 +50,15 @@ export interface ReadyProps {
   readonly secure: boolean;
   /** A link into the app; null where there can be none. */
   readonly app: string | null;
+  /** Bytes a second when it helped last; null where that is not known. */
+  readonly bytes_per_s: number | null;
   readonly start: () => void;
   readonly children: ComponentChildren;
 }
 
 /** Before the start: what will happen. */
 export function Ready(props: ReadyProps) {
-  const { host, name, onName, known, secure, app, start, children } = props;
+  const { host, name, onName, known, secure, app, bytes_per_s, start, children } = props;
   return (
     <form
       class="stack"
@@ -70,7 +75,12 @@ export function Ready(props: ReadyProps) {
         </p>
         <ul class="plain">
           <li>Nothing on this device is read, and nothing is installed.</li>
-          <li>It uses power and data: on a phone, better with a charger and Wi-Fi.</li>
+          <li>It uses power: on a phone, better with a charger.</li>
+          <li data-figure="use">
+            {bytes_per_s !== null
+              ? `It uses data: ${dataUse(bytes_per_s)} when it helped last.`
+              : "It uses data, on a fast network gigabytes an hour: better over Wi-Fi. How much is shown while it works, and you can set a limit below."}
+          </li>
           <li>It gets warm; the browser keeps it within its limits.</li>
         </ul>
         <button type="submit" class="button primary wide">
@@ -109,7 +119,7 @@ export function Ready(props: ReadyProps) {
 
 export interface ChoicesProps {
   readonly conditions: Conditions;
-  readonly offered: readonly (keyof Conditions)[];
+  readonly offered: readonly (keyof Switches)[];
   readonly onChange: (conditions: Conditions) => void;
 }
 
@@ -128,22 +138,78 @@ export function Choices({ conditions, offered, onChange }: ChoicesProps) {
           <span>{CHOICES[name]}</span>
         </label>
       ))}
+      <Cap cap={conditions.cap} onChange={(cap) => onChange({ ...conditions, cap })} />
     </fieldset>
   );
+}
+
+const GIGABYTE = 1e9;
+const SPANS: { readonly [S in Span]: string } = {
+  [Span.HOUR]: "an hour",
+  [Span.DAY]: "a day",
+  [Span.MONTH]: "a month",
+};
+
+/** The limit of data; an empty field is none. */
+function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap | null) => void }) {
+  const [span, setSpan] = useState(cap?.span ?? Span.DAY);
+  const set = (gigabytes: number, span: Span) => {
+    setSpan(span);
+    onChange(readCap({ bytes: gigabytes * GIGABYTE, span }));
+  };
+  const gigabytes = cap ? cap.bytes / GIGABYTE : NaN;
+  return (
+    <div class="choice cap">
+      <label for="cap">Stop after</label>
+      <input
+        id="cap"
+        type="number"
+        inputMode="decimal"
+        min="0.01"
+        step="any"
+        placeholder="none"
+        value={cap ? gigabytes : ""}
+        onChange={(event) => set(event.currentTarget.valueAsNumber, span)}
+      />
+      <label for="span">GB</label>
+      <select
+        id="span"
+        value={span}
+        onChange={(event) => set(gigabytes, event.currentTarget.value as Span)}
+      >
+        {Object.values(Span).map((each) => (
+          <option key={each} value={each}>
+            {SPANS[each]}
+          </option>
+        ))}
+      </select>
+    </div>
+  );
+}
+
+/** What a use of data comes to, for people; a dash where it is not known. */
+function dataUse(bytes_per_s: number | null): string {
+  if (bytes_per_s === null) return "–";
+  return `${quantity(60 * bytes_per_s, "B")} a minute, ${quantity(3600 * bytes_per_s, "B")} an hour`;
 }
 
 export interface RunningProps {
   readonly status: Status;
   readonly flops_per_s: number;
+  /** Of data now; null where that is not known yet. */
+  readonly bytes_per_s: number | null;
+  /** The limit of data and what is used of it; null without a limit. */
+  readonly cap: { readonly cap: DataCap; readonly used: number } | null;
   readonly contribution: Contribution;
-  readonly heat: Heat;
+  readonly load: Load;
+  readonly hot: boolean;
   readonly stop: () => void;
   readonly again: () => void;
 }
 
 /** While it works, and after. */
 export function Running(props: RunningProps) {
-  const { status, flops_per_s, contribution, heat, stop, again } = props;
+  const { status, flops_per_s, bytes_per_s, cap, contribution, load, hot, stop, again } = props;
   const { headline, detail } = said(status);
   const { state, code } = status.notice;
   const over = state === State.ENDED;
@@ -161,11 +227,17 @@ export function Running(props: RunningProps) {
         <Figure name="Speed" value={quantity(over ? 0 : flops_per_s, "FLOP/s")} id="speed" />
         <Figure name="Received" value={quantity(status.counts.down_bytes, "B")} id="down" />
         <Figure name="Sent" value={quantity(status.counts.up_bytes, "B")} id="up" />
-        {heat === null ? null : <Figure name="Processor" value={heat} id="heat" />}
+        {load === null ? null : <Figure name="Processor" value={load} id="load" />}
+        {hot ? <Figure name="Device" value="hot" id="hot" /> : null}
+        {over ? null : <Figure name="Data" value={dataUse(bytes_per_s)} id="use" wide />}
+        {cap === null ? null : (
+          <Figure name="Of your limit" value={ofCap(cap.cap, cap.used)} id="cap" wide />
+        )}
         <Figure
           name="Contribution so far"
           value={`${quantity(contribution.flops, "FLOP")}, ${count(contribution.blocks)} blocks`}
           id="contribution"
+          wide
         />
       </dl>
       {over ? null : <p class="soft small">Multiplies with {kernelText(status) || "…"}</p>}
@@ -185,9 +257,16 @@ export function Running(props: RunningProps) {
   );
 }
 
-function Figure({ name, value, id }: { name: string; value: string; id: string }) {
+interface FigureProps {
+  readonly name: string;
+  readonly value: string;
+  readonly id: string;
+  readonly wide?: boolean;
+}
+
+function Figure({ name, value, id, wide = false }: FigureProps) {
   return (
-    <div>
+    <div class={wide ? "row" : ""}>
       <dt>{name}</dt>
       <dd data-figure={id}>{value}</dd>
     </div>

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { appLink, onAndroid } from "../../src/join/app";
 import { mayNotWork, offered, STANDARD } from "../../src/join/conditions";
+import { Span } from "../../src/join/data_use";
 import {
   forcedKernel,
   readInvitation,
@@ -9,21 +10,12 @@ import {
 } from "../../src/join/invitation";
 import { deviceKind } from "../../src/join/kind";
 import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
-import { flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
+import { bytesPerSecond, flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
 import { said } from "../../src/join/words";
 import { State } from "../../src/device/guest";
 import { ErrorCode } from "../../src/protocol/messages";
-
-/** As much of the browser's storage as is used. */
-function storage(): Storage {
-  const values = new Map<string, string>();
-  return {
-    getItem: (key: string) => values.get(key) ?? null,
-    setItem: (key: string, value: string) => values.set(key, value),
-    removeItem: (key: string) => values.delete(key),
-  } as unknown as Storage;
-}
+import { storage } from "./storage";
 
 test("an address's fragment holds code and server", () => {
   expect(readInvitation("#c=AB%2FC+1&s=SRV&fp=sha256:00")).toEqual({
@@ -91,28 +83,41 @@ test("a forbidden or broken storage keeps nothing and breaks nothing", () => {
 });
 
 test("conditions stop the work, and only those that the browser can tell are offered", () => {
-  const around = { battery: { level: 0.1, charging: false }, metered: null, hidden: true };
+  const around = {
+    battery: { level: 0.1, charging: false },
+    metered: null,
+    hidden: true,
+    hot: null,
+  };
   expect(offered(around)).toEqual(["lowBattery", "unplugged", "hidden"]);
   expect(offered({ ...around, battery: null, metered: true })).toEqual(["hidden", "metered"]);
-  expect(mayNotWork(STANDARD, around)).toContain("10 %");
+  expect(offered({ ...around, battery: null, hot: false })).toEqual(["hot", "hidden"]);
+  expect(mayNotWork(STANDARD, around, 0)).toContain("10 %");
   const charging = { ...around, battery: { level: 0.1, charging: true } };
-  expect(mayNotWork(STANDARD, charging)).toBeNull();
-  expect(mayNotWork({ ...STANDARD, hidden: true }, charging)).toContain("not in front");
-  expect(mayNotWork(STANDARD, { ...charging, metered: true })).toContain("metered");
+  expect(mayNotWork(STANDARD, charging, 0)).toBeNull();
+  expect(mayNotWork({ ...STANDARD, hidden: true }, charging, 0)).toContain("not in front");
+  expect(mayNotWork(STANDARD, { ...charging, metered: true }, 0)).toContain("metered");
+  expect(mayNotWork(STANDARD, { ...charging, hot: true }, 0)).toContain("hot");
+  expect(mayNotWork({ ...STANDARD, hot: false }, { ...charging, hot: true }, 0)).toBeNull();
   const unplugged = { ...around, battery: { level: 0.9, charging: false } };
-  expect(mayNotWork({ ...STANDARD, unplugged: true }, unplugged)).toContain("plugged in");
+  expect(mayNotWork({ ...STANDARD, unplugged: true }, unplugged, 0)).toContain("plugged in");
+  const capped = { ...STANDARD, cap: { bytes: 2e9, span: Span.DAY } };
+  expect(mayNotWork(capped, charging, 1.9e9)).toBeNull();
+  expect(mayNotWork(capped, charging, 2e9)).toBe("Your limit of 2.00 GB today is reached.");
 });
 
-test("speed is that of the last seconds", () => {
+test("speed is that of the last seconds, and the use of data that of the last minute", () => {
   let samples: Sample[] = [];
-  for (let at_s = 0; at_s <= 20; at_s++) {
-    const flops = at_s < 10 ? 0 : 1e9 * (at_s - 10);
-    const counts = { blocks: 0, flops, graphs: 0, down_bytes: 0, up_bytes: 0 };
+  for (let at_s = 0; at_s <= 200; at_s++) {
+    const flops = at_s < 190 ? 0 : 1e9 * (at_s - 190);
+    const counts = { blocks: 0, flops, graphs: 0, down_bytes: 3e6 * at_s, up_bytes: 1e6 * at_s };
     samples = withSample(samples, { at_s, counts });
   }
   expect(flopsPerSecond(samples)).toBeCloseTo(1e9);
-  expect(samples.length).toBeLessThan(8);
+  expect(bytesPerSecond(samples)).toBeCloseTo(4e6);
+  expect(samples.length).toBeLessThan(64);
   expect(flopsPerSecond([])).toBe(0);
+  expect(bytesPerSecond(samples.slice(-10))).toBeNull();
 });
 
 test("a device has a name and offers what it can spare", () => {
