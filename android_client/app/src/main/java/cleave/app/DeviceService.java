@@ -17,6 +17,7 @@ import cleave.core.DeviceListener;
 import cleave.core.InvalidLinkException;
 import cleave.core.JoinLink;
 import cleave.core.kernels.Chosen;
+import cleave.core.policy.DataMeter;
 import cleave.core.policy.Telemetry;
 import cleave.core.session.Counts;
 import cleave.core.session.End;
@@ -68,6 +69,7 @@ public final class DeviceService extends Service implements DeviceListener {
     private Lookout lookout;
     private Awake awake;
     private Telemetry telemetry;
+    private DataMeter data;
     private Device device; // null: not joined
     private JoinLink link; // of the device, or of the last one
     private Notice notice; // the latest, also of a device that is gone
@@ -108,7 +110,9 @@ public final class DeviceService extends Service implements DeviceListener {
         networks = getSystemService(ConnectivityManager.class);
         PhoneState state = new PhoneState(this);
         telemetry = new Telemetry(state::battery, state::throttling, System::nanoTime);
-        lookout = new Lookout(state, new Settings(this), getString(R.string.reason_you));
+        Settings settings = new Settings(this);
+        data = settings.dataMeter();
+        lookout = new Lookout(state, settings, data, getString(R.string.reason_you));
     }
 
     @Override
@@ -193,6 +197,8 @@ public final class DeviceService extends Service implements DeviceListener {
         StringBuilder lines = new StringBuilder();
         if (device != null && counts.blocks > 0) {
             lines.append(words.counts(counts)).append('\n');
+            String use = words.dataUse(data.bytesPerS());
+            lines.append(use).append(use.isEmpty() ? "" : "\n");
         }
         return lines.append(kernel).append(problem).toString();
     }
@@ -293,7 +299,7 @@ public final class DeviceService extends Service implements DeviceListener {
         registerReceiver(plugged, plugs);
         networks.registerDefaultNetworkCallback(network);
         Thread working = new Thread(device, "device");
-        lookout.begin(paused, device::allow, working::start);
+        lookout.begin(paused, device::counts, device::allow, working::start);
     }
 
     private void online() {

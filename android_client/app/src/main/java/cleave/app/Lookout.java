@@ -2,12 +2,15 @@ package cleave.app;
 
 import android.os.SystemClock;
 import cleave.core.Verdict;
+import cleave.core.policy.DataMeter;
 import cleave.core.policy.Gate;
+import cleave.core.session.Counts;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 
 /** Looks at the phone every few seconds, and says whether it may work. In a thread of its own. */
 final class Lookout {
@@ -19,18 +22,22 @@ final class Lookout {
 
     private final PhoneState state;
     private final Settings settings;
+    private final DataMeter data;
     private final String pausedReason;
     private ScheduledFuture<?> looks; // used by the main thread alone, all below by `thread`
     private Consumer<Verdict> tell;
+    private Supplier<Counts> counts;
     private Gate gate;
     private boolean pausedByOwner;
 
     /**
+     * @param data counts what the device sends and receives
      * @param pausedReason what is said while the owner has it paused
      */
-    Lookout(PhoneState state, Settings settings, String pausedReason) {
+    Lookout(PhoneState state, Settings settings, DataMeter data, String pausedReason) {
         this.state = state;
         this.settings = settings;
+        this.data = data;
         this.pausedReason = pausedReason;
     }
 
@@ -38,14 +45,25 @@ final class Lookout {
      * Look now and from now on.
      *
      * @param paused whether its owner has it paused
+     * @param device the counters of a device that begins now
      * @param whoWantsToKnow told what was seen, every time
      * @param then called once after the first look
      */
-    void begin(boolean paused, Consumer<Verdict> whoWantsToKnow, Runnable then) {
+    void begin(
+            boolean paused,
+            Supplier<Counts> device,
+            Consumer<Verdict> whoWantsToKnow,
+            Runnable then) {
         thread.execute(
                 () -> {
                     tell = whoWantsToKnow;
-                    gate = new Gate(settings.policy(), SystemClock::elapsedRealtimeNanos);
+                    counts = device;
+                    data.begin();
+                    gate =
+                            new Gate(
+                                    settings.policy(),
+                                    SystemClock::elapsedRealtimeNanos,
+                                    data::used);
                     pausedByOwner = paused;
                     lookNow();
                     then.run();
@@ -55,7 +73,11 @@ final class Lookout {
 
     void end() {
         looks.cancel(false);
-        thread.execute(() -> tell = null);
+        thread.execute(
+                () -> {
+                    data.count(counts.get());
+                    tell = null;
+                });
     }
 
     void close() {
@@ -84,6 +106,7 @@ final class Lookout {
 
     private void lookNow() {
         if (tell != null) {
+            data.count(counts.get());
             tell.accept(pausedByOwner ? Verdict.pause(pausedReason) : seen());
         }
     }

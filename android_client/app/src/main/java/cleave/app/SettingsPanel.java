@@ -5,8 +5,10 @@ import android.widget.EditText;
 import android.widget.SeekBar;
 import android.widget.Switch;
 import android.widget.TextView;
+import java.util.function.Consumer;
 import java.util.function.IntConsumer;
 import java.util.function.IntFunction;
+import java.util.function.Supplier;
 
 /** Where the owner says when the phone works, and with how much of it. */
 final class SettingsPanel {
@@ -39,7 +41,8 @@ final class SettingsPanel {
                     settings.setOnWifi(on);
                     changed.run();
                 });
-        bindHours();
+        bind(R.id.hours, settings::hours, settings::setHours);
+        bind(R.id.data_cap, settings::dataCap, settings::setDataCap);
         slide(
                 R.id.temperature,
                 R.id.temperature_label,
@@ -71,38 +74,40 @@ final class SettingsPanel {
         return Words.quantity(settings.policy().memoryBytes(ThisPhone.appMemoryBytes()), "B");
     }
 
-    private void bindHours() {
-        EditText hours = activity.findViewById(R.id.hours);
-        hours.setText(settings.hours());
-        hours.setOnFocusChangeListener(
+    /** A field whose text is kept when it is left or done with. */
+    private void bind(int field, Supplier<String> kept, Consumer<String> keep) {
+        EditText edited = activity.findViewById(field);
+        edited.setText(kept.get());
+        edited.setOnFocusChangeListener(
                 (view, focused) -> {
                     if (!focused) {
-                        keepHours(hours);
+                        keep(edited, kept, keep);
                     }
                 });
-        hours.setOnEditorActionListener(
+        edited.setOnEditorActionListener(
                 (view, action, event) -> {
-                    keepHours(hours);
+                    keep(edited, kept, keep);
                     return false;
                 });
     }
 
     /** What is written and not yet kept. */
     void keep() {
-        keepHours(activity.findViewById(R.id.hours));
+        keep(activity.findViewById(R.id.hours), settings::hours, settings::setHours);
+        keep(activity.findViewById(R.id.data_cap), settings::dataCap, settings::setDataCap);
     }
 
-    private void keepHours(EditText hours) {
-        String text = hours.getText().toString();
-        if (text.equals(settings.hours())) {
+    private void keep(EditText edited, Supplier<String> kept, Consumer<String> keep) {
+        String text = edited.getText().toString();
+        if (text.equals(kept.get())) {
             return;
         }
         try {
-            settings.setHours(text);
-            hours.setError(null);
+            keep.accept(text);
+            edited.setError(null);
             changed.run();
         } catch (IllegalArgumentException error) {
-            hours.setError(error.getMessage());
+            edited.setError(error.getMessage());
         }
     }
 

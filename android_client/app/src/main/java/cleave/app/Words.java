@@ -32,6 +32,16 @@ final class Words {
                 quantity(counts.upBytes, "B"));
     }
 
+    /** What a use of data comes to; empty where it is not known yet. */
+    String dataUse(double bytesPerS) {
+        return Double.isNaN(bytesPerS)
+                ? ""
+                : resources.getString(
+                        R.string.data_use,
+                        quantity(60 * bytesPerS, "B"),
+                        quantity(3600 * bytesPerS, "B"));
+    }
+
     /** A number with three digits and its unit: 1.23 GB. */
     static String quantity(double value, String unit) {
         int step = 0;

@@ -3,6 +3,7 @@ package cleave.core.policy;
 import cleave.core.Verdict;
 import java.util.Locale;
 import java.util.function.LongSupplier;
+import java.util.function.ToLongFunction;
 
 /**
  * Opens and closes with what is seen of the phone, without flapping: too hot lasts until it has
@@ -18,6 +19,7 @@ public final class Gate {
     private static final double NANOS_PER_S = 1e9;
 
     private final LongSupplier nanos;
+    private final ToLongFunction<DataCap.Span> usedBytes;
     private Policy policy;
     private boolean hot;
     private boolean throttled;
@@ -27,10 +29,12 @@ public final class Gate {
 
     /**
      * @param nanos a clock that never goes back, and goes on while the phone sleeps
+     * @param usedBytes what was sent and received of a span until now
      */
-    public Gate(Policy policy, LongSupplier nanos) {
+    public Gate(Policy policy, LongSupplier nanos, ToLongFunction<DataCap.Span> usedBytes) {
         this.policy = policy;
         this.nanos = nanos;
+        this.usedBytes = usedBytes;
     }
 
     /** Other conditions from now on; heat lasts, and charger and Wi-Fi count as they are now. */
@@ -69,7 +73,13 @@ public final class Gate {
                             "its battery is too warm, until it has %.0f °C",
                             policy.maxTemperatureC - COOL_BY_C));
         }
-        return tooSlow ? Verdict.pause("the system slows it down for its heat") : Verdict.WORK;
+        if (tooSlow) {
+            return Verdict.pause("the system slows it down for its heat");
+        }
+        DataCap cap = policy.dataCap;
+        return cap != null && usedBytes.applyAsLong(cap.span) >= cap.bytes
+                ? Verdict.pause("its data limit of " + cap + " is reached")
+                : Verdict.WORK;
     }
 
     /** Which of those that come and go is not there; null for none. */

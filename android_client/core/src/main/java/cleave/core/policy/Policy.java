@@ -14,6 +14,9 @@ public final class Policy {
     /** Null: at any. */
     public final Hours hours;
 
+    /** Null: any amount. */
+    public final DataCap dataCap;
+
     /** Share of the processor's cores, above 0 to 1. */
     public final double coresShare;
 
@@ -25,12 +28,14 @@ public final class Policy {
             boolean onWifi,
             double maxTemperatureC,
             Hours hours,
+            DataCap dataCap,
             double coresShare,
             double memoryShare) {
         this.whenCharging = whenCharging;
         this.onWifi = onWifi;
         this.maxTemperatureC = maxTemperatureC;
         this.hours = hours;
+        this.dataCap = dataCap;
         this.coresShare = coresShare;
         this.memoryShare = memoryShare;
     }

@@ -9,7 +9,7 @@ import org.junit.Test;
 
 public class GateTest {
     private static final Policy ALL =
-            new Policy(true, true, 38, Hours.parse("22-7"), 0.5, 0.25);
+            new Policy(true, true, 38, Hours.parse("22-7"), null, 0.5, 0.25);
     private static final int MIDNIGHT = 0;
 
     private static Observation seen(
@@ -24,7 +24,7 @@ public class GateTest {
     private final AtomicLong nanos = new AtomicLong(-7);
 
     private Gate gate(Policy policy) {
-        return new Gate(policy, nanos::get);
+        return new Gate(policy, nanos::get, span -> span == DataCap.Span.DAY ? 2_000_000_000L : 5);
     }
 
     private String reason(Policy policy, Observation seen) {
@@ -58,8 +58,21 @@ public class GateTest {
     }
 
     @Test
+    public void pausesWhenItsDataAreUsed() {
+        Observation good = seen(MIDNIGHT, true, true, 30, Throttling.NONE);
+        assertEquals(
+                "its data limit of 2GB/day is reached", reason(capped("2 GB / day"), good));
+        assertEquals("", reason(capped("2.1GB/day"), good));
+        assertEquals("", reason(capped("1MB/hour"), good));
+    }
+
+    private static Policy capped(String cap) {
+        return new Policy(true, true, 38, null, DataCap.parse(cap), 1, 1);
+    }
+
+    @Test
     public void whatIsNotAskedForDoesNotMatter() {
-        Policy none = new Policy(false, false, 45, null, 1, 0.5);
+        Policy none = new Policy(false, false, 45, null, null, 1, 0.5);
         assertTrue(
                 gate(none)
                         .decide(seen(12 * 60, false, false, 44, Throttling.UNKNOWN))
@@ -124,7 +137,7 @@ public class GateTest {
     public void otherConditionsHoldAtOnceAndHeatLastsThroughThem() {
         Gate gate = gate(ALL);
         assertTrue(!gate.decide(seen(MIDNIGHT, false, true, 30, Throttling.NONE)).mayWork());
-        gate.setPolicy(new Policy(false, true, 38, null, 0.5, 0.25));
+        gate.setPolicy(new Policy(false, true, 38, null, null, 0.5, 0.25));
         assertTrue(gate.decide(seen(MIDNIGHT, false, true, 30, Throttling.NONE)).mayWork());
         assertTrue(!gate.decide(seen(MIDNIGHT, false, true, 39, Throttling.SEVERE)).mayWork());
         gate.setPolicy(ALL);
@@ -164,8 +177,8 @@ public class GateTest {
     public void sharesAreOfWhatIsThereAndNeverNothing() {
         assertEquals(4, ALL.threads(8));
         assertEquals(1, ALL.threads(1));
-        assertEquals(8, new Policy(true, true, 38, null, 1, 1).threads(8));
-        assertEquals(1, new Policy(true, true, 38, null, 0.01, 1).threads(8));
+        assertEquals(8, new Policy(true, true, 38, null, null, 1, 1).threads(8));
+        assertEquals(1, new Policy(true, true, 38, null, null, 0.01, 1).threads(8));
         assertEquals(100L << 20, ALL.memoryBytes(400L << 20));
         assertEquals(16L << 20, ALL.memoryBytes(1 << 20));
     }
