@@ -45,10 +45,11 @@ def pages() -> None:
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built page that tries the kernels; the first worker builds it for all."""
+def lab(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The built page that tries kernels and graphs; the first worker builds it for all."""
     _needs_node_and_browser()
-    shared = tmp_path_factory.getbasetemp().parent
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent  # which outlives a run of one process
     with FileLock(shared / "lab.lock"):
         if not (shared / "lab").is_dir():
             build_lab(shared / "lab")

@@ -26,6 +26,7 @@ from tests.web.test_join import (
     PATIENCE_MS,
     accept_the_certificate,
     figure,
+    forced,
     join,
     visit,
 )
@@ -78,23 +79,28 @@ def test_a_page_over_plain_http_says_what_it_lacks(browser: Browser, tmp_path: P
         assert "neither the GPU (WebGPU) nor shared memory" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("way", ["secure", "plain"])
+@pytest.mark.parametrize("way", ["secure", "plain", "gpu"])
 def test_a_browser_alone_trains_by_stages(
     browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, way: str
 ) -> None:
-    """In two threads behind a certificate that nobody signed, and in one without shared memory."""
+    """In two threads behind a certificate that nobody signed, in one without shared memory, and on
+    the GPU, whose ONNX Runtime alone is loaded then."""
     expected = plain_losses(same_job(corpus_file))
     options = ("--tls", "auto") if way == "secure" else ()
+    loaded: list[str] = []
     with server(tmp_path, *options) as place, visit(browser) as page:
         page.add_init_script(
             "Object.defineProperty(navigator, 'hardwareConcurrency', { value: 3 })"
         )
+        page.context.on("request", lambda request: loaded.append(request.url))
         if way == "secure":
             accept_the_certificate(page, own_page(place))
-        else:
+        elif way == "plain":
             page.route("**/join", without_isolation)
             page.goto(own_page(place))
-        assert page.evaluate("crossOriginIsolated") == (way == "secure")
+        else:
+            page.goto(forced(own_page(place), "webgpu"))
+        assert page.evaluate("crossOriginIsolated") == (way != "plain")
         page.get_by_role("button", name="Start helping").click()
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
         command = (*by_stages(corpus_file), "--server", place["operator_url"])
@@ -104,6 +110,8 @@ def test_a_browser_alone_trains_by_stages(
         page.wait_for_selector("[data-figure=graphs]", timeout=PATIENCE_MS)
         # Forward and backward of two layers at least, in each step.
         assert int("".join(filter(str.isdigit, figure(page, "graphs")))) >= 4 * STEPS
+    (runtime,) = {url for url in loaded if "ort-wasm" in url}
+    assert ("asyncify" in runtime) == (way == "gpu")
     assert seen == pytest.approx(expected, rel=1e-4)
 
 

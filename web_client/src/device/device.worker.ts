@@ -81,8 +81,10 @@ class Device {
   async #connect(): Promise<Session> {
     const { kernel, flops_per_s } = await this.#kernel();
     const { memory_bytes, threads } = this.#start;
+    // Where the GPU multiplies faster than the processor, it computes layers faster, too.
+    const build = kernel.name === KernelName.WEBGPU ? "gpu" : "processor";
     const graphs = runsGraphs(memory_bytes)
-      ? new GraphThread(() => startGraphWorker(threads))
+      ? new GraphThread(() => startGraphWorker(build, threads))
       : null;
     const hello = make("hello", {
       role: Role.DEVICE,

@@ -1,11 +1,21 @@
 /** The browser's side of graphs: whether they can be run, and the worker that runs them. */
 
+import gpuWasmUrl from "onnxruntime-web/ort-wasm-simd-threaded.asyncify.wasm?url";
 import wasmUrl from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url";
+import gpuWorkerUrl from "./gpu_graph.worker.ts?worker&url";
 import workerUrl from "./graph.worker.ts?worker&url";
 import type { GraphWorker } from "./graph_thread";
 import type { Order } from "./worker_messages";
 
-/** Less memory than this holds no layer that is worth the loading of ONNX Runtime (14 MB). */
+/** What runs graphs: of each build of ONNX Runtime its worker and itself, 14 MB and 27 MB. */
+const BUILDS = {
+  processor: { worker: workerUrl, wasm: wasmUrl },
+  gpu: { worker: gpuWorkerUrl, wasm: gpuWasmUrl },
+} as const;
+
+export type Build = keyof typeof BUILDS;
+
+/** Less memory than this holds no layer that is worth the loading of ONNX Runtime. */
 export const LEAST_BYTES = 64 * 2 ** 20;
 
 /** A module with an instruction of SIMD, without which ONNX Runtime does not start. */
@@ -36,7 +46,8 @@ export function runsGraphs(memory_bytes: number): boolean {
  *
  * @throws Error where the server does not send it
  */
-export async function startGraphWorker(threads: number): Promise<GraphWorker> {
+export async function startGraphWorker(build: Build, threads: number): Promise<GraphWorker> {
+  const { worker: workerUrl, wasm: wasmUrl } = BUILDS[build];
   const [script, runtime] = await Promise.all([fetched(workerUrl), fetched(wasmUrl)]);
   const blob = new Blob([await script.arrayBuffer()], { type: "text/javascript" });
   // The address stays: ONNX Runtime starts its threads from it.

@@ -32,3 +32,9 @@ export interface GraphSession {
 
 /** Makes a graph ready; it throws where that cannot be done. */
 export type OpenGraph = (model: Uint8Array) => Promise<GraphSession>;
+
+/** Sizes that a graph leaves open, by their names. */
+export type Sizes = { readonly [name: string]: number };
+
+/** Makes a graph ready for arrays of these sizes alone. */
+export type OpenSized = (model: Uint8Array, sizes: Sizes) => Promise<GraphSession>;

@@ -2,9 +2,16 @@
 
 import type { FetchOrder, GraphOrder, Sent } from "./orders";
 
+/** The first that it is told: ONNX Runtime itself, and how many threads compute. */
+export type Start = {
+  readonly kind: "start";
+  readonly wasm: ArrayBuffer;
+  readonly threads: number;
+};
+
 /** To the worker. It does them one after another; `run` and `fetch` are answered. */
 export type Order =
-  | { readonly kind: "start"; readonly wasm: ArrayBuffer; readonly threads: number }
+  | Start
   | { readonly kind: "keep"; readonly id: bigint; readonly sent: Sent }
   | { readonly kind: "join"; readonly id: bigint; readonly ids: readonly bigint[] }
   | { readonly kind: "forget"; readonly ids: readonly bigint[] }

@@ -1,10 +1,11 @@
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import * as onnx from "onnxruntime-web/wasm";
 import { beforeAll, expect, test } from "vitest";
 import { checkGraph } from "../../src/graphs/graph_check";
 import type { GraphSession, OpenGraph, Value } from "../../src/graphs/graph_session";
 import { written } from "../../src/graphs/graph_writer";
-import { onnxRuntime } from "../../src/graphs/onnx_runtime";
+import { onProcessor, prepare } from "../../src/graphs/onnx_runtime";
 import { LARGEST_ERROR, selfTest } from "../../src/graphs/self_test";
 
 let open: OpenGraph;
@@ -12,7 +13,8 @@ let open: OpenGraph;
 beforeAll(() => {
   const name = "onnxruntime-web/ort-wasm-simd-threaded.wasm";
   const wasm = readFileSync(createRequire(import.meta.url).resolve(name));
-  open = onnxRuntime(wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length), 1);
+  prepare(onnx, wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length), 1);
+  open = onProcessor(onnx);
 });
 
 test("ONNX Runtime computes in the precision of fp32", async () => {

@@ -13,6 +13,7 @@ import {
   worstError,
 } from "../../src/kernels/reference";
 import { seeded } from "../kernels/random";
+import { gpuGraph, gpuSelfTest } from "./graphs";
 
 interface Errors {
   /** Worst error as a share of what rounding allows, over the self-check and the odd sizes. */
@@ -58,6 +59,8 @@ function base64(bytes: Uint8Array): string {
 }
 
 const lab = {
+  gpuGraph,
+  gpuSelfTest,
   isolated: globalThis.crossOriginIsolated,
 
   /** A kernel's errors against double precision. */

@@ -1,0 +1,73 @@
+"""Layers on a browser's GPU, in software here: all of them, as exactly as on the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from playwright.sync_api import Browser, Page
+
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import ModelGraphs, model_graphs
+from tests.graphs.models import small_model
+from tests.web.browser import serving
+
+TOKENS = 12
+SAMPLES = 3
+ROUNDING = 1e-5  # of the largest element, between two orders of summing
+TYPES = {
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.INT64: "int64",
+    onnx.TensorProto.BOOL: "bool",
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, lab: Path) -> Iterator[Page]:
+    with serving(lab) as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.wait_for_function("'lab' in globalThis")
+        yield page
+        page.close()
+
+
+def graphs_of(family: str) -> ModelGraphs:
+    return model_graphs(small_model(family).train(), TOKENS, GraphCache.of_user())
+
+
+def outcome(page: Page, lab: Path, model: bytes) -> dict[str, float | str]:
+    """What became of a graph on the GPU alone."""
+    path = lab / "graph.onnx"
+    path.write_bytes(model)
+    graph = onnx.load_model_from_string(model).graph
+    types = {one.name: TYPES[one.type.tensor_type.elem_type] for one in graph.input}
+    try:
+        found: dict[str, float | str] = page.evaluate(
+            "([file, types, samples]) => lab.gpuGraph(file, types, samples)",
+            [path.name, types, SAMPLES],
+        )
+        return found
+    finally:
+        path.unlink()
+
+
+def test_the_gpu_passes_the_self_test_alone(page: Page) -> None:
+    assert 0 < page.evaluate("lab.gpuSelfTest()") < 2e-5
+
+
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_a_layer_is_computed_by_the_gpu_alone(page: Page, lab: Path, family: str) -> None:
+    layer = graphs_of(family).layers[0]
+    for model in (layer.forward, layer.backward, layer.from_activations):
+        found = outcome(page, lab, model)
+        assert "apart" in found, found
+        assert float(found["apart"]) < ROUNDING
+
+
+def test_a_loss_needs_the_processor_and_is_refused(page: Page, lab: Path) -> None:
+    assert "does not do this graph" in str(outcome(page, lab, graphs_of("opt").loss.graph))

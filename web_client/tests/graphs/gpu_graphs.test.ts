@@ -1,0 +1,77 @@
+import { expect, test } from "vitest";
+import { GraphError } from "../../src/graphs/errors";
+import { gpuAlone, gpuGraphs } from "../../src/graphs/gpu_graphs";
+import type { GraphSession, OpenSized, Value } from "../../src/graphs/graph_session";
+
+const MODEL = new Uint8Array([1]);
+
+const vector = (...data: number[]): Value => ({
+  type: "float32",
+  shape: [data.length],
+  data: Float32Array.from(data),
+});
+
+/** Something that computes y = 2 x, and notes what it does. */
+function doubling(name: string, said: string[], factor = 2): GraphSession {
+  return {
+    inputs: [{ name: "x", shape: ["batch"] }],
+    outputs: ["y"],
+    run: async (given) => {
+      said.push(name);
+      return new Map([["y", vector(...[...given.get("x")!.data].map((n) => factor * Number(n)))]]);
+    },
+    close: async () => void said.push(`${name} closed`),
+  };
+}
+
+async function run(session: GraphSession, ...x: number[]): Promise<number[]> {
+  const found = await session.run(new Map([["x", vector(...x)]]), ["y"]);
+  return [...(found.get("y")!.data as Float32Array)];
+}
+
+test("the first run of each size is compared with the processor's, the others are not", async () => {
+  const said: string[] = [];
+  const onGpu: OpenSized = async (_, { batch }) => doubling(`gpu ${batch}`, said);
+  const session = await gpuGraphs(async () => doubling("processor", said), onGpu)(MODEL);
+  expect(await run(session, 1, 2)).toEqual([2, 4]);
+  expect(await run(session, 3, 4)).toEqual([6, 8]);
+  expect(await run(session, 5)).toEqual([10]);
+  expect(said).toEqual(["gpu 2", "processor", "gpu 2", "gpu 1", "processor"]);
+  await session.close();
+  expect(said.slice(5).sort()).toEqual(["gpu 1 closed", "gpu 2 closed", "processor closed"]);
+});
+
+test("two sizes are ready at once, the older one makes room", async () => {
+  const said: string[] = [];
+  const onGpu: OpenSized = async (_, { batch }) => doubling(`gpu ${batch}`, said);
+  const session = await gpuGraphs(async () => doubling("processor", []), onGpu)(MODEL);
+  await run(session, 1);
+  await run(session, 1, 2);
+  await run(session, 1, 2, 3);
+  expect(said).toEqual(["gpu 1", "gpu 2", "gpu 3", "gpu 1 closed"]);
+});
+
+test.each([
+  ["wrong", async () => doubling("gpu", [], 2.001)],
+  ["not a number", async () => doubling("gpu", [], NaN)],
+  ["lacking an operation", () => Promise.reject(new GraphError("no Scan"))],
+])("what the GPU gets %s is the processor's", async (_, onGpu: OpenSized) => {
+  const said: string[] = [];
+  const session = await gpuGraphs(async () => doubling("processor", said), onGpu)(MODEL);
+  expect(await run(session, 1, 2)).toEqual([2, 4]);
+  said.length = 0;
+  expect(await run(session, 3)).toEqual([6]);
+  expect(said).toEqual(["processor"]); // the GPU is not asked again
+});
+
+test("without the processor what the GPU lacks is refused", async () => {
+  const lacking: OpenSized = () => Promise.reject(new GraphError("no Scan"));
+  const alone = await gpuAlone(async () => doubling("processor", []), lacking)(MODEL);
+  await expect(run(alone, 1)).rejects.toThrow("the GPU does not do this graph");
+});
+
+test("a fault that is none of the graph's passes through", async () => {
+  const broken: OpenSized = () => Promise.reject(new WebAssembly.RuntimeError("out of bounds"));
+  const session = await gpuGraphs(async () => doubling("processor", []), broken)(MODEL);
+  await expect(run(session, 1)).rejects.toThrow("out of bounds");
+});
