@@ -2,10 +2,12 @@
 
     python -m benchmarks.web_graphs
 
-Part 1 trains a small OPT of two layers for ten steps with Chromium as the only device, and prints
-its losses and those of plain PyTorch. Part 2 runs a layer of OPT-125M's size, 4 x 128 tokens,
-forward and backward, on Chromium in WebAssembly and on `cleave join`, each with one thread, and
-prints the median of what the devices say that each graph took. Pages have to be built (`make web`).
+Part 1 trains a small OPT of two layers for ten steps with Chromium as the only device, in
+WebAssembly and by WebGPU (in software where there is no GPU), and with a fleet of Chromium,
+`cleave join` and an emulated device; it prints the losses and those of plain PyTorch, and ends with
+1 where they are more than 1e-4 apart. Part 2 runs a layer of OPT-125M's size, 4 x 128 tokens,
+forward and backward, on each of the three, with one thread, and prints the median of what the
+devices say that each graph took. Pages have to be built (`make web`).
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,20 +41,30 @@ from tests.graphs.models import plain_gradients, small_model, trained
 from tests.integration.processes import started, wait_for_event
 from tests.training.test_staged import EvenStages
 from tests.web.browser import chromium
+from tests.web.test_join import forced
 
 STEPS: Final = 10
+APART: Final = 1e-4
 WAIT_MS: Final = 60_000
 _PS: Final = PsCompute(1e11, 0.0)
 
 
 @contextmanager
-def browser_device(server: Server) -> Iterator[None]:
+def browser_device(server: Server, kernel: str = "wasm") -> Iterator[None]:
     """Have Chromium as a device; a machine of two cores gives it one thread."""
     with chromium() as browser:
         page = browser.new_page()
-        page.goto(server.page_url)
+        page.goto(forced(server.page_url, kernel))
         page.get_by_role("button", name="Start helping").click()
         page.wait_for_selector("[data-state=working]", timeout=WAIT_MS)
+        yield
+
+
+@contextmanager
+def emulated_device(server: Server) -> Iterator[None]:
+    """Have an emulated device in real time, which really computes."""
+    command = ("emulate", "--devices", "1", "--fleet", "home-mix", "--server", server.url)
+    with started(*command, "--speed", "100", "--json"):
         yield
 
 
@@ -64,7 +77,26 @@ def native_device(server: Server) -> Iterator[None]:
         yield
 
 
-DEVICES: Final = {"Chromium, WASM": browser_device, "native": native_device}
+@contextmanager
+def mixed_fleet(server: Server) -> Iterator[None]:
+    """Have one device of each kind."""
+    with browser_device(server), native_device(server), emulated_device(server):
+        yield
+
+
+Devices = Callable[[Server], AbstractContextManager[None]]
+
+DEVICES: Final[dict[str, Devices]] = {
+    "Chromium, WASM": browser_device,
+    "Chromium, WebGPU": partial(browser_device, kernel="webgpu"),
+    "native": native_device,
+}
+
+FLEETS: Final[dict[str, tuple[Devices, int]]] = {
+    "Chromium, WASM": (DEVICES["Chromium, WASM"], 1),
+    "Chromium, WebGPU": (DEVICES["Chromium, WebGPU"], 1),
+    "Chromium, join, emulated": (mixed_fleet, 3),
+}
 
 
 def rows_of(ids: Tensor) -> Rows:
@@ -74,28 +106,46 @@ def rows_of(ids: Tensor) -> Rows:
     return Rows(ids, targets)
 
 
-def losses(cache: GraphCache) -> None:
-    """Print the losses of a browser alone and of plain PyTorch."""
-    model, tokens = small_model("opt"), 12
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, tokens, cache)
-    torch.manual_seed(4)
-    batches = [torch.randint(3, 96, (6, tokens)) for _ in range(STEPS)]
+def plain_losses(model: nn.Module, batches: Sequence[Tensor]) -> list[float]:
+    """Return the losses of plain PyTorch."""
+    return trained(model, lambda ids: plain_gradients(model, ids), batches, clip=1.0)
+
+
+def fleet_losses(
+    model: nn.Module, cache: GraphCache, batches: Sequence[Tensor], devices: Devices, count: int
+) -> list[float]:
+    """Return the losses by stages on so many devices, once all are there."""
     pages = Pages.of_package().answer
-    with cleave.serve(stages_on="any", pages=pages) as server, browser_device(server):
+    graphs = model_graphs(model, batches[0].shape[1], cache)
+    with cleave.serve(stages_on="any", pages=pages) as server, devices(server):
+        while len(server.fleet.runtime.stage_devices()) < count:
+            time.sleep(0.1)
         work = ModelWork(model, graphs, DType.FP32)
         staged = StagedModel(work, server.fleet.runtime, EvenStages(loss=True), _PS)
 
         def gradients(ids: Tensor) -> Any:
             return staged.gradients(rows_of(ids))
 
-        found = trained(model, gradients, batches, clip=1.0)
-        staged.close()
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
-    worst = max(abs(f - e) / abs(e) for f, e in zip(found, expected, strict=True))
-    print(f"losses in Chromium    {found[0]:.5f} ... {found[-1]:.5f}")
-    print(f"in plain PyTorch      {expected[0]:.5f} ... {expected[-1]:.5f}")
-    print(f"largest difference of {STEPS} steps: {worst:.1e} of the loss", flush=True)
+        try:
+            return trained(model, gradients, batches, clip=1.0)
+        finally:
+            staged.close()
+
+
+def losses(cache: GraphCache) -> bool:
+    """Print how far losses are from plain PyTorch's; return whether they are near enough."""
+    model, tokens = small_model("opt"), 12
+    torch.manual_seed(4)
+    batches = [torch.randint(3, 96, (6, tokens)) for _ in range(STEPS)]
+    expected = plain_losses(copy.deepcopy(model), batches)
+    print(f"{'plain PyTorch':26}losses {expected[0]:.5f} ... {expected[-1]:.5f}", flush=True)
+    good = True
+    for name, (devices, count) in FLEETS.items():
+        found = fleet_losses(copy.deepcopy(model), cache, batches, devices, count)
+        worst = max(abs(f - e) / abs(e) for f, e in zip(found, expected, strict=True))
+        good &= worst <= APART
+        print(f"{name:26}losses {found[0]:.5f} ... {found[-1]:.5f}, {worst:.1e} apart", flush=True)
+    return good
 
 
 def layer_seconds(cache: GraphCache, name: str) -> None:
@@ -107,12 +157,14 @@ def layer_seconds(cache: GraphCache, name: str) -> None:
     graphs = model_graphs(model, 128, cache)
     took: dict[bool, list[float]] = {False: [], True: []}
     backward: dict[int, bool] = {}
+    graph_ids: list[int] = []  # the forward graph runs first
     with cleave.serve(stages_on="any", pages=Pages.of_package().answer) as server:
         send, received = server.live.send, server.live.manager.received
 
         def sent(session: int, message: Any, kind: Any) -> None:
             if isinstance(message, messages.RunGraph):
-                backward[message.id] = len(message.outputs) > 1
+                graph_ids.append(message.graph)
+                backward[message.id] = message.graph != graph_ids[0]
             send(session, message, kind)
 
         def heard(session: int, message: Any, *rest: Any) -> Any:
@@ -130,7 +182,7 @@ def layer_seconds(cache: GraphCache, name: str) -> None:
             staged.close()
     medians = {of: statistics.median(seconds) for of, seconds in took.items()}
     print(
-        f"{name:16} forward {medians[False]:.3f} s, backward {medians[True]:.3f} s a run "
+        f"{name:26}forward {medians[False]:.3f} s, backward {medians[True]:.3f} s a run "
         f"({len(took[False])} and {len(took[True])} runs)",
         flush=True,
     )
@@ -143,10 +195,12 @@ def main() -> None:
     began_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         cache = GraphCache(Path(folder))
-        losses(cache)
+        good = losses(cache)
         for name in DEVICES:
             layer_seconds(cache, name)
     print(f"{time.perf_counter() - began_s:.0f} s in all")
+    if not good:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ const MOST_SIZES = 2;
 /** How far GPU and processor may be apart, of the largest element: sums in another order are less. */
 export const MOST_APART = 1e-4;
 
+/** An output that is smaller than this share of the largest one is compared as if it were as large. */
+const LEAST_SCALE = 0.01;
+
 /**
  * What makes graphs ready on the GPU, at their first run with arrays of some size. That run is done
  * by the processor, too, and compared: drivers have faults that no self-test foresees.
@@ -118,17 +121,26 @@ class GpuGraph implements GraphSession {
 
 /** @throws GraphError where outputs are further apart than rounding explains */
 function refuseApart(found: ReadonlyMap<string, Value>, right: ReadonlyMap<string, Value>): void {
+  const sizes = new Map([...right].map(([name, { data }]) => [name, largest(data)]));
+  // Some gradients are zero but for rounding, as that of the bias of keys: they have no own scale.
+  const least = LEAST_SCALE * Math.max(...sizes.values());
   for (const [name, { data }] of right) {
     const other = found.get(name)?.data;
     if (other?.length !== data.length)
       throw new GraphError(`the GPU makes ${name} in another size`);
-    let [apart, largest] = [0, 0];
+    let apart = 0;
     for (let n = 0; n < data.length; n++) {
       apart = Math.max(apart, Math.abs(Number(data[n]) - Number(other[n])));
-      largest = Math.max(largest, Math.abs(Number(data[n])));
     }
-    if (!(apart <= MOST_APART * largest)) {
-      throw new GraphError(`the GPU is ${(apart / largest).toExponential(0)} off in ${name}`);
+    const scale = Math.max(sizes.get(name)!, least);
+    if (!(apart <= MOST_APART * scale)) {
+      throw new GraphError(`the GPU is ${(apart / scale).toExponential(0)} off in ${name}`);
     }
   }
+}
+
+function largest(data: Value["data"]): number {
+  let most = 0;
+  for (let n = 0; n < data.length; n++) most = Math.max(most, Math.abs(Number(data[n])));
+  return most;
 }

@@ -64,6 +64,35 @@ test.each([
   expect(said).toEqual(["processor"]); // the GPU is not asked again
 });
 
+test("an output that is zero but for rounding is compared by the scale of the others", async () => {
+  const two = (small: number, said: string[]): GraphSession => ({
+    inputs: [{ name: "x", shape: ["batch"] }],
+    outputs: ["sum", "bias"],
+    run: async () => {
+      said.push("run");
+      return new Map([
+        ["sum", vector(1, -3)],
+        ["bias", vector(small)],
+      ]);
+    },
+    close: async () => undefined,
+  });
+  for (const [small, times] of [
+    [2e-7, 1], // compared once
+    [2e-5, 3], // compared, and then done each time
+  ] as const) {
+    const said: string[] = [];
+    const session = await gpuGraphs(
+      async () => two(1e-9, said),
+      async () => two(small, []),
+    )(MODEL);
+    const given = new Map([["x", vector(1)]]);
+    await session.run(given, session.outputs);
+    await session.run(given, session.outputs);
+    expect(said.length, `${small}`).toBe(times);
+  }
+});
+
 test("without the processor what the GPU lacks is refused", async () => {
   const lacking: OpenSized = () => Promise.reject(new GraphError("no Scan"));
   const alone = await gpuAlone(async () => doubling("processor", []), lacking)(MODEL);
