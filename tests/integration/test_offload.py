@@ -14,11 +14,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 import cleave
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.planner.planner import TilePlanner
+
+
+@pytest.fixture(scope="module")
+def planner() -> TilePlanner:
+    """One for all fleets of five: they are planned for alike."""
+    return TilePlanner()
 
 
 @pytest.fixture(params=[True, False], ids=["whole-tiles", "block-by-block"])
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def fleet(request: pytest.FixtureRequest, planner: TilePlanner) -> Iterator[Fleet]:
     with cleave.emulated(5, whole_tiles=request.param) as fleet:
+        fleet.planner = planner
         yield fleet
 
 
