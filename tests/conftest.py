@@ -30,8 +30,8 @@ gc.set_threshold(100_000)
 NOT_UNIT = ("android", "faults", "integration", "web")
 """Folders of tests that need a JVM, a browser, processes, or a network."""
 
-LONGEST = "test_join.py"
-"""Left for last, this file would keep one worker busy while the other has nothing to do."""
+LONGEST = ("test_join.py", "test_blocked_attention.py", "test_staged.py")
+"""Left for last, these would keep one worker busy while the other has nothing to do."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,8 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest file first, and leave out what `--unit` leaves out."""
-    items.sort(key=lambda item: item.path.name != LONGEST)
+    """Put the longest files first, and leave out what `--unit` leaves out."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if not config.getoption("--unit"):
         return
     here = Path(__file__).parent
