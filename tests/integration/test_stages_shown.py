@@ -55,7 +55,7 @@ def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_fil
         _, lines = stack.enter_context(
             started(
                 "train", "--model", "opt-nano", "--data", str(corpus_file), "--steps", "100000",
-                "--batch", "4", "--seq", "32", "--method", "stages", "--checkpoint-every", "0",
+                "--batch", "4", "--seq", "16", "--method", "stages", "--checkpoint-every", "0",
                 "--server", f"@{tmp_path / 'data' / 'operator.url'}", "--json",
             )
         )  # fmt: skip

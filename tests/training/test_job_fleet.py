@@ -44,7 +44,7 @@ def on(
 
 @pytest.fixture
 def job(corpus_file: Path) -> JobSpec:
-    return JobSpec("opt-nano", str(corpus_file), STEPS, batch=2, seq=32, checkpoint_every=0)
+    return JobSpec("opt-nano", str(corpus_file), STEPS, batch=2, seq=16, checkpoint_every=0)
 
 
 @pytest.fixture

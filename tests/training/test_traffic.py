@@ -79,7 +79,7 @@ def total(records: list[StepRecord]) -> Traffic:
 
 def test_a_job_by_stages(corpus_file: Path, tmp_path: Path) -> None:
     job = JobSpec(
-        "opt-nano", str(corpus_file), STEPS, batch=4, seq=32, method="stages", checkpoint_every=0
+        "opt-nano", str(corpus_file), STEPS, batch=4, seq=16, method="stages", checkpoint_every=0
     )
     found = watched(job, tmp_path / "run")
     done, sent = found.done
@@ -94,7 +94,7 @@ def test_a_job_by_stages(corpus_file: Path, tmp_path: Path) -> None:
     # Of each trained layer all parameters go down and all gradients come back, once a device.
     step = found.steps[-1].traffic
     assert step.down.weights == pytest.approx(step.up.gradients, rel=0.02)
-    activations = 4 * 32 * 64 * 4  # of a batch, at the width of the model, in fp32
+    activations = 4 * 16 * 64 * 4  # of a batch, at the width of the model, in fp32
     assert step.up.activations >= activations
     assert (down.tiles, up.tiles, down.gradients, up.weights, up.graphs) == (0, 0, 0, 0, 0)
     assert found.steps[-1].traffic.down.graphs == 0  # devices have them since the first step
