@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 
 import pytest
 
@@ -21,6 +22,7 @@ FLEET_METHODS = {n: m for n, m in methods().items() if not isinstance(m, Cloud)}
 SPEC = find_model("opt-1.3b")
 
 
+@cache
 def on(name: str, **changes: float) -> list[Outcome]:
     """A few paper devices, every rate multiplied as said, and the server with their compute."""
     devices = [
