@@ -240,11 +240,12 @@ class StageClimb:
         """Return how long each layer, and the loss, takes a stage of these groups by itself."""
         columns, chosen = self._columns, list(members)
         weights, gradients, flops = self._tables.by_layer
+        model = self._tables.model
         speed = float((columns.flops * columns.count)[chosen].sum())
         seconds = (
-            weights / columns.downlink[chosen].min()
-            + gradients / columns.uplink[chosen].min()
-            + sum(self._tables.model.tokens) * flops / speed
+            weights * columns.down_byte_s(model.coded_ratio)[chosen].max()
+            + gradients * columns.up_byte_s(model.gradient_coded_ratio)[chosen].max()
+            + sum(model.tokens) * flops / speed
         ).tolist()
         return seconds[:-1], seconds[-1]
 

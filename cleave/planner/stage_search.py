@@ -136,8 +136,10 @@ def _by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Devic
     moved = 2 * sum(model.tokens) * model.width * model.element_bytes
 
     def seconds(device: DeviceRates) -> tuple[float, int]:
-        down_s = (weights + moved) / device.downlink_bytes_per_s
-        up_s = (gradients + moved) / device.uplink_bytes_per_s
+        down_s = device.down_bytes(weights + moved, model.coded_ratio) / device.downlink_bytes_per_s
+        up_bytes = device.up_bytes(gradients, model.gradient_coded_ratio)
+        up_bytes += device.up_bytes(moved, model.coded_ratio)
+        up_s = up_bytes / device.uplink_bytes_per_s
         return down_s + up_s + sum(model.tokens) * flops / device.flops_per_s, device.device
 
     return sorted(devices, key=seconds)

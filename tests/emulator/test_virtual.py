@@ -62,7 +62,7 @@ def _fleet(
     whole_tiles: bool = True,
 ) -> tuple[Fleet, VirtualRuntime]:
     arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
-    runtime = VirtualRuntime(profiles, NumpyBackend(), arithmetic)
+    runtime = VirtualRuntime(profiles, NumpyBackend(), arithmetic, coding="off")
     return Fleet(runtime, planner or TilePlanner()), runtime
 
 

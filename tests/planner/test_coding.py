@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cleave.errors import UsageError
+from cleave.planner.coding import LINK_BYTES_PER_S, CodingPolicy
 from cleave.protocol import messages
 from cleave.protocol.messages import Feature, Hello, Role
-from cleave.scheduler.coding_policy import LINK_BYTES_PER_S, CodingPolicy
 from cleave.scheduler.instructions import Send
 from cleave.scheduler.session_manager import SessionManager
 
