@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from cleave.arrays import DType
+from cleave.arrays import Buffer, DType, empty
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import Side
 from cleave.planner.coding import CodingPolicy, coded_ratio
+from cleave.planner.planner import TilePlanner
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute
 from cleave.protocol.limits import CODED_LEAST_BYTES
@@ -19,9 +23,9 @@ from profiles.fleet_device import FleetDevice
 LINK_BYTES_PER_S = 1e6
 
 
-def _emulated(coding: str, dtype: DType) -> tuple[EmulatedStep, float, VirtualRuntime]:
-    """A step of a model on slow links, what its plan predicts, and the fleet."""
-    fleet = [
+def _slow(count: int) -> list[FleetDevice]:
+    """Devices on slow links."""
+    return [
         FleetDevice(
             name=f"slow-{number}",
             flops_per_s=1e11,
@@ -30,8 +34,13 @@ def _emulated(coding: str, dtype: DType) -> tuple[EmulatedStep, float, VirtualRu
             latency_s=0.005,
             memory_bytes=2**31,
         )
-        for number in range(3)
+        for number in range(count)
     ]
+
+
+def _emulated(coding: str, dtype: DType) -> tuple[EmulatedStep, float, VirtualRuntime]:
+    """A step of a model on slow links, what its plan predicts, and the fleet."""
+    fleet = _slow(3)
     runtime = VirtualRuntime(fleet, None, Arithmetic.NONE, verify=False, coding=coding)
     model = SizedModel(find_model("opt-tiny"), 8, 64, 4, dtype)
     ps = PsCompute(1e12, 0.0)
@@ -64,17 +73,24 @@ def test_what_is_saved_and_what_travels_is_what_travelled_plain() -> None:
         assert not saved.graphs + saved.other
 
 
+@pytest.mark.parametrize("coding", ["auto", "off"])
+def test_a_device_answers_when_it_is_expected_to(coding: str) -> None:
+    runtime = VirtualRuntime(
+        _slow(1), None, Arithmetic.NONE, verify=False, observe=True, coding=coding
+    )
+    fleet = Fleet(runtime, TilePlanner())
+    ones = fleet.operand(Buffer(np.ones((512, 512), np.float32), DType.FP32))
+    fleet.submit(Side(ones), Side(ones), empty(512, 512, DType.FP32)).result()
+    (session,) = runtime.manager.sessions.values()
+    (sample,) = session.pace.samples
+    # Latency and headers are in what it took alone; coding is worth more.
+    assert sample.took_s == pytest.approx(sample.expected_s, rel=0.1)
+    assert sample.took_s > sample.expected_s
+
+
 @pytest.mark.parametrize("policy", CodingPolicy)
 def test_every_device_can_code(policy: CodingPolicy) -> None:
-    device = FleetDevice(
-        name="slow",
-        flops_per_s=1e9,
-        downlink_bytes_per_s=LINK_BYTES_PER_S,
-        uplink_bytes_per_s=LINK_BYTES_PER_S,
-        latency_s=0.0,
-        memory_bytes=2**30,
-    )
-    runtime = VirtualRuntime([device], None, Arithmetic.NONE, verify=False, coding=policy)
+    runtime = VirtualRuntime(_slow(1), None, Arithmetic.NONE, verify=False, coding=policy)
     runtime.settle()  # what it was told arrives
     (session,) = runtime.manager.sessions.values()
     assert session.codes_puts == (policy is not CodingPolicy.OFF)
