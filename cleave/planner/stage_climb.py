@@ -88,6 +88,12 @@ class StageClimb:
             self._keep(most, alike=False)
         self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
 
+    def add(self, them: Arrangements) -> None:
+        """Add arrangements of as many groups that were found elsewhere."""
+        self.found = self.found.with_others(them)
+        self.seconds = self._estimator.seconds(self.found)
+        self._keep(len(self.found))
+
     def planned(self, them: Arrangements, number: int) -> tuple[PlannedStage, ...]:
         """Return the stages of an arrangement."""
         cuts, place = them.cuts[number].tolist(), them.place[number].tolist()

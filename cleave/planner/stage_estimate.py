@@ -70,6 +70,13 @@ class Arrangements:
         """Return the arrangements at these indices."""
         return Arrangements(self.cuts[chosen], self.place[chosen], self.loss[chosen])
 
+    def with_others(self, others: Arrangements) -> Arrangements:
+        """Return these and then the others."""
+        cuts, place, loss = (
+            np.concatenate(both) for both in zip(self.parts, others.parts, strict=True)
+        )
+        return Arrangements(cuts, place, loss)
+
     def put(self, chosen: Integers, others: Arrangements) -> None:
         """Replace the arrangements at these indices."""
         for mine, new in zip(self.parts, others.parts, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +142,24 @@ def test_an_estimate_of_stages_counts_coded_bytes() -> None:
     plain = plan_stages(model, _pair(1e5, 1e5, CodingPolicy.OFF), ps)
     coded = plan_stages(model, _pair(1e5, 1e5, CodingPolicy.AUTO), ps)
     assert coded.step_s / plain.step_s == pytest.approx(0.675, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_planned_is_never_slower_coded(seed: int) -> None:
+    rng = Random(seed)
+    devices = [
+        DeviceRates(n, rng.uniform(1e6, 1e8), rng.uniform(1e6, 1e8), rng.uniform(1e11, 1e13), 0.003)
+        for n in range(6)
+    ]
+    model = StageSizes(find_model("opt-125m"), 128).costs([512] * 8)
+    ps = PsCompute(1e12, 0.0, PsRates(1.25e8, 1.25e8))
+
+    def step_s(policy: CodingPolicy) -> float:
+        return plan_stages(model, [policy.decided(device) for device in devices], ps).step_s
+
+    plain_s = step_s(CodingPolicy.OFF)
+    assert step_s(CodingPolicy.AUTO) <= plain_s * 1.01
+    assert step_s(CodingPolicy.ON) <= plain_s * 1.01
 
 
 def test_tiles_on_slow_links_take_the_ratio_of_the_time() -> None:
