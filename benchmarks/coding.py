@@ -40,8 +40,9 @@ from torch import Tensor, nn
 
 from benchmarks.common import make_trainer
 from cleave.arrays import DType, narrow
-from cleave.coding.exponents import LEAST_BYTES, decode, encode, encode_if_shorter
-from cleave.scheduler.coding_policy import LINK_BYTES_PER_S
+from cleave.coding.exponents import decode, encode, encode_if_shorter
+from cleave.planner.coding import LINK_BYTES_PER_S
+from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.training.job import JobSpec
 from cleave.training.trainer import Trainer
 
@@ -103,7 +104,7 @@ def exponents(payload: bytes, dtype: DType) -> np.ndarray[Any, Any]:
 
 def measured(payload: bytes, dtype: DType) -> Size:
     """Code an array, and check that it comes back."""
-    if len(payload) < LEAST_BYTES:
+    if len(payload) < CODED_LEAST_BYTES:
         return Size(len(payload), len(payload), len(payload))
     coded = encode_if_shorter(payload, dtype)
     if coded is not None and decode(coded, dtype, len(payload)) != payload:

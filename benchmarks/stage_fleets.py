@@ -3,9 +3,10 @@
     python -m benchmarks.stage_fleets [--only opt-125m,opt-1.3b,...] [--seed 42] [--steps 2]
                                       [--micro-batches 8,16,32,64,128] [--ps-gflops 500]
                                       [--optimizer-mparams 1000] [--no-tiles] [--no-thermal]
-                                      [--memory 1] [--json]
+                                      [--memory 1] [--coding auto|on|off] [--json]
     python -m benchmarks.stage_fleets --crossing [--plot crossing.svg] [--computers 8]
                                       [--computer-gflops 500] [--computer-gb 16] [--card-gbit 1]
+                                      [--coding auto|on|off]
 
 Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and OPT-1.3B, 256 and
 1024 devices of the published fleet OPT-13B. Every message of a step travels, by sizes alone. Sent
@@ -34,6 +35,7 @@ from typing import Any, Final
 
 from cleave.arrays import DType
 from cleave.errors import PlanError
+from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.micro_batches import micro_batch_counts
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
@@ -119,6 +121,7 @@ class Settings:
         tiles: whether they are planned too.
         thermal: whether devices slow down as they get hot.
         memory: devices offer so many times the memory that they have.
+        coding: on which links payloads count as coded.
     """
 
     micro_batches: Sequence[int]
@@ -129,6 +132,7 @@ class Settings:
     tiles: bool
     thermal: bool
     memory: float
+    coding: CodingPolicy
 
 
 @dataclass(frozen=True)
@@ -273,7 +277,9 @@ def measured(line: Line, settings: Settings) -> Row:
     """Plan a line, and emulate it."""
     spec, card = find_model(line.model), card_of(line.card_gbit)
     profiles = fleet_of(line, settings)
-    runtime = VirtualRuntime(profiles, None, Arithmetic.NONE, card, verify=False)
+    runtime = VirtualRuntime(
+        profiles, None, Arithmetic.NONE, card, verify=False, coding=settings.coding
+    )
     rates = list(runtime.stage_devices().values())
     names = {d.id: d.profile.name for d in runtime.devices.values()}
     makes = [
@@ -289,7 +295,9 @@ def measured(line: Line, settings: Settings) -> Row:
     tiles_s = 0.0
     if settings.tiles and line.adapters is None:
         gemms = step_gemms(spec, line.rows, line.sequence, fused_siblings=True)
-        tiles_s = plan_step(TilePlanner(card), gemms, ElementBytes(2, 2), rates, card).predicted_s
+        of_payloads = payload_rates(rates, DType.BF16.value)
+        tiles = plan_step(TilePlanner(card), gemms, ElementBytes(2, 2), of_payloads, card)
+        tiles_s = tiles.predicted_s
     try:
         found = planned(makes, rates, card, settings)
     except PlanError as error:
@@ -418,7 +426,7 @@ class Computers:
     memory_bytes: int
     card: PsRates
 
-    def runtime(self, uplink_mbit: float) -> VirtualRuntime:
+    def runtime(self, uplink_mbit: float, coding: CodingPolicy) -> VirtualRuntime:
         """Return them with these uplinks, in virtual time."""
         devices = [
             FleetDevice(
@@ -431,7 +439,9 @@ class Computers:
             )
             for number in range(self.count)
         ]
-        return VirtualRuntime(devices, None, Arithmetic.NONE, self.card, verify=False)
+        return VirtualRuntime(
+            devices, None, Arithmetic.NONE, self.card, verify=False, coding=coding
+        )
 
 
 @dataclass(frozen=True)
@@ -504,7 +514,7 @@ def curve(
 ) -> Curve:
     """Predict steps at all sizes of a batch, and emulate them where stages begin to win."""
     spec, adapters = find_model(model), Adapters(RANK) if lora else None
-    rates = list(computers.runtime(uplink_mbit).stage_devices().values())
+    rates = list(computers.runtime(uplink_mbit, settings.coding).stage_devices().values())
     points: list[Point] = []
     plans: list[Planned | None] = []
     problem = ""
@@ -533,7 +543,9 @@ def curve(
     first = len(points) if made.first is None else made.first
     for number in (first - 1, first):
         if 0 <= number < len(points) and (found_there := plans[number]) is not None:
-            steps = emulated(computers.runtime(uplink_mbit), found_there, settings.steps)
+            steps = emulated(
+                computers.runtime(uplink_mbit, settings.coding), found_there, settings.steps
+            )
             virtual_s = steps.steps[-1].seconds + found_there.ps.optimizer_s
             points[number] = replace(points[number], virtual_s=virtual_s)
     return replace(made, points=points)
@@ -613,8 +625,9 @@ def fleets(options: argparse.Namespace, settings: Settings) -> bool:
             f"Nine home devices on wifi-lan, links drawn with seed {settings.seed}, and the "
             f"published fleet; compute in fp32{'' if settings.thermal else ', never hot'}"
             f"{'' if settings.memory == 1 else f', {settings.memory:g} times their memory'}, "
-            f"everything sent in bf16. The server computes {settings.ps_flops_per_s / 1e9:g} "
-            f"GFLOP/s (the loss where it is there, and all of a step alone) and its optimizer "
+            f"everything sent in bf16 (coding: {settings.coding.value}). The server computes "
+            f"{settings.ps_flops_per_s / 1e9:g} GFLOP/s "
+            f"(the loss where it is there, and all of a step alone) and its optimizer "
             f"steps {settings.optimizer_per_s / 1e6:g} million parameters a second. Step "
             f"{settings.steps} of each line."
         )
@@ -706,6 +719,7 @@ def main() -> None:
     parser.add_argument("--no-tiles", action="store_true")
     parser.add_argument("--no-thermal", action="store_true")
     parser.add_argument("--memory", type=float, default=1.0, help="times what devices have")
+    parser.add_argument("--coding", default="auto", help="auto, on or off")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--crossing", action="store_true")
     parser.add_argument("--plot", type=Path)
@@ -723,6 +737,7 @@ def main() -> None:
         tiles=not options.no_tiles,
         thermal=not options.no_thermal,
         memory=options.memory,
+        coding=CodingPolicy.of(options.coding),
     )
     good = crossing(options, settings) if options.crossing else fleets(options, settings)
     sys.exit(0 if good else 1)

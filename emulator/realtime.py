@@ -246,7 +246,7 @@ class RealTimeFleet:
                     self._credentials[number] = welcome.credential
 
             credential = self._credentials.get(number, self._target.credential)
-            hello = hello_of(device, credential, coding=True)
+            hello = hello_of(device, credential)
             session = _Session(connection, computer, hello, joined, on_welcome=keep)
             session.over = joining.pop_all()
         return session

@@ -4,6 +4,9 @@ Links (`emulator.links`), processors (`emulator.compute`) and presence are model
 is the code that runs over a network. The clock moves only while the caller waits for a result, so
 GEMMs submitted before the first wait start at the same virtual time. The PS's own processing takes
 time at its rates, or none.
+
+Payloads are not really coded, for most emulations have none: where a session would carry one coded
+(`cleave.planner.coding`), it takes the bytes that its dtype's ratio says.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from cleave.fleet.product import GemmFuture, Output
 from cleave.fleet.runtime import FleetCounters, Placing, Runtime
 from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
+from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.collector import collector_paused
 from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import messages
-from cleave.protocol.codec import wire_size
+from cleave.protocol.codec import payload_bytes, wire_size
+from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.handshake import ASSUMED_FLOPS_PER_S
@@ -95,6 +100,7 @@ class VirtualRuntime(Runtime):
             process.
         observe: plan with the rates that devices show; otherwise with the rates that they state,
             so that the same plans are made every time.
+        coding: on which links payloads count as coded: a value of `--coding`.
 
     Attributes:
         now_s: the time of the virtual clock, seconds.
@@ -114,6 +120,7 @@ class VirtualRuntime(Runtime):
         start_hour: float = 0.0,
         verify: Verification | str | bool = True,
         observe: bool = False,
+        coding: CodingPolicy | str = CodingPolicy.AUTO,
     ) -> None:
         self.profiles = profiles
         self.backend = backend
@@ -129,6 +136,7 @@ class VirtualRuntime(Runtime):
                 rng=random.Random(f"{seed} checks"),
                 observe=observe,
                 stages_on=StagesOn.ANY,
+                coding=coding,
             ),
             lambda: np.random.default_rng(secrets.getrandbits(128)),
         )
@@ -216,7 +224,7 @@ class VirtualRuntime(Runtime):
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
         down, up = links_of(profile, rng, self._lines, self.now_s)
         processor = EmulatedProcessor(profile, self.now_s)
-        core = DeviceCore(profile.memory_bytes, graphs=True)
+        core = DeviceCore(profile.memory_bytes, graphs=True, coding=True)
         device = _VirtualDevice(number, profile, core, processor, down, up)
         self.devices[number] = device
         self.manager.opened(number, self.now_s)
@@ -423,14 +431,22 @@ class VirtualRuntime(Runtime):
     # --- links and compute ---
 
     def _send_down(self, device: _VirtualDevice, message: Message, kind: TrafficKind) -> None:
-        nbytes = wire_size(message)
+        saved_bytes = 0
+        if isinstance(message, messages.Put) and self.manager.sessions[device.id].codes_puts:
+            saved_bytes = coding_saves(message)
+            self._counters.saved.down.count(kind, saved_bytes)
+        nbytes = wire_size(message) - saved_bytes
         self._counters.traffic.down.count(kind, nbytes)
         self._transmit(device, device.down, Direction.DOWN, message, nbytes, self._to_device)
 
     def _send_up(self, device: _VirtualDevice, message: Message) -> None:
-        nbytes = wire_size(message)
         session = self.manager.sessions.get(device.id)
         kind = session.kind_of(message) if session is not None else TrafficKind.OTHER
+        saved_bytes = 0
+        if isinstance(message, messages.Result) and device.core.codes_results:
+            saved_bytes = coding_saves(message)
+            self._counters.saved.up.count(kind, saved_bytes)
+        nbytes = wire_size(message) - saved_bytes
         self._counters.traffic.up.count(kind, nbytes)
         self._transmit(device, device.up, Direction.UP, message, nbytes, self._to_ps)
 
@@ -536,13 +552,20 @@ _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutpu
 }
 
 
-def hello_of(profile: FleetDevice, credential: str = "", *, coding: bool = False) -> messages.Hello:
+def coding_saves(message: messages.Put | messages.Result) -> int:
+    """Return by how many bytes a message is shorter with its array coded, as ratios have it."""
+    nbytes = payload_bytes(message.payload)
+    if nbytes < CODED_LEAST_BYTES:
+        return 0
+    return nbytes - round(nbytes * coded_ratio(message.dtype))
+
+
+def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
     """Return an emulated device's hello; it states its link's rates, so it is not probed.
 
     Args:
         profile: the device.
         credential: what it joins with.
-        coding: whether its arrays may travel coded, which takes a real connection.
     """
     return messages.Hello(
         role=Role.DEVICE,
@@ -556,7 +579,7 @@ def hello_of(profile: FleetDevice, credential: str = "", *, coding: bool = False
         downlink_bytes_per_s=profile.stated_downlink_bytes_per_s,
         uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,
-        features=(Feature.GRAPHS.value, *((Feature.CODING.value,) if coding else ())),
+        features=(Feature.GRAPHS.value, Feature.CODING.value),
     )
 
 
@@ -575,6 +598,7 @@ def emulated(
     seed: int = 0,
     start_hour: float = 0.0,
     verify: Verification | str | bool = True,
+    coding: CodingPolicy | str = CodingPolicy.AUTO,
 ) -> Fleet:
     """Return a fleet of emulated devices in this process, in virtual time.
 
@@ -589,6 +613,7 @@ def emulated(
         start_hour: the hour of the day at time zero, for devices with hours of their own.
         verify: which results are checked, as `cleave serve --verify` takes it; `auto` checks none,
             because they never leave the process, and `all` needs `whole_tiles=False`.
+        coding: on which links payloads count as coded, as `cleave serve --coding` takes it.
 
     Example:
         >>> fleet = emulated(8)
@@ -600,5 +625,7 @@ def emulated(
     if not compute:
         arithmetic = Arithmetic.NONE
     chosen = None if not compute else backend or default_backend()
-    runtime = VirtualRuntime(profiles, chosen, arithmetic, ps, seed, start_hour, verify)
+    runtime = VirtualRuntime(
+        profiles, chosen, arithmetic, ps, seed, start_hour, verify, coding=coding
+    )
     return Fleet(runtime, TilePlanner(ps) if ps else TilePlanner())

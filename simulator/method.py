@@ -26,12 +26,14 @@ class Conditions:
 
     Attributes:
         spec, batch, seq: the model; sequences per step and tokens in each.
-        devices: the fleet; methods that bring their own machines ignore it.
+        devices: the fleet; methods that bring their own machines ignore it. Where payloads travel
+            coded, its links are as fast as they are for plain bytes
+            (`cleave.planner.coding.payload_rates`).
         element: bytes per element sent and returned.
         ps: rates of the parameter server's card.
         seed: seed of every search.
         fp32_devices: the same devices with their throughput in fp32, in which layers by stages are
-            computed; empty where it is that of `devices`.
+            computed; empty where it is that of `devices`. By their links, and which of these code.
         ps_flops_per_s: of the parameter server, which computes losses that no device holds.
     """
 

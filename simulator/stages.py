@@ -73,7 +73,7 @@ class StagedStep:
 
     def recoveries(self) -> Iterator[tuple[float, float]]:
         """Yield for each place in a stage the seconds for weights and for what is done again."""
-        tokens = sum(self.model.tokens)
+        tokens, ratio = sum(self.model.tokens), self.model.coded_ratio
         for stage in self.plan.stages:
             costs, count = self.costs(stage), len(stage.devices)
             flops = math.fsum(cost.flops for cost in costs)
@@ -84,10 +84,11 @@ class StagedStep:
                 again = tokens / (2 * count * max(1, count - 1))  # tokens for each other device
                 again_s = again * max(
                     flops / device.flops_per_s,
-                    2 * activation / device.downlink_bytes_per_s,
-                    activation / device.uplink_bytes_per_s,
+                    2 * device.down_bytes(activation, ratio) / device.downlink_bytes_per_s,
+                    device.up_bytes(activation, ratio) / device.uplink_bytes_per_s,
                 )
-                weights_s = weights / device.downlink_bytes_per_s if count == 1 else 0.0
+                loaded_s = device.down_bytes(weights, ratio) / device.downlink_bytes_per_s
+                weights_s = loaded_s if count == 1 else 0.0
                 yield weights_s, again_s
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cleave.errors import UsageError
+from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.workload.registry import ModelSpec
 from profiles.fleets import find_fleet
@@ -60,8 +61,12 @@ def sweep(
     stragglers: float = 0.0,
     seed: int = 0,
     ps_flops_per_s: float = PS_FLOPS_PER_S,
+    coding: CodingPolicy = CodingPolicy.OFF,
 ) -> list[Row]:
     """Simulate every method with every number of devices; methods without devices once, last.
+
+    With `coding`, all that devices send or get over links where it pays counts as coded, whatever
+    the method: stages by what passes each link, all others by links that are so much faster.
 
     Raises:
         UsageError: when there is no such fleet.
@@ -70,8 +75,17 @@ def sweep(
     for count in counts:
         devices = fleet_rates(fleet, count, dtype=dtype, stragglers=stragglers)
         in_fp32 = fleet_rates(fleet, count, dtype="fp32", stragglers=stragglers)
+        coded = payload_rates([coding.decided(device) for device in devices], dtype, dtype)
         conditions = Conditions(
-            spec, batch, seq, devices, element, ps, seed, in_fp32, ps_flops_per_s
+            spec,
+            batch,
+            seq,
+            coded,
+            element,
+            ps,
+            seed,
+            [coding.decided(device) for device in in_fp32],
+            ps_flops_per_s,
         )
         for method in methods:
             if not isinstance(method, Cloud):

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.arrays import DType, narrow
-from cleave.coding.exponents import LEAST_BYTES, decode, encode, encode_if_shorter
+from cleave.coding.exponents import decode, encode, encode_if_shorter
 from cleave.errors import ProtocolError
-from cleave.protocol.limits import CODED_CHUNK
+from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
 
 dtypes = st.sampled_from(DType)
 CODED_BITS = {DType.BF16: 0.70, DType.FP16: 0.90, DType.FP32: 0.86}
@@ -75,8 +75,8 @@ def test_a_model_takes_fewer_bytes(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", DType)
 def test_what_would_not_be_shorter_is_not_coded(dtype: DType) -> None:
-    assert encode_if_shorter(Random(1).randbytes(4 * LEAST_BYTES), dtype) is None
-    assert encode_if_shorter(bytes(LEAST_BYTES - dtype.itemsize), dtype) is None
+    assert encode_if_shorter(Random(1).randbytes(4 * CODED_LEAST_BYTES), dtype) is None
+    assert encode_if_shorter(bytes(CODED_LEAST_BYTES - dtype.itemsize), dtype) is None
     assert encode_if_shorter(b"", dtype) is None
 
 

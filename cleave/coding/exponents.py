@@ -21,15 +21,11 @@ import numpy as np
 
 from cleave.arrays import Array, DType
 from cleave.errors import ProtocolError
-from cleave.protocol.limits import CODED_CHUNK
+from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
 
 Payload: TypeAlias = bytes | memoryview
 Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """Calls a function for each item: `map`, or a thread pool's."""
-
-LEAST_BYTES: Final = 16 * 2**10
-"""Shorter payloads travel plain: what is saved of them takes less than half a millisecond at 100
-Mbit/s, as long as waking a thread or two may take, and less than a browser's call to inflate."""
 
 _WORTH: Final = 0.95  # of the plain size; above it coding takes time for nearly nothing
 _SAMPLE: Final = 4096  # elements
@@ -56,7 +52,7 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
     """Return the coded form of a payload; None if it is short, or would hardly be shorter."""
-    if len(payload) < LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
+    if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
     return coded if len(coded) < len(payload) else None

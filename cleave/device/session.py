@@ -12,7 +12,6 @@ from typing import Final
 
 from cleave.arrays import DType
 from cleave.coding import coded
-from cleave.coding.exponents import LEAST_BYTES
 from cleave.device.compute_thread import Computer, Outcome
 from cleave.device.core import Action, DeviceCore, Order
 from cleave.errors import CleaveError, ProtocolError, VersionError
@@ -21,6 +20,7 @@ from cleave.protocol import codec, features, limits, messages
 from cleave.protocol.codec import decode, encode, payload_bytes
 from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.device_counters import DeviceCounters
+from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
@@ -211,7 +211,7 @@ class DeviceSession:
                     self._act(self.core.received(message))
                     self._on_ready(message.device)
                     self._welcomed.set()
-                case messages.PutCoded() if payload_bytes(message.payload) >= LEAST_BYTES:
+                case messages.PutCoded() if payload_bytes(message.payload) >= CODED_LEAST_BYTES:
                     # What comes next waits, so that the order stays.
                     put = await asyncio.to_thread(self.core.decoded, message)
                     self._act(self.core.received(put))
@@ -262,7 +262,7 @@ class DeviceSession:
         if (
             isinstance(message, messages.Result)
             and self.core.codes_results
-            and payload_bytes(message.payload) >= LEAST_BYTES
+            and payload_bytes(message.payload) >= CODED_LEAST_BYTES
             and (found := await asyncio.to_thread(coded.coded_payload, message)) is not None
         ):
             return encode(coded.with_coded(message, found))

@@ -20,6 +20,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side, product_of
 from cleave.gemm import Gemm
 from cleave.machine.backends import MatmulBackend
+from cleave.planner.coding import payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
@@ -134,7 +135,8 @@ class Selector:
             fleet_s = float("inf")
             if able:
                 with suppress(PlanError):  # what else devices do may leave no memory for it
-                    plan = self._planner.plan(gemm, element, able)
+                    of_payloads = payload_rates(able, dtype.value)
+                    plan = self._planner.plan(gemm, element, of_payloads)
                     fleet_s = plan.makespan_s + plan.fill_s
             decision = Decision(gemm, dtype, fleet_s, self._speed(dtype).predicted_s(gemm))
             self._known[key] = decision

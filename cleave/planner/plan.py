@@ -21,6 +21,8 @@ class DeviceRates:
         latency_s: one way, taken equal in both directions.
         memory_bytes: what strips and blocks may occupy.
         dtypes: what it can multiply, as the protocol names them.
+        codes_downlink, codes_uplink: whether floating-point payloads travel coded that way; see
+            `cleave.planner.coding`.
     """
 
     device: int
@@ -30,6 +32,21 @@ class DeviceRates:
     latency_s: float = 0.0
     memory_bytes: int = 2**30
     dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    codes_downlink: bool = False
+    codes_uplink: bool = False
+
+    def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
+        """Return what of a payload passes its downlink.
+
+        Args:
+            plain_bytes: the payload's size.
+            coded_ratio: its coded size over that.
+        """
+        return plain_bytes * coded_ratio if self.codes_downlink else plain_bytes
+
+    def up_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
+        """Return what of a payload passes its uplink; see `down_bytes`."""
+        return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
 
 @dataclass(frozen=True, slots=True)

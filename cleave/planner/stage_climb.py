@@ -88,6 +88,12 @@ class StageClimb:
             self._keep(most, alike=False)
         self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
 
+    def add(self, them: Arrangements) -> None:
+        """Add arrangements of as many groups that were found elsewhere."""
+        self.found = self.found.with_others(them)
+        self.seconds = self._estimator.seconds(self.found)
+        self._keep(len(self.found))
+
     def planned(self, them: Arrangements, number: int) -> tuple[PlannedStage, ...]:
         """Return the stages of an arrangement."""
         cuts, place = them.cuts[number].tolist(), them.place[number].tolist()
@@ -240,11 +246,12 @@ class StageClimb:
         """Return how long each layer, and the loss, takes a stage of these groups by itself."""
         columns, chosen = self._columns, list(members)
         weights, gradients, flops = self._tables.by_layer
+        model = self._tables.model
         speed = float((columns.flops * columns.count)[chosen].sum())
         seconds = (
-            weights / columns.downlink[chosen].min()
-            + gradients / columns.uplink[chosen].min()
-            + sum(self._tables.model.tokens) * flops / speed
+            weights * columns.down_byte_s(model.coded_ratio)[chosen].max()
+            + gradients * columns.up_byte_s(model.gradient_coded_ratio)[chosen].max()
+            + sum(model.tokens) * flops / speed
         ).tolist()
         return seconds[:-1], seconds[-1]
 

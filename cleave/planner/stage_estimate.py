@@ -70,6 +70,13 @@ class Arrangements:
         """Return the arrangements at these indices."""
         return Arrangements(self.cuts[chosen], self.place[chosen], self.loss[chosen])
 
+    def with_others(self, others: Arrangements) -> Arrangements:
+        """Return these and then the others."""
+        cuts, place, loss = (
+            np.concatenate(both) for both in zip(self.parts, others.parts, strict=True)
+        )
+        return Arrangements(cuts, place, loss)
+
     def put(self, chosen: Integers, others: Arrangements) -> None:
         """Replace the arrangements at these indices."""
         for mine, new in zip(self.parts, others.parts, strict=True):
@@ -86,10 +93,15 @@ class Columns:
     latency_s: Floats
     memory: Floats
     count: Floats
+    codes_downlink: Truths
+    codes_uplink: Truths
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[DeviceRates]]) -> Columns:
-        """Return a column for each group: the slowest links, the mean speed, the least memory."""
+        """Return a column for each group: the slowest links, the mean speed, the least memory.
+
+        It codes in a direction where all devices of the group do.
+        """
 
         def least(name: str) -> Floats:
             return np.array([min(getattr(d, name) for d in group) for group in groups], float)
@@ -101,7 +113,17 @@ class Columns:
             np.array([max(d.latency_s for d in group) for group in groups], float),
             least("memory_bytes"),
             np.array([len(group) for group in groups], float),
+            np.array([all(d.codes_downlink for d in group) for group in groups], bool),
+            np.array([all(d.codes_uplink for d in group) for group in groups], bool),
         )
+
+    def down_byte_s(self, coded_ratio: float) -> Floats:
+        """Return how long a plain byte takes each downlink, with such a ratio where it is coded."""
+        return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
+
+    def up_byte_s(self, coded_ratio: float) -> Floats:
+        """Return the same of each uplink."""
+        return np.where(self.codes_uplink, coded_ratio, 1.0) / self.uplink
 
 
 class StageTables:
@@ -210,6 +232,10 @@ class Estimator:
         self._optimizer_s = ps.optimizer_s
         self._out_s = max(1 / card.egress_bytes_per_s, card.byte_s)
         self._in_s = max(1 / card.ingress_bytes_per_s, card.byte_s)
+        # By column, what travels of a plain byte.
+        self._down_share = np.where(columns.codes_downlink, model.coded_ratio, 1.0)
+        self._up_share = np.where(columns.codes_uplink, model.coded_ratio, 1.0)
+        self._gradient_share = np.where(columns.codes_uplink, model.gradient_coded_ratio, 1.0)
 
     def seconds(self, arrangements: Arrangements) -> Floats:
         """Return the estimated seconds of a step.
@@ -219,9 +245,7 @@ class Estimator:
         """
         tables, place = self.tables, arrangements.place
         first, stop = arrangements.cuts[:, :-1], arrangements.cuts[:, 1:]
-        count = _Spread(place, first.shape[1]).total(
-            np.broadcast_to(self.columns.count, place.shape)
-        )
+        count = _Spread(place, first.shape[1]).total_of(self.columns.count)
         cells = tables.cell(arrangements.loss[:, None], first, np.maximum(first, stop))
         row = np.arange(len(place))[:, None]
         cell = np.concatenate([cells, np.zeros_like(row)], axis=1)[row, place]
@@ -265,8 +289,11 @@ class Estimator:
 
         # By device: seconds of its downlink, processor and uplink for a micro-batch.
         forwards = tables.forwards[cell]
-        x_s = self._activation_bytes / columns.downlink
-        y_s = self._activation_bytes / columns.uplink
+        model = tables.model
+        down_byte_s = columns.down_byte_s(model.coded_ratio)
+        gradient_byte_s = columns.up_byte_s(model.gradient_coded_ratio)
+        x_s = self._activation_bytes * down_byte_s
+        y_s = self._activation_bytes * columns.up_byte_s(model.coded_ratio)
         token_s = self._tokens / columns.flops
         back = tables.backward[cell] + tables.again[cell] * repeats - stages.spared
         ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
@@ -283,14 +310,17 @@ class Estimator:
         share = speed / spread.gather(spread.total(speed * columns.count))
         takes = np.maximum(batches * share, 1.0)
 
-        weights = tables.weights[cells] * stages.count
-        gradients = tables.gradients[cells] * stages.count
+        weights = tables.weights[cells] * spread.total_of(columns.count * self._down_share)
+        gradients = tables.gradients[cells] * spread.total_of(columns.count * self._gradient_share)
+        some = np.maximum(1.0, stages.count)
+        down_share = spread.total_of(columns.count * self._down_share) / some
+        up_share = spread.total_of(columns.count * self._up_share) / some
         passes = tables.forwards[cells] * (1 + again) + (stages.count > 0)
         moved = batches * self._activation_bytes
-        down = weights.sum(axis=1) + moved * passes.sum(axis=1)
-        up = moved * (tables.forwards[cells] + tables.returns[cells]).sum(axis=1)
-        up += gradients.sum(axis=1)
-        loaded_s = spread.most(tables.weights[cell] / columns.downlink)
+        down = weights.sum(axis=1) + moved * (passes * down_share).sum(axis=1)
+        returns = tables.forwards[cells] + tables.returns[cells]
+        up = gradients.sum(axis=1) + moved * (returns * up_share).sum(axis=1)
+        loaded_s = spread.most(tables.weights[cell] * down_byte_s)
         course = _Course(
             ready_s=np.maximum(loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
             ahead_s=spread.most(one_ahead_s).T,
@@ -298,7 +328,7 @@ class Estimator:
             back_s=spread.most(one_back_s).T,
             others_back_s=spread.most((takes - 1) * each_back_s).T,
             others_s=spread.most((takes - 1) * each_s).T,
-            gradients_s=spread.most(tables.gradients[cell] / columns.uplink).T,
+            gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s).T,
             card_s=(gradients * self._in_s).T,
         )
         loss_there = (cells >= (tables.layers + 1) ** 2).any(axis=1)
@@ -338,6 +368,10 @@ class _Spread:
         size = self._shape[0] * self._shape[1]
         found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
         return found.reshape(self._shape)[:, :-1]
+
+    def total_of(self, columns: Floats) -> Floats:
+        """Return sums by stage of values that do not depend on the arrangement."""
+        return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
         """Return largest values by stage."""

@@ -7,7 +7,8 @@ layer; frozen ones are there from the step before.
 
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
 passes a link also passes the PS's network card in pieces, each after everything that began to pass
-it before. The PS computes the loss of one micro-batch after another while devices go on.
+it before. Where a device codes, what passes its link and the card is as long as it is coded. The PS
+computes the loss of one micro-batch after another while devices go on.
 """
 
 from __future__ import annotations
@@ -288,8 +289,12 @@ class StageSimulation:
         device, tokens = self.devices[number], self._model.tokens[batch]
         activation = tokens * self._model.width * self._model.element_bytes
         back = forward or stage.number > 0 or self._model.embeds
-        sent = stage.messages(self._model, tokens, forward=forward, keep=keep)
-        unit = _Unit(stage, batch, device, forward, [activation] if back else [])
+        sent = [
+            (self._down_bytes(device, nbytes), flops)
+            for nbytes, flops in stage.messages(self._model, tokens, forward=forward, keep=keep)
+        ]
+        returned = float(round(device.rates.up_bytes(activation, self._model.coded_ratio)))
+        unit = _Unit(stage, batch, device, forward, [returned] if back else [])
         device.under_way += 1
         device.x_s += sum(nbytes for nbytes, _ in sent) / device.rates.downlink_bytes_per_s
         device.y_s += sum(unit.sends) / device.rates.uplink_bytes_per_s
@@ -333,9 +338,11 @@ class StageSimulation:
         heapq.heappush(heap, batch)
 
     def _take_sums(self, now_s: float, stage: _Stage) -> None:
-        sizes = [float(cost.gradient_bytes) for cost in stage.costs if cost.gradient_bytes]
-        for number in sorted(stage.summed) if sizes else ():
+        plain = [cost.gradient_bytes for cost in stage.costs if cost.gradient_bytes]
+        ratio = self._model.gradient_coded_ratio
+        for number in sorted(stage.summed) if plain else ():
             device = self.devices[number]
+            sizes = [float(round(device.rates.up_bytes(nbytes, ratio))) for nbytes in plain]
             device.under_way += 1
             device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
             unit = _Unit(stage, -1, device, False, sizes[::-1])
@@ -345,11 +352,16 @@ class StageSimulation:
 
     def _load(self, stage: _Stage) -> None:
         """Send the weights of a stage to its devices."""
-        sizes = [cost.weight_bytes for cost in stage.costs if cost.weight_bytes]
-        for number in stage.plan.devices if sizes else ():
+        plain = [cost.weight_bytes for cost in stage.costs if cost.weight_bytes]
+        for number in stage.plan.devices if plain else ():
             device = self.devices[number]
+            sizes = [self._down_bytes(device, nbytes) for nbytes in plain]
             device.weights_s += sum(sizes) / device.rates.downlink_bytes_per_s
             self._send_down(0.0, device, [(size, 0.0) for size in sizes], None)
+
+    def _down_bytes(self, device: SimulatedDevice, plain_bytes: float) -> float:
+        """Return what of weights or activations passes a device's downlink."""
+        return float(round(device.rates.down_bytes(plain_bytes, self._model.coded_ratio)))
 
     def _send_down(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
@@ -27,7 +27,7 @@ _FEW: Final = 16  # devices that are placed one by one, or the fastest of more
 _GROUPINGS: Final = 6  # ways to group the devices of a larger fleet that are improved
 _SIMULATED: Final = 12  # of the estimated best, before changes of the best of them
 _LEAST_SIMULATED: Final = 3
-_UNITS: Final = 600  # for each device, that are simulated in all,
+_UNITS: Final = 1_200  # for each device, that are simulated in all,
 _LEAST_UNITS: Final = 4_000  # but so many at least
 _MOST_UNITS: Final = 30_000  # and at most
 _AT_ONCE: Final = 8  # changes of an arrangement
@@ -104,16 +104,13 @@ def _climbs(
 ) -> Iterator[StageClimb]:
     """Yield searches that have found what they can."""
     if len(devices) <= _FEW:
-        climb = StageClimb(tables, [[device] for device in devices], ps)
-        climb.climb()
-        yield climb
+        yield _one_by_one(tables, devices, ps)
         return
     order = _by_speed(tables, devices)
     fastest = order[:_FEW]
     with_loss = [device for device in order if device.memory_bytes >= tables.memory_of_loss][:1]
     if with_loss and with_loss[0] not in fastest:
         fastest[-1] = with_loss[0]
-    few = StageClimb(tables, [[device] for device in fastest], ps)
     groupings: dict[_Grouping, None] = {}
     for grouping in _groupings(tables, order):
         groupings[grouping] = None
@@ -124,9 +121,26 @@ def _climbs(
                 groupings[*others, tuple(with_loss)] = None
     grouped = [StageClimb(tables, grouping, ps, fixed=True) for grouping in groupings]
     grouped.sort(key=lambda climb: min(climb.seconds, default=np.inf))
-    for climb in (few, *grouped[:_GROUPINGS]):
+    yield _one_by_one(tables, fastest, ps)
+    for climb in grouped[:_GROUPINGS]:
         climb.climb()
         yield climb
+
+
+def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute) -> StageClimb:
+    """Return a search that placed devices one by one.
+
+    Where payloads are coded it has what is found for plain ones, too, so that coding makes no plan
+    slower.
+    """
+    climb = StageClimb(tables, [[device] for device in devices], ps)
+    climb.climb()
+    if any(device.codes_downlink or device.codes_uplink for device in devices):
+        as_plain = [replace(d, codes_downlink=False, codes_uplink=False) for d in devices]
+        plain = StageClimb(tables, [[device] for device in as_plain], ps)
+        plain.climb()
+        climb.add(plain.found)
+    return climb
 
 
 def _by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
@@ -136,8 +150,10 @@ def _by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Devic
     moved = 2 * sum(model.tokens) * model.width * model.element_bytes
 
     def seconds(device: DeviceRates) -> tuple[float, int]:
-        down_s = (weights + moved) / device.downlink_bytes_per_s
-        up_s = (gradients + moved) / device.uplink_bytes_per_s
+        down_s = device.down_bytes(weights + moved, model.coded_ratio) / device.downlink_bytes_per_s
+        up_bytes = device.up_bytes(gradients, model.gradient_coded_ratio)
+        up_bytes += device.up_bytes(moved, model.coded_ratio)
+        up_s = up_bytes / device.uplink_bytes_per_s
         return down_s + up_s + sum(model.tokens) * flops / device.flops_per_s, device.device
 
     return sorted(devices, key=seconds)

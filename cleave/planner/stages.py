@@ -86,6 +86,8 @@ class StageModel:
         element_bytes: of an activation as it travels.
         tokens: of each micro-batch.
         embeds: whether the gradient of the first layer's input is wanted.
+        coded_ratio: coded over plain bytes of weights and activations, where they travel coded.
+        gradient_coded_ratio: likewise of the gradients of weights.
     """
 
     layers: Sequence[LayerCost]
@@ -94,6 +96,8 @@ class StageModel:
     element_bytes: int
     tokens: Sequence[int]
     embeds: bool = True
+    coded_ratio: float = 1.0
+    gradient_coded_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class StagePlan:
         kept_batches: by device, of how many micro-batches it keeps what.
         step_s: the predicted seconds of a step, its optimizer included.
         memory_bytes: by device, what it needs at most.
-        downlink_bytes, uplink_bytes: of all devices together.
+        downlink_bytes, uplink_bytes: of all devices together, as they travel: coded or not.
         reason: what the step's time consists of mostly, in a sentence.
     """
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from cleave.errors import PlanError
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
+from cleave.planner.coding import coded_ratio, payload_rates
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
@@ -135,7 +136,8 @@ class GemmJob:
     ) -> Iterable[tuple[int, Task]]:
         """See `Job.assign`."""
         residencies = list(self._residencies(device_memory, len(devices)))
-        self.plan = self._planner.plan(self.gemm, self.element, devices, residencies)
+        of_payloads = payload_rates(devices, self.dtype)
+        self.plan = self._planner.plan(self.gemm, self.element, of_payloads, residencies)
         assigned = [
             (tile.device, task)
             for number, tile in enumerate(self.plan.tiles)
@@ -159,6 +161,7 @@ class GemmJob:
     def _tasks(self, cut: TileCut, number: int, device_memory: HeldArrays) -> Iterator[Task]:
         partial = cut.tile.is_partial(self.gemm)
         each = self.element.partial if partial else self.element.finished
+        out = _PARTIAL if partial else self.out
         a_strips = {m: [self._a(device_memory, m, k) for k in cut.k_cuts] for m in cut.m_cuts}
         b_strips = {n: [self._b(device_memory, k, n) for k in cut.k_cuts] for n in cut.n_cuts}
         for block in wavefront(cut):
@@ -174,8 +177,10 @@ class GemmJob:
                     self.a.transposed,
                     self.b.transposed,
                     partial,
-                    _PARTIAL if partial else self.out,
+                    out,
                 ),
+                coded_ratio(self.dtype),
+                coded_ratio(out),
             )
 
     def _a(self, device_memory: HeldArrays, m: Span, k: Span) -> ArrayRef:
@@ -224,9 +229,10 @@ class GemmJob:
         return found
 
     def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        of_payloads = payload_rates(devices, self.dtype)
         if isinstance(self._planner, PartPlanner):
-            return self._planner.plan_part(gemm, element, devices)
-        return self._planner.plan(gemm, element, devices)
+            return self._planner.plan_part(gemm, element, of_payloads)
+        return self._planner.plan(gemm, element, of_payloads)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """See `Job.replace`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
+from cleave.planner.coding import CodingPolicy
 from cleave.protocol import features, limits, messages
 from cleave.protocol.allowance import Allowance
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello
@@ -19,7 +20,6 @@ from cleave.scheduler.admission import (
     Refusal,
     clean_name,
 )
-from cleave.scheduler.coding_policy import CodingPolicy
 from cleave.scheduler.device_history import DeviceHistory
 from cleave.scheduler.handshake import bounded, stated_rates, unfit
 from cleave.scheduler.instructions import Decision, Dismiss, Joined, Note, Refuse, Send
@@ -169,14 +169,13 @@ class Joining:
     def _ready(self, session: Session) -> Sequence[Decision]:
         session.state = DeviceState.READY
         session.reason = session.pace.estimate.text
+        assert session.rates is not None
+        if Feature.CODING in session.features:
+            session.rates = self._coding.decided(session.rates)
         careful = session.setbacks.times > 0
         rates = bounded(session.planned_rates)
         ready: list[Decision] = [Joined(session.id), events.DeviceReady(rates, careful)]
-        if Feature.CODING not in session.features:
-            return ready
-        assert session.rates is not None
-        session.codes_puts = self._coding.pays(session.rates.downlink_bytes_per_s)
-        if self._coding.pays(session.rates.uplink_bytes_per_s):
+        if rates.codes_uplink:
             ready.insert(0, Send(session.id, messages.CodeResults()))
         return ready
 

@@ -40,8 +40,8 @@ class DeviceLoad:
         forget, forget_bytes: dropped arrays that it has not been told of yet, and their size.
         since_s: when it was last idle.
         heard_s: when it last answered.
-        sent_units, sent_bytes, sent_flops, asked_bytes: tasks that it was sent since it was idle,
-            the bytes of their arrays, their FLOPs, and the bytes of their results.
+        sent_tasks, sent_bytes, sent_flops, asked_bytes: tasks that it was sent since it was idle,
+            the bytes of their arrays, their FLOPs, and the bytes of their results, as all travels.
     """
 
     rates: DeviceRates
@@ -61,9 +61,9 @@ class DeviceLoad:
     since_s: float = 0.0
     heard_s: float = 0.0
     sent_tasks: int = 0
-    sent_bytes: int = 0
+    sent_bytes: float = 0.0
     sent_flops: int = 0
-    asked_bytes: int = 0
+    asked_bytes: float = 0.0
 
     @property
     def id(self) -> int:
@@ -103,11 +103,12 @@ class DeviceLoad:
         """Note that the device is sent a task, with `array_bytes` bytes of arrays for it."""
         if not self.running:
             self.since_s = self.heard_s = now_s
-            self.sent_tasks = self.sent_bytes = self.sent_flops = self.asked_bytes = 0
+            self.sent_tasks = self.sent_flops = 0
+            self.sent_bytes = self.asked_bytes = 0.0
         self.sent_tasks += 1
-        self.sent_bytes += array_bytes
+        self.sent_bytes += self.rates.down_bytes(array_bytes, task.input_ratio)
         self.sent_flops += task.flops
-        self.asked_bytes += task.output_bytes
+        self.asked_bytes += self.rates.up_bytes(task.output_bytes, task.output_ratio)
         self.running[run] = task
         self.occupied_bytes += task.output_bytes
 
@@ -148,13 +149,19 @@ class DeviceLoad:
 
     def _alone_s(self, task: Task) -> float:
         inputs = sum(array.nbytes for array in task.inputs)
-        return tile_s(self.rates, inputs, task.flops, task.output_bytes)
+        return self._task_s(task, inputs)
 
     def task_s(self, task: Task) -> float:
         """Return the seconds predicted for a task on this device, alone."""
         held, needed = self.held, self.needed
         missing = sum(a.nbytes for a in task.inputs if a.id not in held and a.id not in needed)
-        return tile_s(self.rates, missing, task.flops, task.output_bytes)
+        return self._task_s(task, missing)
+
+    def _task_s(self, task: Task, input_bytes: int) -> float:
+        """Return the seconds predicted for a task whose inputs have so many plain bytes."""
+        down_bytes = self.rates.down_bytes(input_bytes, task.input_ratio)
+        up_bytes = self.rates.up_bytes(task.output_bytes, task.output_ratio)
+        return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
         """Return the seconds that the device still needs, at the pace that it has shown so far."""

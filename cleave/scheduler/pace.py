@@ -111,9 +111,9 @@ class _Burst:
     asked_s: float
     begun_s: float | None = None  # when the PS began to send it
     runs: set[int] = field(default_factory=set)
-    down_bytes: int = 0
+    down_bytes: float = 0.0
     flops: int = 0
-    up_bytes: int = 0
+    up_bytes: float = 0.0
     failed: bool = False
 
 
@@ -136,16 +136,16 @@ class Pace:
     trial_s: float = 0.0
     _burst: _Burst | None = None
     _wary: bool = False  # it passed a trial, and has not shown yet that it works as it should
-    _waiting_bytes: int = 0  # of arrays on their way, for the run that comes next
+    _waiting_bytes: float = 0.0  # of arrays on their way, for the run that comes next
 
     # --- what happens ---
 
-    def array(self, nbytes: int) -> None:
-        """Count an array that is sent to the device for the run that follows."""
+    def array(self, nbytes: float) -> None:
+        """Count an array that travels to the device, coded or not, for the run that follows."""
         self._waiting_bytes += nbytes
 
-    def asked(self, run: int, flops: int, up_bytes: int, now_s: float) -> None:
-        """Count a run that the device is asked to do."""
+    def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:
+        """Count a run that the device is asked to do, and what of its result is to travel."""
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)
@@ -153,7 +153,7 @@ class Pace:
         burst.down_bytes += self._waiting_bytes
         burst.flops += flops
         burst.up_bytes += up_bytes
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0.0
 
     def sending(self, now_s: float) -> None:
         """Note that the PS begins to send the device something that it was asked."""

@@ -10,6 +10,7 @@ from itertools import count
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
 from cleave.protocol.device_counters import DeviceCounters
+from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Computed, Feature, Message, Result, TaskError
 from cleave.scheduler.conduct import Conduct
 from cleave.scheduler.pace import Pace
@@ -80,7 +81,6 @@ class Session:
     rates: DeviceRates | None = None
     claimed_flops_per_s: float = 0.0  # in its hello, bounded; `rates` has what it showed
     features: frozenset[Feature] = frozenset()  # that it has, and we have
-    codes_puts: bool = False  # arrays are coded on their way to it
     measure: bool = False  # it came to have its link measured, not to work
     measured_by: str = ""  # what it came by then, see `Admission`
     own: bool = False  # it is the operator's own
@@ -91,6 +91,11 @@ class Session:
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
     trial: Trial | None = None  # under way
+
+    @property
+    def codes_puts(self) -> bool:
+        """Say whether arrays are coded on their way to the device."""
+        return self.rates is not None and self.rates.codes_downlink
 
     @property
     def conduct(self) -> Conduct:
@@ -109,6 +114,23 @@ class Session:
         assert self.rates is not None
         left = max(0, self.rates.memory_bytes - self.reserved_bytes)
         return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
+
+    def travelling_down(self, nbytes: int, coded_ratio: float) -> float:
+        """Return what of an array is predicted to travel to the device.
+
+        Args:
+            nbytes: its size.
+            coded_ratio: its coded size over that, if it is coded.
+        """
+        if self.rates is None or nbytes < CODED_LEAST_BYTES:
+            return nbytes
+        return self.rates.down_bytes(nbytes, coded_ratio)
+
+    def travelling_up(self, nbytes: int, coded_ratio: float) -> float:
+        """Return what of a result is predicted to travel; see `travelling_down`."""
+        if self.rates is None or nbytes < CODED_LEAST_BYTES:
+            return nbytes
+        return self.rates.up_bytes(nbytes, coded_ratio)
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:

@@ -15,12 +15,12 @@ from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer
 from cleave.errors import ProtocolError
+from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler import events
 from cleave.scheduler.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.coding_policy import CodingPolicy
 from cleave.scheduler.device_history import DeviceHistory
 from cleave.scheduler.gemm_job import GemmJob, GemmTask
 from cleave.scheduler.handshake import bounded
@@ -514,19 +514,21 @@ class SessionManager:
     def _in_messages(self, instruction: Instruction, now_s: float) -> list[ForRuntime]:
         match instruction:
             case SendArray(device, array):
-                self.sessions[device].pace.array(array.nbytes)
                 region = self._regions.get(array.id)
                 if region is None:  # one for all devices, so that it is coded once
                     region = self._buffers[array.operand].region(array.rows, array.columns)
                     self._regions[array.id] = region
                 rows, columns = region.shape
+                asked, ratio = self.sessions[device], coded_ratio(region.dtype.value)
+                asked.pace.array(asked.travelling_down(array.nbytes, ratio))
                 put = messages.Put(array.id, rows, columns, region.dtype.value, region)
                 return [Send(device, put, TrafficKind.TILES)]
             case SendRun(device, run, task):
                 asked = self.sessions[device]
                 asked.expected[run] = task
                 asked.cancelled_runs.sent(run)
-                asked.pace.asked(run, task.flops, task.output_bytes, now_s)
+                up_bytes = asked.travelling_up(task.output_bytes, task.output_ratio)
+                asked.pace.asked(run, task.flops, up_bytes, now_s)
                 return [Send(device, _run_message(run, task))]
             case SendDrop(device, ids):
                 return [Send(device, messages.Drop(ids))]

@@ -42,6 +42,8 @@ class Task:
         flops: floating-point operations that it takes.
         output_bytes: size of its result.
         detail: what the runtimes need to send and assemble it; opaque to the scheduler.
+        input_ratio, output_ratio: coded over plain bytes of inputs and result, where they travel
+            coded.
         failures: how often a device could not do it.
         failed_on: the devices that could not.
         held: how often it was kept back because every device had failed it.
@@ -52,6 +54,8 @@ class Task:
     flops: int
     output_bytes: int
     detail: Any
+    input_ratio: float = 1.0
+    output_ratio: float = 1.0
     failures: int = 0
     failed_on: set[int] = field(default_factory=set)
     held: int = 0

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
 from cleave.coding import coded
-from cleave.coding.exponents import LEAST_BYTES
 from cleave.protocol.codec import payload_bytes
+from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 
@@ -51,7 +51,7 @@ class Coder:
 
         Messages with the very same payload are about the same array.
         """
-        if payload_bytes(put.payload) < LEAST_BYTES:
+        if payload_bytes(put.payload) < CODED_LEAST_BYTES:
             return None
         array = self._shared.get(id(put.payload))
         if array is None:  # it holds the payload, so that no other one gets the same id
@@ -69,7 +69,7 @@ class Coder:
         Raises:
             ProtocolError: when its payload is not what it should be.
         """
-        if payload_bytes(message.payload) < LEAST_BYTES:
+        if payload_bytes(message.payload) < CODED_LEAST_BYTES:
             return coded.result_of(message)
         return await asyncio.to_thread(coded.result_of, message, self._pool.map)
 

@@ -21,6 +21,7 @@ from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
@@ -34,7 +35,6 @@ from cleave.scheduler.admission import (
     clean_text,
 )
 from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.coding_policy import CodingPolicy
 from cleave.scheduler.fleet_events import EventListener
 from cleave.scheduler.handshake import FULL_RETRY_S, other_version
 from cleave.scheduler.session_manager import SessionManager

@@ -17,6 +17,7 @@ from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
+from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import working_bytes
 from cleave.planner.stages import LayerCost, StageModel
 from cleave.scheduler.stage_work import (
@@ -221,7 +222,8 @@ class ModelWork:
         largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
         head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary, largest)
         embeds = any(p.requires_grad for p in self._outside_parameters())
-        return StageModel(layers, head, width, self.dtype.itemsize, tokens, embeds)
+        ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
+        return StageModel(layers, head, width, self.dtype.itemsize, tokens, embeds, *ratios)
 
     def _outside_parameters(self) -> list[Tensor]:
         inside = {id(t) for held in self._held for t in held.values()}

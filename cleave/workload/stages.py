@@ -12,12 +12,14 @@ from functools import cached_property
 from typing import Final
 
 from cleave.errors import UsageError
+from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import working_bytes
 from cleave.planner.stages import LayerCost, StageModel
 from cleave.workload.registry import Family, ModelSpec
 
 _FP32_BYTES: Final = 4
 _LAST: Final = ("fc2", "down_proj")  # product of a layer
+_DTYPES: Final = {2: "bf16", 4: "fp32"}  # in which stages travel, by bytes of an element
 _STATE_BYTES: Final = 16  # of a trained parameter: weight, gradient and two moments, in fp32
 
 
@@ -173,7 +175,16 @@ class StageSizes:
         largest = _FP32_BYTES * max(p.size for p in self.head)
         head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary, largest)
         layers = [layer] * spec.layers
-        return StageModel(layers, head, spec.width, self.element_bytes, tokens, self.embeds)
+        return StageModel(
+            layers,
+            head,
+            spec.width,
+            self.element_bytes,
+            tokens,
+            self.embeds,
+            coded_ratio(_DTYPES[self.element_bytes]),
+            coded_ratio(_DTYPES[self.gradient_bytes]),
+        )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
         """Return bytes of frozen and of trained parameters, of gradients and of their sums."""

@@ -22,7 +22,7 @@ MAX_REAL_TIME = 20_000
 MAX_VIRTUAL = 100_000
 _DTYPES = ("fp32", "bf16", "fp16")
 _REAL_TIME = ("duration", "speed")
-_VIRTUAL = ("batch", "seq", "steps", "ps_gbit", "reuse")
+_VIRTUAL = ("batch", "seq", "steps", "ps_gbit", "coding", "reuse")
 
 
 def emulate(
@@ -65,6 +65,9 @@ def emulate(
     ps_gbit: Annotated[
         float, typer.Option(help="With --model: the PS's card, Gbit/s each way; 0: unlimited.")
     ] = 0.0,
+    coding: Annotated[
+        str, typer.Option(help="With --model: count payloads as coded: auto, on, off.")
+    ] = "auto",
     reuse: Annotated[
         bool,
         typer.Option("--reuse/--no-reuse", help="With --model: reuse timelines of equal GEMMs."),
@@ -111,7 +114,7 @@ def emulate(
     if model:
         _virtual(
             members, model, batch * seq, dtype, steps, ps_gbit, seed, start_hour, reuse, watch,
-            as_json=as_json,
+            coding=coding, as_json=as_json,
         )  # fmt: skip
     else:
         if len(members) > MAX_REAL_TIME:
@@ -191,6 +194,7 @@ def _virtual(
     reuse: bool,
     watch: Watch,
     *,
+    coding: str,
     as_json: bool,
 ) -> None:
     from rich.console import Console
@@ -206,7 +210,12 @@ def _virtual(
 
     card = ps_gbit * 1e9 / 8 or float("inf")
     with emulated(
-        members, compute=False, ps=PsRates(card, card), seed=seed, start_hour=start_hour
+        members,
+        compute=False,
+        ps=PsRates(card, card),
+        seed=seed,
+        start_hour=start_hour,
+        coding=coding,
     ) as fleet:
         # Its own loop takes no virtual time, but plans spare it as they do for a real one.
         fleet.planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
@@ -252,6 +261,8 @@ def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> 
         "reissued": done.reissued,
         "downlink_bytes": done.downlink_bytes,
         "uplink_bytes": done.uplink_bytes,
+        "coding_saved_down_bytes": done.saved.down.total,
+        "coding_saved_up_bytes": done.saved.up.total,
         "ps_egress_bytes_per_s": done.downlink_bytes / seconds,
         "ps_ingress_bytes_per_s": done.uplink_bytes / seconds,
         "events": step.events,
@@ -267,6 +278,8 @@ def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> 
         f"  the PS sends {human_bytes(done.downlink_bytes)} "
         f"({done.downlink_bytes * 8e-9 / seconds:.3g} Gbit/s) and receives "
         f"{human_bytes(done.uplink_bytes)} ({done.uplink_bytes * 8e-9 / seconds:.3g} Gbit/s)\n"
+        f"  coding saves {human_bytes(done.saved.down.total)} of what it would send and "
+        f"{human_bytes(done.saved.up.total)} of what it would receive\n"
         f"  emulated in {step.wall_s:.3g} s: {step.events:,} events, and {step.reused_events:,} "
         f"of recorded timelines"
     )

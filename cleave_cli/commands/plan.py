@@ -60,6 +60,9 @@ def plan(
     ps_gbit: Annotated[
         float, typer.Option(help="The PS's card, Gbit/s each way; 0: unlimited.")
     ] = 0.0,
+    coding: Annotated[
+        str, typer.Option(help="Count payloads as coded: auto (on slow links), on, off.")
+    ] = "auto",
     ps_memory: Annotated[
         float, typer.Option(help="GB for partial sums that wait on the PS; 0: unlimited.")
     ] = 0.0,
@@ -85,6 +88,7 @@ def plan(
 
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
+    from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.front import Objective
     from cleave.planner.methods import Method
     from cleave.planner.plan import ElementBytes, PsRates
@@ -92,6 +96,7 @@ def plan(
     from cleave.workload.registry import find_model
     from cleave.workload.stages import Adapters, StageSizes
     from cleave.workload.step import step_gemms
+    from cleave_cli.render.plan_coding import coding_json, coding_text
     from cleave_cli.weighing import Weighing
 
     if bool(model) == bool(gemm):
@@ -115,7 +120,9 @@ def plan(
     wanted = _choice("--objective", objective, Objective)
     by: Method = _choice("--method", method, Method)
     profiles = _profiles(fleet, stragglers, dtype)
-    devices = [_rates(i, profile) for i, profile in enumerate(profiles)]
+    policy = CodingPolicy.of(coding)
+    by_link = [policy.decided(_rates(i, profile)) for i, profile in enumerate(profiles)]
+    devices = payload_rates(by_link, dtype)  # tiles are planned by payloads
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
@@ -143,7 +150,9 @@ def plan(
         return
     adapters = Adapters(lora) if lora else None
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
-    in_fp32 = [_rates(i, p) for i, p in enumerate(_profiles(fleet, stragglers, "fp32"))]
+    in_fp32 = [
+        policy.decided(_rates(i, p)) for i, p in enumerate(_profiles(fleet, stragglers, "fp32"))
+    ]
     weighing = Weighing(
         sizes,
         batch,
@@ -164,14 +173,16 @@ def plan(
         draw(plot, max(found.step.reports, key=lambda r: r.plan.makespan_s).plan)
     where = _crossing(weighing, by, as_json=as_json) if crossing else None
     names = [profile.name for profile in profiles]
+    dtypes = list(dict.fromkeys((dtype, gradients or dtype)))
     if as_json:
-        typer.echo(json.dumps(_document(found, where, weighing, names)))
+        document = _document(found, where, weighing, names)
+        typer.echo(json.dumps(document | {"coding": coding_json(policy, by_link, dtypes)}))
         return
     alone = "as this machine" if not ps_gflops else "as --ps-gflops says"
     title = (
         f"{model}{f', LoRA of rank {lora}' if lora else ''}, {batch} sequences of {seq} tokens, "
         f"{dtype}, {fleet}: {len(devices)} devices; the server computes "
-        f"{weighing.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
+        f"{weighing.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}{coding_text(by_link, dtypes)}"
     )
     _show(title, found, where, weighing, names)
 

@@ -126,8 +126,8 @@ def serve(
     # Threads that spin while they wait make small operations twenty times slower when anything else
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from cleave.planner.coding import CodingPolicy
     from cleave.scheduler.check_policy import Verification
-    from cleave.scheduler.coding_policy import CodingPolicy
     from cleave.scheduler.stage_runs import StagesOn
 
     verification = Verification.of(verify)

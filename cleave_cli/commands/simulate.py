@@ -56,6 +56,9 @@ def simulate(
     ps_gflops: Annotated[
         float, typer.Option(help="GFLOP/s of the PS, for losses that no device holds.")
     ] = 500.0,
+    coding: Annotated[
+        str, typer.Option(help="Count what travels as coded, by every method: auto, on, off.")
+    ] = "off",
     losses_per_hour: Annotated[
         float, typer.Option(help="How often each device is lost, for the time with losses.")
     ] = 0.1,
@@ -88,6 +91,7 @@ def simulate(
     """
     if context.invoked_subcommand is not None:
         return
+    from cleave.planner.coding import CodingPolicy, coded_ratio
     from cleave.planner.plan import ElementBytes, PsRates
     from cleave.workload.registry import find_model
     from simulator.catalogue import chosen
@@ -110,6 +114,7 @@ def simulate(
     for option, value in (("--batch", batch), ("--seq", seq)):
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
+    policy = CodingPolicy.of(coding)
     card = ps_gbps * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)
     rows = sweep(
@@ -125,12 +130,15 @@ def simulate(
         stragglers=stragglers,
         seed=seed,
         ps_flops_per_s=ps_gflops * 1e9,
+        coding=policy,
     )
     churn = _Churn(losses_per_hour / 3600, detection_s)
     conditions = [
         f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet{_memory(fleet)}",
         f"PS card {f'{ps_gbps:g} Gbit/s' if ps_gbps else 'unlimited'}",
     ]
+    if policy is not CodingPolicy.OFF:
+        conditions.append(f"coding {policy.value}: {coded_ratio(dtype):g} of the bytes")
     if stragglers:
         conditions.append(f"{stragglers:.0%} stragglers")
     if any(row.devices is None for row in rows):
@@ -146,6 +154,8 @@ def simulate(
             "stragglers": stragglers,
             "ps_bytes_per_s": None if math.isinf(card) else card,
             "ps_flops_per_s": ps_gflops * 1e9,
+            "coding": policy.value,
+            "coded_ratio": coded_ratio(dtype),
             "seed": seed,
             "thorough": thorough,
             "losses_per_s": churn.losses_per_s,

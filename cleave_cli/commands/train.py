@@ -20,6 +20,7 @@ _NOT_OF_THE_JOB = (
     "devices",
     "fleet",
     "churn",
+    "coding",
     "server",
     "runs",
     "name",
@@ -44,6 +45,9 @@ def train(
     churn: Annotated[
         str, typer.Option(help="They come and go: mean virtual seconds on:off, or a name.")
     ] = "",
+    coding: Annotated[
+        str, typer.Option(help="Count their payloads as coded: auto (on slow links), on, off.")
+    ] = "auto",
     server: Annotated[
         str, typer.Option(help="URL of a running server, to train there; or @FILE.")
     ] = "",
@@ -133,7 +137,7 @@ def train(
         raise UsageError(f"--attach {attach} needs --server URL: where does the job run?")
     if not (model or resume or attach):
         raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
-    for option in ("devices", "fleet", "churn"):
+    for option in ("devices", "fleet", "churn", "coding"):
         if server and option in given:
             raise UsageError(
                 f"--{option} emulates devices in this process and --server trains on that "
@@ -154,13 +158,14 @@ def train(
             members = choose_fleet(
                 fleet, size, default=devices, dtype=dtype, churn=churn, seed=seed
             )
-        _here(request, members, seed, runs, grid, display)
+        _here(request, members, seed, coding, runs, grid, display)
 
 
 def _here(
     request: dict[str, Any],
     members: list[FleetDevice],
     seed: int,
+    coding: str,
     runs: Path,
     grid: str,
     display: Display,
@@ -193,7 +198,7 @@ def _here(
     if members:
         from emulator.virtual import emulated
 
-        fleet = emulated(members, seed=seed)
+        fleet = emulated(members, seed=seed, coding=coding)
     runtime: Any = fleet.runtime if fleet is not None else None
     meter = RunMeter(PowerMeter(Sensors()), runtime, members)
 

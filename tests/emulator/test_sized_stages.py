@@ -35,7 +35,7 @@ def device(number: int, **changed: Any) -> FleetDevice:
 
 def runtime_of(devices: int, **changed: Any) -> VirtualRuntime:
     profiles = [device(number, **changed) for number in range(devices)]
-    return VirtualRuntime(profiles, None, Arithmetic.NONE, verify=False)
+    return VirtualRuntime(profiles, None, Arithmetic.NONE, verify=False, coding="off")
 
 
 def plan_of(*stages: PlannedStage, kept_batches: int = 2) -> StagePlan:

@@ -48,7 +48,7 @@ def stepper(
     ps: PsRates | None = None,
 ) -> tuple[SizedStepper, VirtualRuntime]:
     members = paper_fleet(devices) if isinstance(devices, int) else list(devices)
-    fleet = emulated(members, compute=False, ps=ps)
+    fleet = emulated(members, compute=False, ps=ps, coding="off")
     fleet.planner = planner(ps)
     assert isinstance(fleet.runtime, VirtualRuntime)
     made = SizedStepper(fleet, find_model(model), tokens, DType.FP32, reuse=reuse)
@@ -245,7 +245,7 @@ def test_bytes_are_those_of_the_plan_and_the_messages_around_them(
     devices: int, shape: tuple[int, int, int], dtype: DType
 ) -> None:
     """Counted = strips and blocks of the plan + header of every message, to the byte."""
-    fleet = emulated(devices, compute=False)
+    fleet = emulated(devices, compute=False, coding="off")
     runtime = fleet.runtime
     assert isinstance(runtime, VirtualRuntime)
     runtime.settle()

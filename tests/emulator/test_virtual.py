@@ -62,7 +62,7 @@ def _fleet(
     whole_tiles: bool = True,
 ) -> tuple[Fleet, VirtualRuntime]:
     arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
-    runtime = VirtualRuntime(profiles, NumpyBackend(), arithmetic)
+    runtime = VirtualRuntime(profiles, NumpyBackend(), arithmetic, coding="off")
     return Fleet(runtime, planner or TilePlanner()), runtime
 
 
@@ -284,7 +284,7 @@ def test_time_of_one_unit_is_download_compute_and_upload() -> None:
         downlink_bytes_per_s=1e4,
         uplink_bytes_per_s=5e3,
         latency_s=0.5,
-        features=("graphs",),
+        features=("graphs", "coding"),
     )
     assert started_s == pytest.approx(wire_size(hello) / 5e3 + 0.5)
     seen = _watched(runtime)

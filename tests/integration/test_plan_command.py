@@ -289,3 +289,14 @@ def test_carbon_needs_to_know_the_grid(tmp_path: Path) -> None:
     done = here("plan", "--model", "opt-tiny", "--fleet", str(fleet), "--objective", "carbon")
     assert done.returncode == 2
     assert "gco2e_per_kwh of device 'phone-0'" in done.stderr
+
+
+def test_a_plan_says_with_which_ratio_it_reckoned() -> None:
+    coded, plain = document(*SMALL), document(*SMALL, "--coding", "off")
+    assert coded["coding"]["ratios"] == {"bf16": 0.675}
+    assert coded["coding"]["uplinks"] == 8
+    assert plain["coding"]["uplinks"] == plain["coding"]["downlinks"] == 0
+    assert "0.675 of its bytes" in " ".join(shown(*SMALL).split())
+    assert "0.675" not in shown(*SMALL, "--coding", "off")
+    (coded_s, plain_s) = (found["methods"][0]["step_s"] for found in (coded, plain))
+    assert coded_s < plain_s

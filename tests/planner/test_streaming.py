@@ -30,7 +30,7 @@ def _matrix(rows: int, columns: int) -> Buffer:
 
 def _emulate(gemm: Gemm, devices: list[FleetDevice], ps: PsRates) -> tuple[Plan, float, float]:
     """The plan of a GEMM, what was predicted and what it took."""
-    runtime = VirtualRuntime(devices, None, Arithmetic.NONE)
+    runtime = VirtualRuntime(devices, None, Arithmetic.NONE, coding="off")
     fleet = Fleet(runtime, TilePlanner(ps))
     begin_s = runtime.now_s
     a, b = fleet.operand(_matrix(gemm.m, gemm.k)), fleet.operand(_matrix(gemm.k, gemm.n))
@@ -70,7 +70,7 @@ def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices:
 def test_every_device_of_the_plan_has_a_time_and_the_last_one_counts() -> None:
     gemm, fleet = Gemm(4096, 4096, 4096), paper_fleet(12)
     plan, predicted, _ = _emulate(gemm, fleet, PsRates())
-    runtime = VirtualRuntime(fleet, None, Arithmetic.NONE)
+    runtime = VirtualRuntime(fleet, None, Arithmetic.NONE, coding="off")
     times = finish_s(plan, ELEMENT, {d.device: d for d in runtime.fleet_rates()[1]})
     assert times.keys() == {tile.device for tile in plan.tiles}
     assert max(times.values()) == predicted

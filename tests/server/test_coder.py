@@ -13,7 +13,7 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.coding import coded
-from cleave.coding.exponents import LEAST_BYTES, Each, encode
+from cleave.coding.exponents import Each, encode
 from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import ProtocolError
@@ -21,9 +21,10 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Span
 from cleave.machine.backends import NumpyBackend
+from cleave.planner.coding import LINK_BYTES_PER_S
 from cleave.protocol import codec, messages
+from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Message, Put, PutCoded, Result, ResultCoded
-from cleave.scheduler.coding_policy import LINK_BYTES_PER_S
 from cleave.scheduler.session_manager import SessionManager
 from cleave.server.coder import Coder
 from cleave.server.runtime import LiveRuntime
@@ -106,11 +107,11 @@ def test_one_that_waits_and_is_cancelled_does_not_disturb_the_others(coder: Code
 
 def test_what_is_not_worth_it_travels_as_it_is(coder: Coder) -> None:
     assert coder.shared(Put(1, 1, 4, "fp32", bytes(16))) is None
-    noise = np.random.default_rng(0).bytes(LEAST_BYTES)
-    integers = np.arange(LEAST_BYTES // 8, dtype=np.int64).tobytes()
+    noise = np.random.default_rng(0).bytes(CODED_LEAST_BYTES)
+    integers = np.arange(CODED_LEAST_BYTES // 8, dtype=np.int64).tobytes()
     for message in (
-        Put(1, 1, LEAST_BYTES // 2, "bf16", noise),
-        Put(1, 1, LEAST_BYTES // 8, "int64", integers),
+        Put(1, 1, CODED_LEAST_BYTES // 2, "bf16", noise),
+        Put(1, 1, CODED_LEAST_BYTES // 8, "int64", integers),
     ):
         shared = coder.shared(message)
         assert shared is not None

@@ -84,7 +84,7 @@ def test_a_step_takes_what_it_takes_emulated(
     model: str, batch: int, seq: int, devices: list[FleetDevice]
 ) -> None:
     # Message headers, which no prediction counts, are the difference.
-    fleet = emulated(devices, compute=False)
+    fleet = emulated(devices, compute=False, coding="off")
     fleet.planner = TilePlanner(PsRates())
     rates = fleet.runtime.fleet_rates()[1]
     conditions = Conditions(find_model(model), batch, seq, rates, BF16)

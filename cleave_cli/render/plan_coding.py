@@ -1,0 +1,46 @@
+"""With which ratios of coded to plain bytes a plan reckons, and on which links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cleave.planner.coding import coded_ratio
+
+if TYPE_CHECKING:
+    from cleave.planner.coding import CodingPolicy
+    from cleave.planner.plan import DeviceRates
+
+
+def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
+    """Return the end of a sentence about it; empty where nothing is coded.
+
+    Args:
+        devices: by their links.
+        dtypes: in which payloads travel.
+    """
+    down, up = _links(devices)
+    if not down + up:
+        return ""
+    ratios = " and ".join(
+        f"{dtype} takes {coded_ratio(dtype):.3g} of its bytes" for dtype in dtypes
+    )
+    return f"; coded on {down} downlinks and {up} uplinks, where {ratios}"
+
+
+def coding_json(
+    policy: CodingPolicy, devices: Sequence[DeviceRates], dtypes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the same for machines."""
+    down, up = _links(devices)
+    return {
+        "policy": policy.value,
+        "downlinks": down,
+        "uplinks": up,
+        "ratios": {dtype: coded_ratio(dtype) for dtype in dtypes},
+    }
+
+
+def _links(devices: Sequence[DeviceRates]) -> tuple[int, int]:
+    down = sum(device.codes_downlink for device in devices)
+    return down, sum(device.codes_uplink for device in devices)

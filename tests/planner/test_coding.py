@@ -1,0 +1,173 @@
+"""Who codes, by feature, option and link; and what plans count where a device does."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.errors import UsageError
+from cleave.gemm import Gemm
+from cleave.planner.coding import LINK_BYTES_PER_S, CodingPolicy, coded_ratio, payload_rates
+from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.planner import TilePlanner
+from cleave.planner.stage_prediction import predict
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.protocol import messages
+from cleave.protocol.messages import Feature, Hello, Role
+from cleave.scheduler.instructions import Send
+from cleave.scheduler.session_manager import SessionManager
+from cleave.workload.registry import find_model
+from cleave.workload.stages import StageSizes
+
+SLOW, FAST = LINK_BYTES_PER_S, 2 * LINK_BYTES_PER_S
+
+
+def joined(
+    coding: str, down: float, up: float, *features: str
+) -> tuple[SessionManager, list[messages.Message]]:
+    """A PS that a device has joined, and what it told the device."""
+    manager = SessionManager(coding=coding)
+    manager.opened(1, 0.0)
+    hello = Hello(
+        Role.DEVICE,
+        ops=("matmul",),
+        dtypes=("fp32",),
+        memory_bytes=2**30,
+        downlink_bytes_per_s=down,
+        uplink_bytes_per_s=up,
+        features=features,
+    )
+    done = manager.received(1, hello, 0.0)
+    return manager, [one.message for one in done if isinstance(one, Send)]
+
+
+@pytest.mark.parametrize(
+    ("coding", "down", "up", "puts", "results"),
+    [
+        ("auto", SLOW, FAST, True, False),
+        ("auto", FAST, SLOW, False, True),
+        ("auto", FAST, FAST, False, False),
+        ("on", FAST, FAST, True, True),
+        ("off", SLOW, SLOW, False, False),
+    ],
+)
+def test_each_way_by_its_rate(
+    coding: str, down: float, up: float, puts: bool, results: bool
+) -> None:
+    manager, (welcome, *told) = joined(coding, down, up, "coding")
+    assert isinstance(welcome, messages.Welcome)
+    assert welcome.features == (() if coding == "off" else ("coding",))
+    assert manager.sessions[1].codes_puts == puts
+    assert told == ([messages.CodeResults()] if results else [])
+
+
+@pytest.mark.parametrize("coding", CodingPolicy)
+def test_a_device_without_the_feature_hears_nothing_of_it(coding: CodingPolicy) -> None:
+    manager, told = joined(coding.value, SLOW, SLOW, "measure")
+    assert [type(message) for message in told] == [messages.Welcome]
+    assert not manager.sessions[1].codes_puts
+    assert Feature.CODING not in manager.sessions[1].features
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(UsageError, match="--coding is 'yes'; use auto, on or off"):
+        SessionManager(coding="yes")
+
+
+# --- what plans count ---
+
+
+@given(
+    down=st.floats(1e5, 1e8), up=st.floats(1e5, 1e8), policy=st.sampled_from(CodingPolicy),
+    sent=st.sampled_from(["fp32", "bf16", "fp16"]),
+)  # fmt: skip
+def test_a_link_is_as_much_faster_for_payloads_as_they_get_shorter(
+    down: float, up: float, policy: CodingPolicy, sent: str
+) -> None:
+    device = policy.decided(DeviceRates(1, down, up, 1e9))
+    assert (device.codes_downlink, device.codes_uplink) == (policy.pays(down), policy.pays(up))
+    (plain,) = payload_rates([device], sent)
+    down_s, up_s = 1e6 / plain.downlink_bytes_per_s, 1e6 / plain.uplink_bytes_per_s
+    assert down_s == pytest.approx(device.down_bytes(1e6, coded_ratio(sent)) / down)
+    assert up_s == pytest.approx(device.up_bytes(1e6, coded_ratio("fp32")) / up)
+    assert payload_rates([plain], sent) == [plain]  # what is counted is not counted twice
+
+
+def test_integers_are_not_coded() -> None:
+    assert coded_ratio("int64") == 1.0
+
+
+def _step(devices: list[DeviceRates], gradient_bytes: int = 2) -> tuple[StageModel, StagePlan]:
+    sizes = StageSizes(find_model("opt-tiny"), 64, 2, gradient_bytes)
+    model = sizes.costs([256] * 4)
+    stages = [
+        PlannedStage(0, len(model.layers) - 1, (0,)),
+        PlannedStage(len(model.layers) - 1, len(model.layers), (1,)),
+    ]
+    ps = PsCompute(1e12, 0.0, PsRates(2e6, 2e6))
+    return model, predict(model, stages, {d.device: d for d in devices}, ps)
+
+
+def _pair(down: float, up: float, policy: CodingPolicy) -> list[DeviceRates]:
+    return [policy.decided(DeviceRates(n, down, up, 1e12, 0.01)) for n in range(2)]
+
+
+@given(down=st.floats(1e4, 1e8), up=st.floats(1e4, 1e8), gradient_bytes=st.sampled_from([2, 4]))
+@settings(max_examples=20, deadline=None)
+def test_the_same_stages_are_never_slower_coded(
+    down: float, up: float, gradient_bytes: int
+) -> None:
+    _, plain = _step(_pair(down, up, CodingPolicy.OFF), gradient_bytes)
+    _, coded = _step(_pair(down, up, CodingPolicy.ON), gradient_bytes)
+    assert coded.step_s <= plain.step_s * 1.01  # who gets which micro-batch may change
+    assert coded.downlink_bytes == pytest.approx(0.675 * plain.downlink_bytes, rel=1e-3)
+    assert coded.uplink_bytes < plain.uplink_bytes
+    assert coded.memory_bytes == plain.memory_bytes
+
+
+def test_stages_on_slow_links_take_the_ratio_of_the_time() -> None:
+    _, plain = _step(_pair(1e5, 1e5, CodingPolicy.OFF))
+    _, coded = _step(_pair(1e5, 1e5, CodingPolicy.AUTO))
+    assert coded.step_s / plain.step_s == pytest.approx(0.675, rel=0.01)
+
+
+def test_an_estimate_of_stages_counts_coded_bytes() -> None:
+    sizes = StageSizes(find_model("opt-tiny"), 64)
+    model = sizes.costs([256] * 4)
+    ps = PsCompute(1e9, 0.0)
+    plain = plan_stages(model, _pair(1e5, 1e5, CodingPolicy.OFF), ps)
+    coded = plan_stages(model, _pair(1e5, 1e5, CodingPolicy.AUTO), ps)
+    assert coded.step_s / plain.step_s == pytest.approx(0.675, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_planned_is_never_slower_coded(seed: int) -> None:
+    rng = Random(seed)
+    devices = [
+        DeviceRates(n, rng.uniform(1e6, 1e8), rng.uniform(1e6, 1e8), rng.uniform(1e11, 1e13), 0.003)
+        for n in range(6)
+    ]
+    model = StageSizes(find_model("opt-125m"), 128).costs([512] * 8)
+    ps = PsCompute(1e12, 0.0, PsRates(1.25e8, 1.25e8))
+
+    def step_s(policy: CodingPolicy) -> float:
+        return plan_stages(model, [policy.decided(device) for device in devices], ps).step_s
+
+    plain_s = step_s(CodingPolicy.OFF)
+    assert step_s(CodingPolicy.AUTO) <= plain_s * 1.01
+    assert step_s(CodingPolicy.ON) <= plain_s * 1.01
+
+
+def test_tiles_on_slow_links_take_the_ratio_of_the_time() -> None:
+    gemm, element = Gemm(512, 512, 512), ElementBytes(4, 4)
+
+    def predicted_s(policy: CodingPolicy) -> float:
+        devices = payload_rates(_pair(1e5, 1e5, policy), "fp32")
+        return TilePlanner(PsRates()).plan(gemm, element, devices).makespan_s
+
+    ratio = predicted_s(CodingPolicy.AUTO) / predicted_s(CodingPolicy.OFF)
+    assert ratio == pytest.approx(0.837, rel=0.02)
