@@ -1,7 +1,7 @@
 """How many bytes coding saves of what travels in training, and how fast it is.
 
     python -m benchmarks.coding [--models opt-tiny,llama-tiny] [--after 200] [--steps 20]
-                                [--batch 4] [--seq 128] [--json]
+                                [--batch 4] [--seq 128] [--clients] [--json]
 
 Trains models on the default corpus with plain PyTorch in fp32, and codes what a step by stages
 would send, rounded to each dtype: weights of all layers and of the head once, their gradients once,
@@ -14,6 +14,9 @@ the frequencies of each array known to both sides for nothing: hardly less, and 
 Java can read it. With `zstandard` installed (it is no dependency of Cleave): zstd of whole
 payloads, and of exponents alone, without the time to split these off. It is faster, but Java cannot
 read it, nor can all browsers: every client would need a library for it.
+
+With `--clients` also the coders of the browser, in Chromium, and of the Android client, on a JVM
+(of the clock there, not of the core); Python decodes what they code.
 
 Speeds are of one core, of an array of 4 million weights as they are after training. From these
 follows the rate of the link up to which coding saves time even where nothing overlaps:
@@ -38,6 +41,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.client_coding import Client, chromium_coder, jvm_coder
 from benchmarks.common import make_trainer
 from cleave.arrays import DType, narrow
 from cleave.coding.exponents import decode, encode, encode_if_shorter
@@ -238,6 +242,23 @@ def speeds(values: np.ndarray[Any, Any]) -> list[Speed]:
     return found
 
 
+def client_speeds(values: np.ndarray[Any, Any]) -> list[Speed]:
+    """Return the speed of the clients' coders, for weights of each dtype."""
+    found = []
+    openers = {"Huffman, Chromium": chromium_coder, "Huffman, JVM": jvm_coder}
+    for name, opened in openers.items():
+        with opened() as code:
+            found += [_client_speed(name, code, values, dtype) for dtype in DType]
+    return found
+
+
+def _client_speed(name: str, code: Client, values: np.ndarray[Any, Any], dtype: DType) -> Speed:
+    payload = narrow(values, dtype).tobytes()
+    done = code(payload, dtype)
+    times = (done.encode_s, done.decode_s)
+    return _speed(name, dtype, len(payload), done.nbytes, times)
+
+
 def _speed(coder: str, dtype: DType, nbytes: int, coded: int, times: tuple[float, float]) -> Speed:
     ratio = coded / nbytes
     pays = (1 - ratio) * nbytes / sum(times)  # saved on the link is what both ends spend
@@ -256,10 +277,10 @@ def show(ratios: Sequence[Ratio], speeds: Sequence[Speed]) -> None:
         cells = [f"{one.coded:.3f} {one.entropy:.3f}" for one in row]
         print(f"{model:<11} {steps:<11} {dtype:<5}", *(f"{cell:>12}" for cell in cells))
     print("of each: coded, and at its entropy, over plain bytes\n")
-    print(f"{'one core':<16} {'dtype':<6} ratio  coding  decoding   pays up to")
+    print(f"{'one core':<17} {'dtype':<6} ratio  coding  decoding   pays up to")
     for speed in speeds:
         print(
-            f"{speed.coder:<16} {speed.dtype:<6} {speed.ratio:.3f} {speed.encode_mb_s:>5.0f} MB/s "
+            f"{speed.coder:<17} {speed.dtype:<6} {speed.ratio:.3f} {speed.encode_mb_s:>5.0f} MB/s "
             f"{speed.decode_mb_s:>4.0f} MB/s {speed.pays_up_to_mbit:>6.0f} Mbit/s"
         )
 
@@ -272,6 +293,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--clients", action="store_true", help="Chromium's and the JVM's as well")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -282,7 +304,8 @@ def main() -> int:
         found += more
         if not timed:
             weights = [p.detach().flatten() for p in trainer.model.parameters() if p.dim() > 1]
-            timed = speeds(torch.cat(weights)[:_SPEED_ELEMENTS].numpy())
+            values = torch.cat(weights)[:_SPEED_ELEMENTS].numpy()
+            timed = speeds(values) + (client_speeds(values) if options.clients else [])
     if options.json:
         print(json.dumps({"ratios": [*map(asdict, found)], "speeds": [*map(asdict, timed)]}))
     else:

@@ -6,7 +6,7 @@ import { fileURLToPath } from "node:url";
 type Hex = string | { hex: string; times: number } | Hex[];
 
 /** The features that this client has. */
-const FEATURES = ["measure", "graphs"];
+const FEATURES = ["measure", "graphs", "coding"];
 
 /** The vectors of one file that are for this client, with integers beyond 2^53 as bigints. */
 export function vectors<T>(file: string): T[] {

@@ -3,44 +3,19 @@
  * element; `cleave/device/core.py` is the same in Python.
  */
 
-import {
-  type DType,
-  dtypeNamed,
-  flopsOf,
-  itemBytes,
-  type Matrix,
-  type Product,
-  type Shape,
-} from "../kernels/kernel";
-import { cleanText } from "../protocol/codec";
+import { decode } from "../coding/exponents";
+import { IndexType } from "../graphs/orders";
+import { flopsOf, itemBytes, type Matrix, type Shape } from "../kernels/kernel";
 import { ProtocolError } from "../protocol/errors";
-import { type FetchOrder, type GraphOrder, IndexType, type Sent } from "../graphs/orders";
 import {
   MAX_GRAPH_BYTES,
   MAX_HEADER_BYTES,
   MAX_MESSAGE_BYTES,
   MAX_RUNS_IN_FLIGHT,
 } from "../protocol/limits";
-import { Feature, type Message, type MessageOf, Op } from "../protocol/messages";
-
-/** What the shell is to do. */
-export type Action =
-  | { readonly kind: "send"; readonly message: Message }
-  /** Keep a matrix for products to come. */
-  | { readonly kind: "hold"; readonly matrix: Matrix }
-  /** No product that is asked for from now on names the matrix. */
-  | { readonly kind: "forget"; readonly matrix: Matrix }
-  /** Compute, then call `computed` or `failed`. */
-  | { readonly kind: "compute"; readonly run: bigint; readonly product: Product }
-  /** Keep something for graphs to come. */
-  | { readonly kind: "keep"; readonly id: bigint; readonly sent: Sent }
-  /** Make one array of the rows of some that graphs have, and forget these. */
-  | { readonly kind: "join"; readonly id: bigint; readonly ids: readonly bigint[] }
-  /** Forget what was kept for graphs, after all that was asked for before. */
-  | { readonly kind: "discard"; readonly ids: readonly bigint[] }
-  /** Run a graph, or return an array, after all that was asked for before; then as `compute`. */
-  | { readonly kind: "graph"; readonly order: GraphOrder }
-  | { readonly kind: "fetch"; readonly order: FetchOrder };
+import { Feature, type Message, type MessageOf } from "../protocol/messages";
+import { type Action, taskError } from "./actions";
+import { CannotRun, knownDtype, productOf } from "./products";
 
 interface Running {
   readonly bytes: number; // of the result
@@ -64,21 +39,12 @@ type Stored =
   | { readonly kind: "array"; readonly matrix: Matrix; readonly bytes: number; place: Place }
   | { readonly kind: "indices" | "joined" | "output" | "graph"; readonly bytes: number };
 
-/** Why one run cannot be done; the session goes on. */
-class CannotRun extends Error {
-  /** @param lost arrays that the run was to replace, which have no value any more */
-  constructor(
-    reason: string,
-    readonly lost: readonly bigint[] = [],
-  ) {
-    super(reason);
-  }
-}
-
 /** One device's memory and tasks. */
 export class DeviceCore {
   welcome: MessageOf<"welcome"> | null = null;
   draining = false;
+  /** Whether the PS allows results to come coded. */
+  codes_results = false;
   /** Blocks answered with a result. */
   blocks = 0;
   /** Floating-point operations of these. */
@@ -93,16 +59,16 @@ export class DeviceCore {
   /**
    * @param memory_bytes what it offered in `hello`; going over it is the PS's fault and ends the
    *   session
-   * @param offers_graphs whether it named the feature `graphs`, which it has once the PS names it
+   * @param offers the features that it named, each of which it has once the PS names it
    */
   constructor(
     readonly memory_bytes: number,
-    private readonly offers_graphs = false,
+    private readonly offers: readonly string[] = [],
   ) {}
 
-  /** Whether the PS may ask for graphs. */
-  get has_graphs(): boolean {
-    return this.offers_graphs && this.welcome?.features.includes(Feature.GRAPHS) === true;
+  /** Whether a feature is part of this session. */
+  #has(feature: Feature): boolean {
+    return this.offers.includes(feature) && this.welcome?.features.includes(feature) === true;
   }
 
   /** Whether every run it was given is answered. */
@@ -129,17 +95,20 @@ export class DeviceCore {
     switch (message.type) {
       case "put":
         return this.#put(message);
+      case "put_coded":
+        this.#need(Feature.CODING, message);
+        return this.#putCoded(message);
+      case "code_results":
+        this.#need(Feature.CODING, message);
+        this.codes_results = true;
+        return [];
       case "run":
         return this.#run(message);
       case "graph":
       case "concat":
       case "run_graph":
       case "fetch":
-        if (!this.has_graphs) {
-          throw new ProtocolError(
-            `${message.type} belongs to a feature that is not part of this session`,
-          );
-        }
+        this.#need(Feature.GRAPHS, message);
         return this.#ofGraphs(message);
       case "drop":
         return this.#drop(message.ids);
@@ -203,8 +172,21 @@ export class DeviceCore {
     return running;
   }
 
+  #need(feature: Feature, { type }: Message): void {
+    if (this.#has(feature)) return;
+    throw new ProtocolError(`${type} belongs to a feature that is not part of this session`);
+  }
+
+  #putCoded({ id, rows, columns, dtype: name, payload }: MessageOf<"put_coded">): Action[] {
+    const dtype = knownDtype(name);
+    const bytes = rows * columns * itemBytes(dtype);
+    this.#needRoom(id, bytes); // before any memory is taken for it
+    const decoded = decode(payload, dtype, bytes);
+    return this.#put({ type: "put", id, rows, columns, dtype, payload: decoded });
+  }
+
   #put({ id, rows, columns, dtype: name, payload }: MessageOf<"put">): Action[] {
-    const indices = this.has_graphs ? indexTypeNamed(name) : undefined;
+    const indices = this.#has(Feature.GRAPHS) ? indexTypeNamed(name) : undefined;
     const itemsize = indices ? INDEX_BYTES[indices] : itemBytes(knownDtype(name));
     const bytes = rows * columns * itemsize;
     if (payload.length !== bytes) {
@@ -218,19 +200,23 @@ export class DeviceCore {
     }
     const matrix = { rows, columns, dtype: knownDtype(name), payload };
     // Where there may be graphs, it shows at the first use whether the kernel or they need it.
-    const place = this.has_graphs ? Place.HERE : Place.KERNEL;
+    const place = this.#has(Feature.GRAPHS) ? Place.HERE : Place.KERNEL;
     this.#keep(id, { kind: "array", matrix, bytes, place });
     return place === Place.HERE ? [] : [{ kind: "hold", matrix }];
   }
 
-  #keep(id: bigint, stored: Stored): void {
+  #needRoom(id: bigint, bytes: number): void {
     if (this.#store.has(id)) throw new ProtocolError(`array ${id} was sent twice`);
-    if (this.occupied_bytes + stored.bytes > this.memory_bytes) {
+    if (this.occupied_bytes + bytes > this.memory_bytes) {
       throw new ProtocolError(
         `array ${id} does not fit: ${this.occupied_bytes} of ${this.memory_bytes} bytes are ` +
-          `taken and it has ${stored.bytes}`,
+          `taken and it has ${bytes}`,
       );
     }
+  }
+
+  #keep(id: bigint, stored: Stored): void {
+    this.#needRoom(id, stored.bytes);
     this.#store.set(id, stored);
     this.#stored_bytes += stored.bytes;
   }
@@ -400,7 +386,7 @@ export class DeviceCore {
   #run(message: MessageOf<"run">): Action[] {
     return this.#begin(message.id, () => {
       const out = knownDtype(message.out);
-      const product = this.#product(message, out);
+      const product = productOf(message, out, (id) => this.#matrix(id));
       const { rows, columns } = product;
       const bytes = this.#checkedRoom(rows * columns * itemBytes(out));
       const shape = { rows, columns, dtype: out };
@@ -420,41 +406,6 @@ export class DeviceCore {
       actions.push({ kind: "hold", matrix: stored.matrix });
     }
     return actions;
-  }
-
-  #product(message: MessageOf<"run">, out: DType): Product {
-    if (message.op !== Op.MATMUL) {
-      throw new CannotRun(`this device has no op '${message.op}', only 'matmul'`);
-    }
-    if (message.inputs.length === 0 || message.inputs.length % 2) {
-      throw new CannotRun(`matmul needs pairs of arrays, not ${message.inputs.length}`);
-    }
-    const { transpose_a: transposeA, transpose_b: transposeB } = message;
-    const pairs: [Matrix, Matrix][] = [];
-    let rows = 0;
-    let columns = 0;
-    for (let i = 0; i < message.inputs.length; i += 2) {
-      const a = this.#matrix(message.inputs[i] as bigint);
-      const b = this.#matrix(message.inputs[i + 1] as bigint);
-      const [m, depth] = transposeA ? [a.columns, a.rows] : [a.rows, a.columns];
-      const [bDepth, n] = transposeB ? [b.columns, b.rows] : [b.rows, b.columns];
-      const dtype = pairs[0]?.[0].dtype ?? a.dtype;
-      if (depth !== bDepth || a.dtype !== dtype || b.dtype !== dtype) {
-        throw new CannotRun(
-          `a ${m}x${depth} ${a.dtype} array cannot be multiplied by a ${bDepth}x${n} ` +
-            `${b.dtype} one`,
-        );
-      }
-      if (i > 0 && (m !== rows || n !== columns)) {
-        throw new CannotRun(`products of different shapes cannot be added: ${m}x${n}`);
-      }
-      [rows, columns] = [m, n];
-      pairs.push([a, b]);
-    }
-    if (out !== "fp32" && out !== pairs[0]?.[0].dtype) {
-      throw new CannotRun(`the result is asked for as ${out}, which no input is`);
-    }
-    return { pairs, transposeA, transposeB, rows, columns, out };
   }
 
   /** The bytes of a result, if there is room for it. */
@@ -493,14 +444,4 @@ const INDEX_BYTES: { readonly [T in IndexType]: number } = {
 
 function indexTypeNamed(name: string): IndexType | undefined {
   return Object.values(IndexType).find((type) => type === name);
-}
-
-function taskError(run: bigint, reason: string): Action {
-  return { kind: "send", message: { type: "task_error", id: run, reason: cleanText(reason) } };
-}
-
-function knownDtype(name: string): DType {
-  const dtype = dtypeNamed(name);
-  if (dtype === undefined) throw new ProtocolError(`unknown dtype '${name.slice(0, 40)}'`);
-  return dtype;
 }

@@ -97,7 +97,7 @@ class Device {
       flops_per_s,
       kind: this.#start.device_kind,
       versions: [VERSION],
-      features: graphs ? [Feature.GRAPHS] : [],
+      features: graphs ? [Feature.GRAPHS, Feature.CODING] : [Feature.CODING],
     });
     const socket = new WebSocket(this.#start.address);
     const ask = (url: string, options: RequestInit) => fetch(url, options);

@@ -1,5 +1,6 @@
 /** One connection: the device core between a WebSocket and a kernel. */
 
+import { codedResult } from "../coding/results";
 import type { Done, GraphRunner } from "../graphs/graph_thread";
 import type { Kernel, Matrix, Product } from "../kernels/kernel";
 import { cleanText, decode, encode } from "../protocol/codec";
@@ -15,7 +16,8 @@ import {
   type MessageOf,
 } from "../protocol/messages";
 import type { Clock } from "./clock";
-import { type Action, DeviceCore } from "./core";
+import type { Action } from "./actions";
+import { DeviceCore } from "./core";
 import type { Probe } from "./health";
 
 /** What a session needs of a WebSocket. */
@@ -86,8 +88,8 @@ export class Session {
     private readonly onWelcome: (welcome: MessageOf<"welcome">) => void,
     private readonly graphs: GraphRunner | null = null,
   ) {
-    const offers = graphs !== null && hello.features.includes(Feature.GRAPHS);
-    this.core = new DeviceCore(hello.memory_bytes, offers);
+    const has = (feature: string) => graphs !== null || feature !== Feature.GRAPHS;
+    this.core = new DeviceCore(hello.memory_bytes, hello.features.filter(has));
     this.#socket = socket;
     this.#kernel = kernel;
     this.#clock = clock;
@@ -283,7 +285,8 @@ export class Session {
 
   #send(message: Message): void {
     if (this.#ended || !this.#opened) return;
-    const bytes = encode(message);
+    const codes = message.type === "result" && this.core.codes_results;
+    const bytes = encode(codes ? codedResult(message) : message);
     this.#up_bytes += bytes.length;
     this.#socket.send(bytes);
   }

@@ -153,11 +153,8 @@ const SPANS: { readonly [S in Span]: string } = {
 /** The limit of data; an empty field is none. */
 function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap | null) => void }) {
   const [span, setSpan] = useState(cap?.span ?? Span.DAY);
-  const set = (gigabytes: number, span: Span) => {
-    setSpan(span);
-    onChange(readCap({ bytes: gigabytes * GIGABYTE, span }));
-  };
-  const gigabytes = cap ? cap.bytes / GIGABYTE : NaN;
+  const [typed, setTyped] = useState(cap ? String(cap.bytes / GIGABYTE) : "");
+  const set = (span: Span) => onChange(readCap({ bytes: Number(typed) * GIGABYTE, span }));
   return (
     <div class="choice cap">
       <label for="cap">Stop after</label>
@@ -168,14 +165,19 @@ function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap |
         min="0.01"
         step="any"
         placeholder="none"
-        value={cap ? gigabytes : ""}
-        onChange={(event) => set(event.currentTarget.valueAsNumber, span)}
+        value={typed}
+        onInput={(event) => setTyped(event.currentTarget.value)}
+        onChange={() => set(span)}
       />
       <label for="span">GB</label>
       <select
         id="span"
         value={span}
-        onChange={(event) => set(gigabytes, event.currentTarget.value as Span)}
+        onChange={(event) => {
+          const chosen = event.currentTarget.value as Span;
+          setSpan(chosen);
+          set(chosen);
+        }}
       >
         {Object.values(Span).map((each) => (
           <option key={each} value={each}>

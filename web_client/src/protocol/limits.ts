@@ -14,6 +14,8 @@ export const MAX_GRAPH_BYTES = 4 * 2 ** 20;
 export const MAX_GRAPH_NODES = 4096;
 /** Most graphs that may stand inside each other, the outermost counted. */
 export const MAX_GRAPH_DEPTH = 4;
+/** Elements of a coded payload that are coded together; the last chunk has what is left. */
+export const CODED_CHUNK = 2 ** 20;
 /** Most items of any list of ids or texts. */
 export const MAX_IDS = 65536;
 /** Longest text, in Unicode code points. */

@@ -12,6 +12,7 @@ export enum Op {
 /** What peers may do besides what every peer of this version can. */
 export enum Feature {
   GRAPHS = "graphs",
+  CODING = "coding",
 }
 
 /** Who says hello. */
@@ -146,6 +147,16 @@ export const SCHEMAS = {
     },
     payload: true,
   },
+  put_coded: {
+    fields: {
+      id: required(Kind.ID),
+      rows: required(Kind.COUNT),
+      columns: required(Kind.COUNT),
+      dtype: required(Kind.TEXT),
+    },
+    payload: true,
+  },
+  code_results: { fields: {}, payload: false },
   run: {
     fields: {
       id: required(Kind.ID),
@@ -186,6 +197,16 @@ export const SCHEMAS = {
     payload: false,
   },
   result: {
+    fields: {
+      id: required(Kind.ID),
+      rows: required(Kind.COUNT),
+      columns: required(Kind.COUNT),
+      dtype: required(Kind.TEXT),
+      compute_s: required(Kind.REAL),
+    },
+    payload: true,
+  },
+  result_coded: {
     fields: {
       id: required(Kind.ID),
       rows: required(Kind.COUNT),

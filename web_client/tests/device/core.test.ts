@@ -1,8 +1,9 @@
 import { describe, expect, test } from "vitest";
-import { type Action, DeviceCore } from "../../src/device/core";
+import type { Action } from "../../src/device/actions";
+import { DeviceCore } from "../../src/device/core";
 import { decode, encode } from "../../src/protocol/codec";
 import { ProtocolError } from "../../src/protocol/errors";
-import { Feature, make, type Message } from "../../src/protocol/messages";
+import { make, type Message } from "../../src/protocol/messages";
 import { bytesOf, type Hex, vectors } from "../vectors";
 
 interface Received {
@@ -33,7 +34,7 @@ function messageOf({ type, fields, payload }: Received): Message {
 }
 
 function welcomed(memory_bytes: number, features: string[] = []): DeviceCore {
-  const core = new DeviceCore(memory_bytes, features.includes(Feature.GRAPHS));
+  const core = new DeviceCore(memory_bytes, features);
   core.received({ ...WELCOME, features });
   return core;
 }

@@ -1,8 +1,11 @@
 import { beforeEach, expect, test } from "vitest";
+import { decode, encode } from "../../src/coding/exponents";
 import { End, type Ending, Session } from "../../src/device/session";
+import { DType } from "../../src/kernels/kernel";
 import {
   ByeCode,
   ErrorCode,
+  Feature,
   make,
   type Message,
   type MessageOf,
@@ -254,4 +257,43 @@ test("a session that is left before it began ends at once", async () => {
   session.leave("not now");
   expect((await session.run()).end).toBe(End.LEFT);
   expect(socket.closed).toBe(true);
+});
+
+test("what comes coded is as what comes plain, and large results go coded once the PS says so", async () => {
+  const features = [Feature.CODING];
+  const hello = { ...HELLO, memory_bytes: 2 ** 20, features };
+  session = new Session(
+    socket,
+    kernel,
+    hello,
+    clock,
+    () => Promise.resolve(true),
+    () => undefined,
+  );
+  session.run();
+  socket.open();
+  socket.receive(make("welcome", { device: 7n, features }));
+  const shape = { rows: 64, columns: 64, dtype: DType.FP32 };
+  const payload = new Uint8Array(Float32Array.from({ length: 64 ** 2 }, (_, n) => n % 50).buffer);
+  const coded = encode(payload, DType.FP32);
+  const multiply = async (id: bigint) => {
+    socket.receive({ type: "put_coded", id, ...shape, payload: coded });
+    const turn = { transpose_a: false, transpose_b: false };
+    socket.receive({ type: "run", id, op: "matmul", inputs: [id, id], ...turn, out: "fp32" });
+    await kernel.compute();
+    return socket.sent.at(-1);
+  };
+  const plain = await multiply(1n);
+  socket.receive({ type: "code_results" });
+  const other = await multiply(2n);
+  if (plain?.type !== "result" || other?.type !== "result_coded") throw new Error("other answers");
+  expect(other.payload.length).toBeLessThan(plain.payload.length);
+  expect(decode(other.payload, DType.FP32, plain.payload.length)).toEqual(plain.payload);
+});
+
+test("what was not agreed on is refused", async () => {
+  begin();
+  socket.receive({ type: "code_results" });
+  await settled();
+  expect(socket.sent.at(-1)).toMatchObject({ type: "error", code: ErrorCode.PROTOCOL });
 });

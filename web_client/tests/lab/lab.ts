@@ -1,5 +1,6 @@
 /** Kernels in a real browser, for tests and benchmarks: `npm run lab` builds this page. */
 
+import { decode, encode } from "../../src/coding/exponents";
 import { surroundings } from "../../src/kernels/browser";
 import { makeKernel } from "../../src/kernels/choose";
 import { DType, type Kernel, type KernelName, type Matrix } from "../../src/kernels/kernel";
@@ -141,6 +142,24 @@ const lab = {
     } finally {
       kernel.close();
     }
+  },
+
+  /** Codes the elements in a file and decodes them again; best times, and the coded form. */
+  async coding(file: string, dtype: DType, tries: number) {
+    const payload = new Uint8Array(await (await fetch(file, { cache: "no-store" })).arrayBuffer());
+    let [encode_s, decode_s] = [Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY];
+    let coded = new Uint8Array();
+    for (; tries > 0; tries--) {
+      const began = performance.now();
+      coded = encode(payload, dtype);
+      const middle = performance.now();
+      const back = decode(coded, dtype, payload.length);
+      const ended = performance.now();
+      if (back.some((byte, at) => byte !== payload[at])) throw new Error("coding is not exact");
+      encode_s = Math.min(encode_s, (middle - began) / 1000);
+      decode_s = Math.min(decode_s, (ended - middle) / 1000);
+    }
+    return { encode_s, decode_s, coded: base64(coded) };
   },
 
   /** The GPU that WebGPU gives this page, or why there is none. */

@@ -3,6 +3,7 @@ package cleave.core;
 import cleave.core.device.DeviceCore;
 import cleave.core.kernels.DType;
 import cleave.core.protocol.Codec;
+import cleave.core.protocol.Feature;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
@@ -10,9 +11,6 @@ import java.util.Collections;
 
 /** A device's first message. */
 final class Hello {
-    /** The feature that the server measures links. */
-    private static final String MEASURE = "measure";
-
     private Hello() {}
 
     /**
@@ -33,6 +31,7 @@ final class Hello {
         for (int i = 0; i < names.length; i++) {
             names[i] = dtypes[i].wireName;
         }
+        String[] feature = {(measure ? Feature.MEASURE : Feature.CODING).wireName};
         boolean known = !kept.isEmpty();
         return Message.of(MessageType.HELLO)
                 .with("role", "device")
@@ -48,7 +47,7 @@ final class Hello {
                 .with("measure", measure)
                 .with("kind", device.kind)
                 .with("versions", Collections.singletonList((long) Limits.VERSION))
-                .with("features", measure ? new String[] {MEASURE} : new String[0])
+                .with("features", feature)
                 .build();
     }
 }

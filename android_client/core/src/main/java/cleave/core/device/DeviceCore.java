@@ -1,9 +1,11 @@
 package cleave.core.device;
 
+import cleave.core.coding.Coded;
 import cleave.core.kernels.DType;
 import cleave.core.kernels.Matrix;
 import cleave.core.kernels.Product;
 import cleave.core.protocol.Codec;
+import cleave.core.protocol.Feature;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
@@ -26,6 +28,8 @@ public final class DeviceCore {
     private final Store store;
     private final Map<Long, Product> running = new HashMap<>();
     private final boolean measured;
+    private final boolean offersCoding;
+    private boolean codesResults;
     private Message welcome;
     private boolean draining;
     private long blocks;
@@ -35,15 +39,23 @@ public final class DeviceCore {
      * @param memoryBytes what it offered in {@code hello}; going over it is the server's fault and
      *     ends the session
      * @param measured whether it asked for its link to be measured
+     * @param offersCoding whether it named the feature {@code coding}, which it has once the server
+     *     names it
      */
-    public DeviceCore(long memoryBytes, boolean measured) {
+    public DeviceCore(long memoryBytes, boolean measured, boolean offersCoding) {
         store = new Store(memoryBytes);
         this.measured = measured;
+        this.offersCoding = offersCoding;
     }
 
     /** The server's welcome, or null until it came. */
     public Message welcome() {
         return welcome;
+    }
+
+    /** Whether the server allows results to come coded. */
+    public boolean codesResults() {
+        return codesResults;
     }
 
     /** Blocks answered with a result. */
@@ -81,6 +93,13 @@ public final class DeviceCore {
         switch (message.type) {
             case PUT:
                 return put(message);
+            case PUT_CODED:
+                needCoding(message);
+                return putCoded(message);
+            case CODE_RESULTS:
+                needCoding(message);
+                codesResults = true;
+                return Collections.emptyList();
             case RUN:
                 return run(message);
             case DROP:
@@ -162,6 +181,41 @@ public final class DeviceCore {
         return product;
     }
 
+    private void needCoding(Message message) throws ProtocolException {
+        boolean agreed =
+                offersCoding
+                        && welcome != null
+                        && welcome.texts("features").contains(Feature.CODING.wireName);
+        if (!agreed) {
+            throw new ProtocolException(
+                    message.type.wireName
+                            + " belongs to a feature that is not part of this session");
+        }
+    }
+
+    private List<Action> putCoded(Message message) throws ProtocolException {
+        DType dtype = known(message.text("dtype"));
+        long bytes;
+        try {
+            long elements = Math.multiplyExact(message.integer("rows"), message.integer("columns"));
+            bytes = Math.multiplyExact(elements, (long) dtype.itemBytes);
+        } catch (ArithmeticException error) {
+            bytes = Long.MAX_VALUE; // there is no such memory
+        }
+        needRoom(message.integer("id"), bytes); // before any memory is taken for it
+        return put(Coded.put(message, dtype, bytes));
+    }
+
+    private void needRoom(long id, long bytes) throws ProtocolException {
+        if (store.get(id) != null) {
+            throw new ProtocolException("array " + id + " was sent twice");
+        }
+        if (!store.fits(bytes)) {
+            throw new ProtocolException(
+                    "array " + id + " does not fit: " + taken() + " and it has " + bytes);
+        }
+    }
+
     private List<Action> put(Message message) throws ProtocolException {
         long id = message.integer("id");
         long rows = message.integer("rows");
@@ -173,14 +227,7 @@ public final class DeviceCore {
                     "array " + id + " came with " + payload.remaining() + " bytes, which is no "
                             + rows + "x" + columns + " " + dtype.wireName);
         }
-        if (store.get(id) != null) {
-            throw new ProtocolException("array " + id + " was sent twice");
-        }
-        if (!store.fits(payload.remaining())) {
-            throw new ProtocolException(
-                    "array " + id + " does not fit: " + taken() + " and it has "
-                            + payload.remaining());
-        }
+        needRoom(id, payload.remaining());
         Matrix matrix = new Matrix(rows, columns, dtype, payload);
         store.put(id, matrix);
         return Collections.singletonList(shell -> shell.hold(matrix));

@@ -26,6 +26,9 @@ public final class Limits {
     /** Deepest nesting that is read at all, also in fields that nobody knows. */
     public static final int MAX_DEPTH = 999;
 
+    /** Elements of a coded payload that are coded together; the last chunk has what is left. */
+    public static final int CODED_CHUNK = 1 << 20;
+
     /** Most different names that a session may report in {@code telemetry}. */
     public static final int MAX_TELEMETRY = 64;
 

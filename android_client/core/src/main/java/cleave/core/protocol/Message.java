@@ -89,6 +89,11 @@ public final class Message {
         return (List<Long>) fields.get(name);
     }
 
+    @SuppressWarnings("unchecked") // likewise
+    public List<String> texts(String name) {
+        return (List<String>) fields.get(name);
+    }
+
     /** All fields by name. */
     public Map<String, Object> fields() {
         return fields;

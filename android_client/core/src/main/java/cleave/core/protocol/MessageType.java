@@ -40,6 +40,13 @@ public enum MessageType {
             required("rows", Kind.COUNT),
             required("columns", Kind.COUNT),
             required("dtype", Kind.TEXT)),
+    PUT_CODED(
+            true,
+            required("id", Kind.ID),
+            required("rows", Kind.COUNT),
+            required("columns", Kind.COUNT),
+            required("dtype", Kind.TEXT)),
+    CODE_RESULTS(false),
     RUN(
             false,
             required("id", Kind.ID),
@@ -49,6 +56,13 @@ public enum MessageType {
             required("transpose_b", Kind.BOOL),
             required("out", Kind.TEXT)),
     RESULT(
+            true,
+            required("id", Kind.ID),
+            required("rows", Kind.COUNT),
+            required("columns", Kind.COUNT),
+            required("dtype", Kind.TEXT),
+            required("compute_s", Kind.REAL)),
+    RESULT_CODED(
             true,
             required("id", Kind.ID),
             required("rows", Kind.COUNT),

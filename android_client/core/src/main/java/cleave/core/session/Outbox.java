@@ -1,5 +1,6 @@
 package cleave.core.session;
 
+import cleave.core.coding.Coded;
 import cleave.core.protocol.Codec;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
@@ -22,6 +23,7 @@ final class Outbox implements Runnable {
     private final Wire wire;
     private final LongConsumer sent;
     private final Deque<Message> messages = new ArrayDeque<>();
+    private volatile boolean codesResults;
     private boolean closing;
     private boolean closed;
 
@@ -29,6 +31,11 @@ final class Outbox implements Runnable {
     Outbox(Wire wire, LongConsumer sent) {
         this.wire = wire;
         this.sent = sent;
+    }
+
+    /** Code results from now on, in this thread: nothing else then waits for it. */
+    void codeResults() {
+        codesResults = true;
     }
 
     /** Send it after all others. */
@@ -73,9 +80,11 @@ final class Outbox implements Runnable {
     public void run() {
         try {
             for (Message next = take(); next != null; next = take()) {
-                byte[] header = Codec.header(next);
-                wire.send(header, next.payload());
-                ByteBuffer payload = next.payload();
+                boolean codes = codesResults && next.type == MessageType.RESULT;
+                Message message = codes ? Coded.result(next) : next;
+                byte[] header = Codec.header(message);
+                ByteBuffer payload = message.payload();
+                wire.send(header, message.payload());
                 sent.accept(header.length + (payload == null ? 0 : payload.remaining()));
             }
             wire.close();

@@ -9,6 +9,7 @@ import cleave.core.kernels.Product;
 import cleave.core.protocol.ByeCode;
 import cleave.core.protocol.Codec;
 import cleave.core.protocol.ErrorCode;
+import cleave.core.protocol.Feature;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
@@ -85,7 +86,11 @@ public final class Session implements Visit {
         this.timer = timer;
         this.nanos = nanos;
         this.events = events;
-        core = new DeviceCore(hello.integer("memory_bytes"), hello.flag("measure"));
+        core =
+                new DeviceCore(
+                        hello.integer("memory_bytes"),
+                        hello.flag("measure"),
+                        hello.texts("features").contains(Feature.CODING.wireName));
     }
 
     @Override
@@ -339,6 +344,9 @@ public final class Session implements Visit {
                 break;
             default:
                 act(core.received(message));
+                if (core.codesResults()) {
+                    outbox.codeResults();
+                }
         }
     }
 

@@ -164,6 +164,15 @@ public class DeviceCoreTest {
         assertFalse(core.wants(1));
     }
 
+    @Test
+    public void whatWasNotAgreedOnIsRefused() throws Exception {
+        DeviceCore core = new DeviceCore(1000, false, true);
+        core.received(Message.of(MessageType.WELCOME).with("device", 1).build());
+        Message order = Message.of(MessageType.CODE_RESULTS).build();
+        assertThrows(ProtocolException.class, () -> core.received(order));
+        assertFalse(core.codesResults());
+    }
+
     private static String answer(JsonObject vector) throws Exception {
         DeviceCore core = welcomed(vector.get("memory_bytes").getAsLong());
         Recorder last = null;
@@ -182,8 +191,12 @@ public class DeviceCoreTest {
     }
 
     private static DeviceCore welcomed(long memoryBytes) throws ProtocolException {
-        DeviceCore core = new DeviceCore(memoryBytes, false);
-        core.received(Message.of(MessageType.WELCOME).with("device", 1).build());
+        DeviceCore core = new DeviceCore(memoryBytes, false, true);
+        core.received(
+                Message.of(MessageType.WELCOME)
+                        .with("device", 1)
+                        .with("features", new String[] {"coding"})
+                        .build());
         return core;
     }
 

@@ -15,7 +15,7 @@ import java.math.BigInteger;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Collections;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -23,7 +23,7 @@ import java.util.Map;
 /** The project's test vectors, read from the files that all clients share. */
 public final class Vectors {
     /** The features that this client has. */
-    private static final List<String> FEATURES = Collections.singletonList("measure");
+    private static final List<String> FEATURES = Arrays.asList("measure", "coding");
 
     private Vectors() {}
 

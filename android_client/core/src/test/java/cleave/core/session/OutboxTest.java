@@ -4,6 +4,8 @@ import static org.junit.Assert.assertEquals;
 import static org.junit.Assert.assertSame;
 import static org.junit.Assert.assertTrue;
 
+import cleave.core.coding.Exponents;
+import cleave.core.kernels.DType;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
 import java.nio.ByteBuffer;
@@ -58,6 +60,34 @@ public class OutboxTest {
         sender.join();
         assertTrue(server.closed);
         assertTrue(server.received.isEmpty());
+    }
+
+    @Test
+    public void largeResultsGoCodedOnceThatIsAllowed() throws Exception {
+        sender.start();
+        outbox.add(result(100));
+        assertSame(MessageType.RESULT, server.nextOfAll().type);
+        outbox.codeResults();
+        outbox.add(result(100));
+        outbox.add(result(10));
+        Message coded = server.nextOfAll();
+        assertSame(MessageType.RESULT_CODED, coded.type);
+        assertEquals(
+                ByteBuffer.wrap(new byte[4 * 100 * 100]),
+                Exponents.decode(coded.payload(), DType.FP32, 4 * 100 * 100));
+        assertSame("too small", MessageType.RESULT, server.nextOfAll().type);
+        outbox.cancel();
+    }
+
+    private static Message result(int side) {
+        return Message.of(MessageType.RESULT)
+                .with("id", 1)
+                .with("rows", side)
+                .with("columns", side)
+                .with("dtype", "fp32")
+                .with("compute_s", 0.0)
+                .payload(ByteBuffer.wrap(new byte[4 * side * side]))
+                .build();
     }
 
     private static final class QuietListener implements WireListener {

@@ -1,0 +1,18 @@
+package cleave.core.protocol;
+
+import java.util.Locale;
+
+/** What peers may do besides what every peer of this version can. */
+public enum Feature {
+    /** The server measures links. */
+    MEASURE,
+    /** Arrays come and go coded. */
+    CODING;
+
+    /** Its name in messages. */
+    public final String wireName;
+
+    Feature() {
+        wireName = name().toLowerCase(Locale.ROOT);
+    }
+}
