@@ -1,5 +1,12 @@
 """Errors a user can meet: one sentence that says what is wrong and what to do."""
 
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+Choice = TypeVar("Choice", bound=Enum)
+
 
 class CleaveError(Exception):
     """Something failed for a reason the user can act on. The CLI prints it and exits with 1."""
@@ -35,3 +42,21 @@ def not_installed(what: str, library: str, extra: str) -> UsageError:
         f"{what} needs {library}, which is not installed here; "
         f"install it with: pip install 'cleave[{extra}]'"
     )
+
+
+def choice_of(kind: type[Choice], option: str, value: Choice | str) -> Choice:
+    """Return the member of an enum that an option names.
+
+    Args:
+        kind: the enum; its values are those of the option.
+        option: its name, as it is written.
+        value: what was given.
+
+    Raises:
+        UsageError: when it is none of them.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        *others, last = (str(member.value) for member in kind)
+        raise UsageError(f"{option} is {value!r}; use {', '.join(others)} or {last}") from None

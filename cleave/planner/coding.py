@@ -16,7 +16,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from cleave.errors import UsageError
+from cleave.errors import choice_of
 from cleave.planner.plan import DeviceRates
 
 LINK_BYTES_PER_S: Final = 37.5e6
@@ -47,10 +47,7 @@ class CodingPolicy(Enum):
         Raises:
             UsageError: when it is none.
         """
-        try:
-            return cls(value)
-        except ValueError:
-            raise UsageError(f"--coding is {value!r}; use auto, on or off") from None
+        return choice_of(cls, "--coding", value)
 
     def pays(self, bytes_per_s: float) -> bool:
         """Say whether payloads are coded on a link of this rate."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.messages import Feature
@@ -36,10 +36,7 @@ class StagesOn(Enum):
         Raises:
             UsageError: when it is none.
         """
-        try:
-            return cls(value)
-        except ValueError:
-            raise UsageError(f"--stages-on is {value!r}; use own or any") from None
+        return choice_of(cls, "--stages-on", value)
 
 
 class StageRuns:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, choice_of
 
 if TYPE_CHECKING:
     from cleave.planner.crossing import Crossing, CrossingPoint
@@ -117,8 +117,8 @@ def plan(
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
     if method in {member.value for member in PlanMethod}:
         raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
-    wanted = _choice("--objective", objective, Objective)
-    by: Method = _choice("--method", method, Method)
+    wanted = choice_of(Objective, "--objective", objective)
+    by = choice_of(Method, "--method", method)
     profiles = _profiles(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
     by_link = [policy.decided(_rates(i, profile)) for i, profile in enumerate(profiles)]
@@ -126,7 +126,7 @@ def plan(
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
-    planner = TilePlanner(ps, _choice("--tiling", tiling, PlanMethod))
+    planner = TilePlanner(ps, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
         if wanted is not Objective.TIME or by is not Method.AUTO or crossing:
             option = "--crossing" if crossing else f"--method {method}"
@@ -286,13 +286,6 @@ def _plan_gemm(
         show_gemm(one, len(devices))
     if plot is not None:
         draw(plot, one.plan)
-
-
-def _choice(option: str, value: str, kind: Any) -> Any:
-    for member in kind:
-        if member.value == value:
-            return member
-    raise UsageError(f"{option} is {value!r}; use one of {', '.join(m.value for m in kind)}")
 
 
 def _profiles(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
