@@ -137,6 +137,8 @@ class VirtualRuntime(Runtime):
                 observe=observe,
                 stages_on=StagesOn.ANY,
                 coding=coding,
+                card=ps,
+                expected_devices=max(1, len(profiles)),
             ),
             lambda: np.random.default_rng(secrets.getrandbits(128)),
         )

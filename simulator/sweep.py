@@ -75,7 +75,10 @@ def sweep(
     for count in counts:
         devices = fleet_rates(fleet, count, dtype=dtype, stragglers=stragglers)
         in_fp32 = fleet_rates(fleet, count, dtype="fp32", stragglers=stragglers)
-        coded = payload_rates([coding.decided(device) for device in devices], dtype, dtype)
+        by_link, by_link_in_fp32 = (
+            [coding.decided(device, ps, count) for device in group] for group in (devices, in_fp32)
+        )
+        coded = payload_rates(by_link, dtype, dtype)
         conditions = Conditions(
             spec,
             batch,
@@ -84,7 +87,7 @@ def sweep(
             element,
             ps,
             seed,
-            [coding.decided(device) for device in in_fp32],
+            by_link_in_fp32,
             ps_flops_per_s,
         )
         for method in methods:

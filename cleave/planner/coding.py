@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final
 
 from cleave.errors import choice_of
-from cleave.planner.plan import DeviceRates
+from cleave.planner.plan import DeviceRates, PsRates
 
 LINK_BYTES_PER_S: Final = 37.5e6
 """Links that are faster get plain payloads. Up to here (300 Mbit/s) coding saves more time than one
@@ -55,13 +55,22 @@ class CodingPolicy(Enum):
             return bytes_per_s <= LINK_BYTES_PER_S
         return self is CodingPolicy.ON
 
-    def decided(self, device: DeviceRates) -> DeviceRates:
-        """Return a device that can code, with which of its directions are coded."""
-        return replace(
-            device,
-            codes_downlink=self.pays(device.downlink_bytes_per_s),
-            codes_uplink=self.pays(device.uplink_bytes_per_s),
-        )
+    def decided(
+        self, device: DeviceRates, card: PsRates | None = None, devices: int = 1
+    ) -> DeviceRates:
+        """Return a device that can code, with which of its directions are coded.
+
+        A device's link is no faster than its share of the server's network card while all are busy.
+
+        Args:
+            device: by its own link.
+            card: the server's; None for no limit.
+            devices: how many share it, at least 1.
+        """
+        card = card or PsRates()
+        down = min(device.downlink_bytes_per_s, card.egress_bytes_per_s / devices)
+        up = min(device.uplink_bytes_per_s, card.ingress_bytes_per_s / devices)
+        return replace(device, codes_downlink=self.pays(down), codes_uplink=self.pays(up))
 
 
 def coded_ratio(dtype: str) -> float:

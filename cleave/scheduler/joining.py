@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from cleave.planner.coding import CodingPolicy
+from cleave.planner.plan import PsRates
 from cleave.protocol import features, limits, messages
 from cleave.protocol.allowance import Allowance
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello
@@ -41,6 +42,8 @@ class Joining:
         max_devices: how many devices may be there at once; any number if None.
         observe: whether devices are planned with the pace that they show.
         coding: on which links payloads are coded.
+        card: the server's network card; None for no limit.
+        expected: how many devices share it at least.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class Joining:
         max_devices: int | None,
         observe: bool,
         coding: CodingPolicy = CodingPolicy.OFF,
+        card: PsRates | None = None,
+        expected: int = 1,
     ) -> None:
         self._auth = auth
         self._history = history
@@ -59,6 +64,8 @@ class Joining:
         self._max_devices = max_devices
         self._observe = observe
         self._coding = coding
+        self._card = card
+        self._sharing = self._expected = expected
         self._resting: dict[int, float] = {}  # by which device it is known as, until when
 
     def rest(self, session: Session, now_s: float) -> None:
@@ -82,6 +89,7 @@ class Joining:
         Raises:
             ProtocolError: when the hello lacks what every device must have.
         """
+        self._sharing = max(self._expected, sessions)
         full = self._max_devices is not None and sessions > self._max_devices
         refusal = unfit(hello, self._max_devices if full else None)
         # Asked last, for it may use up a join code.
@@ -171,7 +179,7 @@ class Joining:
         session.reason = session.pace.estimate.text
         assert session.rates is not None
         if Feature.CODING in session.features:
-            session.rates = self._coding.decided(session.rates)
+            session.rates = self._coding.decided(session.rates, self._card, self._sharing)
         careful = session.setbacks.times > 0
         rates = bounded(session.planned_rates)
         ready: list[Decision] = [Joined(session.id), events.DeviceReady(rates, careful)]

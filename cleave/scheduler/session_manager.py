@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from cleave.arrays import Buffer
 from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy, coded_ratio
+from cleave.planner.plan import PsRates
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler import events
@@ -75,6 +76,8 @@ class SessionManager:
         observe: whether devices are planned with the pace that they show (`cleave.scheduler.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
         coding: on which links payloads are coded: a value of `--coding`.
+        card: the server's network card, which devices share; None for no limit.
+        expected_devices: how many share it at least, also before all have joined.
     """
 
     def __init__(
@@ -89,6 +92,8 @@ class SessionManager:
         observe: bool = True,
         stages_on: StagesOn | str = StagesOn.OWN,
         coding: CodingPolicy | str = CodingPolicy.OFF,
+        card: PsRates | None = None,
+        expected_devices: int = 1,
     ) -> None:
         self.scheduler = Scheduler()
         self.sessions: dict[int, Session] = {}
@@ -108,6 +113,8 @@ class SessionManager:
             max_devices=max_devices,
             observe=observe,
             coding=CodingPolicy.of(coding),
+            card=card,
+            expected=expected_devices,
         )
         self._trials = Trials(self.history, self._rng, observe=observe)
         self._judge = ResultJudge(self.auth, self.history)

@@ -22,7 +22,7 @@ from websockets.http11 import Request, Response
 from cleave.errors import ProtocolError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.coding import CodingPolicy
-from cleave.planner.plan import Planner
+from cleave.planner.plan import Planner, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
@@ -99,6 +99,7 @@ class ServerConfig:
             `own` or `any`. Whoever shows `credential` is own, unless `auth` is given and decides.
         coding: on which links payloads are coded, as `cleave serve --coding` takes it: `auto` (slow
             ones), `on` or `off`.
+        card: its network card, of which each device has a share; None for no limit.
     """
 
     host: str = "127.0.0.1"
@@ -116,6 +117,7 @@ class ServerConfig:
     allowed: ConnectionLimits = field(default_factory=ConnectionLimits)
     stages_on: StagesOn | str = StagesOn.OWN
     coding: CodingPolicy | str = CodingPolicy.AUTO
+    card: PsRates | None = None
 
 
 class Server:
@@ -143,6 +145,7 @@ class Server:
             max_devices=allowed.devices,
             stages_on=config.stages_on,
             coding=config.coding,
+            card=config.card,
         )
         self.live = LiveRuntime(manager, config.events)
         self.fleet = Fleet(self.live, config.planner)

@@ -121,10 +121,15 @@ def plan(
     by = choice_of(Method, "--method", method)
     profiles = _profiles(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
-    by_link = [policy.decided(_rates(i, profile)) for i, profile in enumerate(profiles)]
-    devices = payload_rates(by_link, dtype)  # tiles are planned by payloads
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
+
+    def decided(profiles: list[FleetDevice]) -> list[DeviceRates]:
+        rates = (_rates(number, profile) for number, profile in enumerate(profiles))
+        return [policy.decided(one, ps, len(profiles)) for one in rates]
+
+    by_link = decided(profiles)
+    devices = payload_rates(by_link, dtype)  # tiles are planned by payloads
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
     planner = TilePlanner(ps, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
@@ -150,9 +155,7 @@ def plan(
         return
     adapters = Adapters(lora) if lora else None
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
-    in_fp32 = [
-        policy.decided(_rates(i, p)) for i, p in enumerate(_profiles(fleet, stragglers, "fp32"))
-    ]
+    in_fp32 = decided(_profiles(fleet, stragglers, "fp32"))
     weighing = Weighing(
         sizes,
         batch,

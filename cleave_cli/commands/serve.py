@@ -163,9 +163,8 @@ def serve(
     allow_many_connections()
     card = ps_gbit * 1e9 / 8 or None
     facts = ServerFacts(cleave.__version__, socket.gethostname(), verify, card, card)
-    planner = TilePlanner()
-    if card is not None:
-        planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
+    ps = PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S) if card is not None else None
+    planner = TilePlanner(ps) if ps is not None else TilePlanner()
     electricity = load_grid(grid) if grid else None
     with (
         printed_log(as_json=as_json),
@@ -187,6 +186,7 @@ def serve(
             verify=verification,
             stages_on=stages,
             coding=coded,
+            card=ps,
             auth=server_app.access,
             security=Security(
                 tls=TlsMode(tls) if tls else None,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
+from cleave.planner.coding import LINK_BYTES_PER_S as LINK_BYTES_PER_S_TO_CODE
 from cleave.planner.coding import CodingPolicy, coded_ratio
+from cleave.planner.plan import PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute
@@ -55,6 +59,19 @@ def _emulated(coding: str, dtype: DType) -> tuple[EmulatedStep, float, VirtualRu
 def test_a_step_takes_what_is_planned(coding: str, dtype: DType) -> None:
     step, planned_s, _ = _emulated(coding, dtype)
     assert step.seconds == pytest.approx(planned_s, rel=0.05)
+
+
+def test_fast_links_that_share_a_slow_card_are_coded() -> None:
+    fleet = [replace(d, downlink_bytes_per_s=1e8, uplink_bytes_per_s=1e8) for d in _slow(4)]
+
+    def coded(card_bytes_per_s: float) -> set[tuple[bool, bool]]:
+        card = PsRates(card_bytes_per_s, 10 * card_bytes_per_s)
+        runtime = VirtualRuntime(fleet, None, Arithmetic.NONE, card, verify=False)
+        rates = runtime.stage_devices().values()
+        return {(one.codes_downlink, one.codes_uplink) for one in rates}
+
+    assert coded(4 * LINK_BYTES_PER_S_TO_CODE) == {(True, False)}
+    assert coded(5 * LINK_BYTES_PER_S_TO_CODE) == {(False, False)}
 
 
 def test_what_is_saved_and_what_travels_is_what_travelled_plain() -> None:

@@ -97,6 +97,18 @@ def test_a_link_is_as_much_faster_for_payloads_as_they_get_shorter(
     assert payload_rates([plain], sent) == [plain]  # what is counted is not counted twice
 
 
+@given(
+    link=st.floats(1e5, 1e9), card=st.floats(1e5, 1e10), devices=st.integers(1, 1000),
+    policy=st.sampled_from(CodingPolicy),
+)  # fmt: skip
+def test_a_link_is_no_faster_than_its_share_of_the_card(
+    link: float, card: float, devices: int, policy: CodingPolicy
+) -> None:
+    decided = policy.decided(DeviceRates(1, link, 1e12, 1e9), PsRates(card), devices)
+    assert decided.codes_downlink == policy.pays(min(link, card / devices))
+    assert decided.codes_uplink == policy.pays(1e12)
+
+
 def test_integers_are_not_coded() -> None:
     assert coded_ratio("int64") == 1.0
 
