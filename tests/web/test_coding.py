@@ -6,30 +6,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser
 
+import cleave
+from cleave.arrays import DType
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.planner.stages import PsCompute
+from cleave.scheduler.traffic import Traffic
+from cleave.server.http.pages import Pages
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import StagedModel
+from cleave.workload.models.build import build_model
+from cleave.workload.registry import find_model
+from tests.graphs.models import trained
 from tests.integration.processes import PATIENCE_S, server, started, training
+from tests.training.test_staged import EvenStages, rows
 from tests.web.test_join import forced, join, visit
-from tests.web.test_stages import by_stages, own_page
+from tests.web.test_stages import own_page
 
 pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.slow]
 
 STEPS = 2
+SEQ = 16
 
 
-@pytest.mark.parametrize("method", ["tiles", "stages"])
-def test_losses_are_the_same_to_the_bit(
-    browser: Browser, corpus_file: Path, tmp_path: Path, method: str
+def test_losses_by_tiles_are_the_same_to_the_bit(
+    browser: Browser, corpus_file: Path, tmp_path: Path
 ) -> None:
-    by_tiles = training(corpus_file, STEPS)
-    command = by_tiles if method == "tiles" else by_stages(corpus_file)
-
     def steps(coding: str) -> list[dict[str, Any]]:
         folder = tmp_path / coding
         folder.mkdir()
         with server(folder, "--coding", coding) as place, visit(browser) as page:
             join(page, forced(own_page(place), "wasm"))
-            with started(*command, "--server", place["operator_url"]) as (trainer, lines):
+            command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
+            with started(*command) as (trainer, lines):
                 found = [line for line in lines if line["event"] == "step"]
                 assert trainer.wait(PATIENCE_S) == 0
         return found
@@ -41,3 +53,35 @@ def test_losses_are_the_same_to_the_bit(
         for way in ("down", "up"):
             assert sum(other["saved"][way].values()) == 0
             assert sum(step["saved"][way].values()) > 0
+
+
+def test_losses_by_stages_are_the_same_to_the_bit(browser: Browser) -> None:
+    """By the same plan: where the loss is computed changes rounding."""
+    spec = find_model("opt-nano")
+    torch.manual_seed(3)
+    batches = [torch.randint(3, spec.vocabulary, (4, SEQ)) for _ in range(STEPS)]
+
+    def found(coding: str) -> tuple[list[float], Traffic]:
+        model = build_model(spec, seed=0).train()
+        work = ModelWork(model, model_graphs(model, SEQ, GraphCache.of_user()), DType.FP32)
+        pages = Pages.of_package().answer
+        with (
+            cleave.serve(stages_on="any", coding=coding, pages=pages) as listening,
+            visit(browser) as page,
+        ):
+            join(page, forced(listening.page_url, "wasm"))
+            runtime = listening.fleet.runtime
+            staged = StagedModel(work, runtime, EvenStages(loss=True), PsCompute(1e11, 0.0))
+
+            def gradients(ids: torch.Tensor) -> Any:
+                return staged.gradients(rows(ids))
+
+            losses = trained(model, gradients, batches, clip=1.0)
+            staged.close()
+            return losses, runtime.counters().saved
+
+    (plain, nothing), (coded, saved) = found("off"), found("on")
+    assert coded == plain
+    assert (nothing.down.total, nothing.up.total) == (0, 0)
+    assert saved.down.weights > 0
+    assert saved.up.gradients > 0
