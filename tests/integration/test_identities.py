@@ -99,12 +99,18 @@ class Place:
         return answer
 
     def states(self) -> dict[str, str]:
-        """Of every device that the server knows."""
-        return {d["name"]: d["state"] for d in self.ask("devices")["devices"]}
+        """Of every device that the server knows, once none is probed any more."""
+        while "probing" in (states := {d["name"]: d["state"] for d in self._devices()}).values():
+            pass  # a device says that it is ready when it is let in, before it was probed
+        return states
 
     def own(self) -> dict[str, bool]:
         """Whether it is the operator's own, of every device that the server knows."""
-        return {d["name"]: d["own"] for d in self.ask("devices")["devices"]}
+        return {d["name"]: d["own"] for d in self._devices()}
+
+    def _devices(self) -> list[dict[str, Any]]:
+        devices: list[dict[str, Any]] = self.ask("devices")["devices"]
+        return devices
 
     @contextmanager
     def device(self, url: str, name: str, machine: str = "") -> Iterator[Device]:
