@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,14 @@ def wait_for_event(lines: Iterator[dict[str, Any]], event: str) -> dict[str, Any
         if record["event"] == event:
             return record
     raise AssertionError(f"the process ended before it printed {event!r}")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process does; gives up after a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
 
 
 @contextmanager

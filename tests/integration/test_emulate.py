@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +50,7 @@ from tests.integration.processes import (
     records,
     run,
     started,
+    until,
     wait_for_event,
 )
 
@@ -102,14 +102,6 @@ def emulation(url: str, devices: Sequence[FleetDevice], **options: Any) -> Itera
         yield running
     finally:
         running.end()
-
-
-def until(condition: Any) -> None:
-    """Wait for what another thread or process does; gives up after a while."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def submit(fleet: Fleet, size: int = 200) -> GemmFuture:

@@ -22,7 +22,7 @@ from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.join_url import parse_join_url
-from tests.integration.processes import PATIENCE_S, started
+from tests.integration.processes import PATIENCE_S, started, until
 from tests.integration.test_security import (
     DEVICE,
     NEVER_S,
@@ -32,7 +32,6 @@ from tests.integration.test_security import (
     multiplies,
     opened,
     raw,
-    until,
     upgrade,
 )
 

@@ -39,10 +39,11 @@ from tests.integration.processes import (
     records,
     run,
     started,
+    until,
     wait_for_event,
 )
 from tests.integration.test_emulate import DEVICE as DEVICE_PROFILE
-from tests.integration.test_emulate import emulation, until
+from tests.integration.test_emulate import emulation
 
 Lines = Iterator[dict[str, Any]]
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")

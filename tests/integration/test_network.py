@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -39,7 +38,15 @@ from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import TrainContext, train
 from cleave.transport.connection import memory_link
 from cleave.transport.join_url import parse_join_url
-from tests.integration.processes import PATIENCE_S, here, records, run, started, wait_for_event
+from tests.integration.processes import (
+    PATIENCE_S,
+    here,
+    records,
+    run,
+    started,
+    until,
+    wait_for_event,
+)
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 
@@ -48,14 +55,6 @@ DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 def served() -> Iterator[Server]:
     with cleave.serve() as server:
         yield server
-
-
-def until(condition: Any) -> None:
-    """Wait for what another process does; gives up after a while."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def submit(fleet: Fleet, a: Any, b: Any) -> GemmFuture:

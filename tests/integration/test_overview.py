@@ -56,7 +56,8 @@ def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
         assert seen["totals"]["up_bytes"] == mine["up_bytes"]
         assert seen["totals"]["flops"] > 0
         kinds = [event["kind"] for event in table(seen["events"])]
-        assert [kind for kind in kinds if kind in ("join", "job")] == ["join", "job", "job", "job"]
+        # It is ready, to itself, when it is let in: the job may come before its probe is over.
+        assert (kinds.count("join"), kinds.count("job")) == (1, 3)
         more = {"after_record": job["next_record"], "after_event": seen["events"]["last"]}
         (later,) = asked(url, ("overview", {**more, "device": mine["device"]}))
         assert later["job"]["records"] == later["events"]["rows"] == []

@@ -8,12 +8,12 @@ import os
 import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,19 +44,19 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
 from profiles.measuring.link import measure_link
-from tests.integration.processes import CLEAVE, PATIENCE_S, here, run, started, wait_for_event
+from tests.integration.processes import (
+    CLEAVE,
+    PATIENCE_S,
+    here,
+    run,
+    started,
+    until,
+    wait_for_event,
+)
 
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 SECURE = Security(tls=TlsMode.AUTO)
 NEVER_S = 3600.0
-
-
-def until(condition: Any) -> None:
-    """Wait for what another thread or process does; gives up after a while."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def multiplies(fleet: Fleet) -> None:
@@ -418,7 +418,7 @@ def test_devices_and_operators_are_counted() -> None:
             assert isinstance(answer, messages.Error)
             assert (answer.code, f"takes {most} " in answer.message) == (ErrorCode.LIMIT, True)
             inside[0].close()
-            until(lambda said=said: welcomed(server, said))
+            until(partial(welcomed, server, said))
 
 
 def welcomed(server: Server, said: bytes) -> bool:

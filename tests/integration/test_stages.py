@@ -25,7 +25,7 @@ from cleave.training.staged import Rows, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained
-from tests.integration.processes import started, wait_for_event
+from tests.integration.processes import started, until, wait_for_event
 from tests.training.test_staged import EvenStages
 
 pytestmark = pytest.mark.slow
@@ -135,6 +135,7 @@ def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
         started("join", server.url, *device) as (_, lines),
     ):
         wait_for_event(lines, "ready")
+        until(lambda: server.fleet.device_count == 1)  # the server has probed it as well
         # Parameters of more than 1000 bytes travel in parts.
         work = ModelWork(model, graphs, DType.FP32, message_bytes=1000)
         runtime = server.fleet.runtime
