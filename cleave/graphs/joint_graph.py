@@ -1,9 +1,9 @@
 """A function and its gradient, traced together and split: a forward and a backward graph.
 
-The forward graph also returns *activations*: what the backward graph needs and would else compute
-again. These are the results of products, which cost most; what lies between them (norms, additions,
-softmax) is cheap and computed again. So is a product that is larger than what it is made of, as the
-scores of attention are.
+The forward graph also returns *activations*, which one backward graph takes; another one takes none
+and computes them again. Activations are the results of products, which cost most; what lies between
+them (norms, additions, softmax) is cheap and computed again in any case. So is a product that is
+larger than what it is made of, as the scores of attention are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BATCHED_PRODUCTS: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
 
 @dataclass(frozen=True)
 class Part:
-    """One of the two graphs.
+    """One of the graphs.
 
     Attributes:
         graph: as core ATen operations.
@@ -43,16 +43,18 @@ class Part:
 
 @dataclass(frozen=True)
 class SplitGraph:
-    """The two graphs.
+    """The graphs.
 
     Attributes:
-        forward, backward: the graphs.
-        activations: the elements for each sample of what the backward graph takes from the forward
-            one, by name.
+        forward: returns the activations as well.
+        backward: computes what it needs of the forward pass again.
+        from_activations: takes it from the forward graph.
+        activations: the elements for each sample of what it takes, by name.
     """
 
     forward: Part
     backward: Part
+    from_activations: Part
     activations: Mapping[str, int]
 
 
@@ -109,9 +111,10 @@ class _Splitter:
         kept, again = self._needed(node for node in late)
         activations = {node: self._name(number) for number, node in enumerate(kept)}
         forward = self._forward(early, activations, outputs[:of_forward])
-        backward = self._backward(late, activations, again, outputs[of_forward:])
+        backward = self._backward(late, {}, set(self._joint.graph.nodes), outputs[of_forward:])
+        from_activations = self._backward(late, activations, again, outputs[of_forward:])
         sizes = {named: _of_sample(node, self._batch) for node, named in activations.items()}
-        return SplitGraph(forward, backward, sizes)
+        return SplitGraph(forward, backward, from_activations, sizes)
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
         """Return what is to be kept for some outputs, in order, and what is computed again."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cleave import graph_names as names
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.tracing import TracedGraph, refuse_chance, to_onnx, to_onnx_split
+from cleave.graphs.tracing import TracedGraph, refuse_chance, to_onnx_split
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,12 @@ def export_layer(call: LayerCall) -> LayerGraphs:
         found = names.DX, *(names.new_total(n) for n in trainable)
         given = {**inputs, names.DY: call.x, **sums}
         both = TracedGraph(layer.both, given, (names.Y, *found), varying)
-        forward, from_activations, kept = to_onnx_split(both, names.DY, 1, names.activation)
-        backward = to_onnx(TracedGraph(layer.backward, given, found, varying))
+        models = to_onnx_split(both, names.DY, 1, names.activation)
         return LayerGraphs(
-            forward,
-            backward,
-            from_activations,
-            dict(kept),
+            models.forward,
+            models.backward,
+            models.from_activations,
+            dict(models.activations),
             tuple(parameters),
             trainable,
         )
@@ -105,9 +104,6 @@ class _Function:
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (self._run(given, given[names.X], {}),)
-
-    def backward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return self.both(given)[1:]
 
     def both(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         def run(x: Tensor, trained: dict[str, Tensor]) -> Tensor:

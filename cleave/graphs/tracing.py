@@ -57,19 +57,26 @@ def to_onnx(traced: TracedGraph) -> bytes:
         return _to_onnx(Part(graph, inputs, dims, traced.outputs))
 
 
+@dataclass(frozen=True)
+class SplitModels:
+    """The ONNX models of a function and its gradient; see `SplitGraph`."""
+
+    forward: bytes
+    backward: bytes
+    from_activations: bytes
+    activations: Mapping[str, int]
+
+
 def to_onnx_split(
     traced: TracedGraph, gradient: str, of_forward: int, name: Callable[[int], str]
-) -> tuple[bytes, bytes, Mapping[str, int]]:
-    """Return two ONNX models of a function and its gradient: forward and backward.
+) -> SplitModels:
+    """Return the ONNX models of a function and its gradient, forward and backward.
 
     Args:
         traced: both together.
-        gradient: the input with which the backward one begins.
-        of_forward: how many of the outputs are the forward one's.
+        gradient: the input with which the backward pass begins.
+        of_forward: how many of the outputs are the forward pass's.
         name: names an array that goes from one to the other, by its number.
-
-    Returns:
-        The models, and the elements for each sample of what goes from one to the other.
 
     Raises:
         LayerGraphError: see `to_onnx`.
@@ -86,19 +93,67 @@ def to_onnx_split(
             of_forward=of_forward,
             name=name,
         )
-        return _to_onnx(found.forward), _to_onnx(found.backward), found.activations
+        return SplitModels(
+            _to_onnx(found.forward),
+            _to_onnx(found.backward),
+            _to_onnx(found.from_activations),
+            found.activations,
+        )
 
 
 def _to_onnx(part: Part) -> bytes:
+    program = _exported(part)
+    try:
+        model = _translated(_CoreAten.of(program), part)
+    except torch.onnx.OnnxExporterError:  # of some operations ONNX has only the parts
+        model = _translated(program, part)
+    return _checked(model.model_proto)
+
+
+def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx.ONNXProgram:
     model = torch.onnx.export(
-        _exported(part),
+        program,
         input_names=list(part.inputs),
         output_names=list(part.outputs),
         dynamo=True,
         verbose=False,
     )
     assert model is not None
-    return _checked(model.model_proto)
+    return model
+
+
+class _CoreAten(torch.export.ExportedProgram):
+    """A program of core ATen operations, which the exporter would else trace twice more."""
+
+    @classmethod
+    def of(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+        """Return a program as one of these, or as it is where it changes tensors in place."""
+        if any(_changes_its_input(node) for node in _all_nodes(program.graph_module)):
+            return program
+        return cls(
+            program.graph_module,
+            program.graph,
+            program.graph_signature,
+            program.state_dict,
+            program.range_constraints,
+            program.module_call_graph,
+            program.example_inputs,
+            program.constants,
+            verifiers=list(program.verifiers),
+        )
+
+    def run_decompositions(self, *_given: Any, **_how: Any) -> torch.export.ExportedProgram:
+        return self
+
+
+def _all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
+    for each in module.modules():  # also the bodies of loops
+        if isinstance(each, fx.GraphModule):
+            yield from each.graph.nodes
+
+
+def _changes_its_input(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 @contextmanager
@@ -146,6 +201,7 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
 
     with _without_values(inputs, traced.varying) as given:
         graph = make_fx(function, _decompositions())(*given)
+    _make_functional(graph.graph)
     graph.graph.eliminate_dead_code()
     used = {}
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), list(inputs), strict=True):
@@ -155,6 +211,29 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
             graph.graph.erase_node(node)
     graph.recompile()
     return graph, used
+
+
+def _make_functional(graph: fx.Graph) -> None:
+    """Let operations that change a tensor make another one, where nothing else sees the change.
+
+    Some of PyTorch's own gradients hold such operations, which no decomposition takes out.
+    """
+    for node in graph.nodes:
+        if not _changes_its_input(node):
+            continue
+        changed = node.args[0]
+        others = [user for user in changed.users if user is not node]
+        if not any(user > node for user in others) and not any(map(_shares, [changed, *others])):
+            name = node.target._schema.name.removeprefix("aten::").removesuffix("_")
+            node.target = getattr(getattr(torch.ops.aten, name), node.target._overloadname)
+
+
+def _shares(node: fx.Node) -> bool:
+    """Say whether a node's result may be memory of another one."""
+    target = node.target
+    return not isinstance(target, torch._ops.OpOverload) or any(
+        result.alias_info for result in target._schema.returns
+    )
 
 
 class _PlainLinear(TorchFunctionMode):
@@ -241,12 +320,19 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
     table: dict[Any, Callable[..., Any]] = {**core_aten_decompositions()}
     table[torch.ops.aten.empty_permuted.default] = _empty_permuted
+    table[torch.ops.aten.squeeze.dims] = _squeeze
     table[torch.ops.aten.slice_backward.default] = _slice_backward
     return table
 
 
 def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **how: Any) -> Tensor:
     return torch.zeros(size, dtype=how.get("dtype"))
+
+
+def _squeeze(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """Remove dimensions of one element as a view, which the exporter knows."""
+    gone = {dim % tensor.dim() for dim in dims if tensor.shape[dim] == 1}
+    return tensor.view([size for dim, size in enumerate(tensor.shape) if dim not in gone])
 
 
 def _slice_backward(
