@@ -6,7 +6,8 @@ package cleave.core.kernels;
  * them.
  *
  * <p>Which is faster depends on the compiler: HotSpot's does well with stores to several rows in
- * one loop; others may give up on vectors there. So both are tried, and the faster is used.
+ * one loop; others may give up on vectors there. So both are tried, and the faster is used. They
+ * sum in the same order, so that a result does not depend on which one was faster.
  */
 enum InnerLoop {
     /** Four rows of c, four of b. */
@@ -91,15 +92,17 @@ enum InnerLoop {
         float a6 = a[ai + 6];
         float a7 = a[ai + 7];
         for (int j = 0; j < columns; j++) {
-            c[ci + j] +=
+            float four =
                     a0 * b[bi + j]
                             + a1 * b[bi + j + PANEL]
                             + a2 * b[bi + j + 2 * PANEL]
-                            + a3 * b[bi + j + 3 * PANEL]
-                            + a4 * b[bi + j + 4 * PANEL]
+                            + a3 * b[bi + j + 3 * PANEL];
+            float more =
+                    a4 * b[bi + j + 4 * PANEL]
                             + a5 * b[bi + j + 5 * PANEL]
                             + a6 * b[bi + j + 6 * PANEL]
                             + a7 * b[bi + j + 7 * PANEL];
+            c[ci + j] = c[ci + j] + four + more;
         }
     }
 }

@@ -42,6 +42,20 @@ public class CpuKernelTest {
     }
 
     @Test
+    public void resultsAreTheSameToTheBitWhicheverLoopIsFaster() {
+        Random random = new Random(7);
+        int[] depths = {131, 77};
+        Product product =
+                Trials.product(
+                        45, 301, depths, DType.FP32, DType.FP32, false, false, random);
+        CpuKernel one = kernel(1, InnerLoop.FOUR_BY_FOUR);
+        CpuKernel other = kernel(2, InnerLoop.ONE_BY_EIGHT);
+        assertEquals(one.multiply(product), other.multiply(product));
+        one.close();
+        other.close();
+    }
+
+    @Test
     public void anEmptySumIsZeroAndAnEmptyResultIsEmpty() {
         CpuKernel kernel = kernel(2, InnerLoop.FOUR_BY_FOUR);
         ByteBuffer zeros = kernel.multiply(empty(2, 0, 3));
