@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-
+import cleave
+from cleave.training.records import StepRecord
 from tests.android.jvm import Classes
-from tests.integration.processes import (
-    PATIENCE_S,
-    printing,
-    server,
-    started,
-    training,
-    wait_for_event,
-)
+from tests.coded_runs import AlikePlanner, check_saving, steps_on
+from tests.integration.processes import printing, training_job, wait_for_event
 
 STEPS = 2
-Steps = Callable[[str], list[dict[str, Any]]]
 
 
-@pytest.fixture
-def steps(classes: Classes, corpus_file: Path, tmp_path: Path) -> Steps:
-    """Trains on the core alone; the records of the steps."""
-
-    def trained(coding: str) -> list[dict[str, Any]]:
-        folder = tmp_path / coding
-        folder.mkdir()
-        with server(folder, "--coding", coding) as place:
-            device = classes.command("--threads", "1", "--state", str(folder), place["url"])
+def test_losses_are_the_same_to_the_bit(
+    classes: Classes, corpus_file: Path, tmp_path: Path
+) -> None:
+    def steps(coding: str) -> list[StepRecord]:
+        with cleave.serve(coding=coding, planner=AlikePlanner()) as server:
+            device = classes.command("--threads", "1", "--state", str(tmp_path / "jvm"), server.url)
             with printing(device) as (_, said):
                 wait_for_event(said, "working")
-                command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
-                with started(*command) as (trainer, lines):
-                    found = [line for line in lines if line["event"] == "step"]
-                    assert trainer.wait(PATIENCE_S) == 0
-        return found
+                return steps_on(server.fleet, training_job(corpus_file, STEPS), tmp_path / coding)
 
-    return trained
-
-
-def test_losses_are_the_same_to_the_bit(steps: Steps) -> None:
     plain, coded = steps("off"), steps("on")
     assert len(plain) == STEPS
-    assert [step["loss"] for step in coded] == [step["loss"] for step in plain]
-    for step, other in zip(coded, plain, strict=True):
-        for way in ("down", "up"):
-            assert sum(other["saved"][way].values()) == 0
-            assert sum(step["saved"][way].values()) > 0
+    check_saving(coded, plain)

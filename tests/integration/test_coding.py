@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,32 +9,21 @@ import pytest
 import cleave
 from cleave.training.job import JobSpec
 from cleave.training.records import StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, train
+from tests.coded_runs import AlikePlanner, check_saving, steps_on
 from tests.faults.processes import Processes
+from tests.integration.processes import until
 
 pytestmark = pytest.mark.slow
-
-WAIT_S = 120.0
 
 
 def steps(job: JobSpec, folder: Path, coding: str, devices: int) -> list[StepRecord]:
     """The steps of a job on device processes."""
-    found: list[StepRecord] = []
     with (
-        cleave.serve(stages_on="any", coding=coding) as server,
+        cleave.serve(stages_on="any", coding=coding, planner=AlikePlanner()) as server,
         Processes(lambda slot: server.url, devices),
     ):
-        until_s = time.monotonic() + WAIT_S
-        while server.fleet.device_count < devices:
-            assert time.monotonic() < until_s, "the processes do not join"
-            time.sleep(0.05)
-        context = TrainContext(
-            server.fleet,
-            lambda record: found.append(record) if isinstance(record, StepRecord) else None,
-        )
-        train(job, RunFolder(folder), context)
-    return found
+        until(lambda: server.fleet.device_count == devices)
+        return steps_on(server.fleet, job, folder)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -57,13 +45,9 @@ def test_losses_are_the_same_to_the_bit(
     )  # fmt: skip
     plain = steps(job, tmp_path / "plain", "auto", devices)  # the link is too fast for coding
     coded = steps(job, tmp_path / "coded", "on", devices)
-    assert [step.loss for step in coded] == [step.loss for step in plain]
-    for step, other in zip(coded, plain, strict=True):
-        assert (other.saved.down.total, other.saved.up.total) == (0, 0)
-        assert step.saved.down.total > 0
-        assert step.saved.up.total > 0
-        # What was saved is missing from what travelled, kind by kind.
-        if method == "stages":
+    check_saving(coded, plain)
+    if method == "stages":  # what was saved is missing from what travelled, kind by kind
+        for step, other in zip(coded, plain, strict=True):
             for way in ("down", "up"):
                 whole = getattr(step.traffic, way) + getattr(step.saved, way)
                 before = getattr(other.traffic, way)

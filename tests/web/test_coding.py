@@ -16,15 +16,16 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages import PsCompute
 from cleave.scheduler.traffic import Traffic
 from cleave.server.http.pages import Pages
+from cleave.training.records import StepRecord
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from cleave.workload.models.build import build_model
 from cleave.workload.registry import find_model
+from tests.coded_runs import AlikePlanner, check_saving, steps_on
 from tests.graphs.models import trained
-from tests.integration.processes import PATIENCE_S, server, started, training
+from tests.integration.processes import training_job
 from tests.training.test_staged import EvenStages, rows
 from tests.web.test_join import forced, join, visit
-from tests.web.test_stages import own_page
 
 pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.slow]
 
@@ -35,24 +36,18 @@ SEQ = 16
 def test_losses_by_tiles_are_the_same_to_the_bit(
     browser: Browser, corpus_file: Path, tmp_path: Path
 ) -> None:
-    def steps(coding: str) -> list[dict[str, Any]]:
-        folder = tmp_path / coding
-        folder.mkdir()
-        with server(folder, "--coding", coding) as place, visit(browser) as page:
-            join(page, forced(own_page(place), "wasm"))
-            command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
-            with started(*command) as (trainer, lines):
-                found = [line for line in lines if line["event"] == "step"]
-                assert trainer.wait(PATIENCE_S) == 0
-        return found
+    def steps(coding: str) -> list[StepRecord]:
+        pages = Pages.of_package().answer
+        with (
+            cleave.serve(coding=coding, planner=AlikePlanner(), pages=pages) as listening,
+            visit(browser) as page,
+        ):
+            join(page, forced(listening.page_url, "wasm"))
+            return steps_on(listening.fleet, training_job(corpus_file, STEPS), tmp_path / coding)
 
     plain, coded = steps("off"), steps("on")
-    assert len(plain) >= STEPS
-    assert [step["loss"] for step in coded] == [step["loss"] for step in plain]
-    for step, other in zip(coded, plain, strict=True):
-        for way in ("down", "up"):
-            assert sum(other["saved"][way].values()) == 0
-            assert sum(step["saved"][way].values()) > 0
+    assert len(plain) == STEPS
+    check_saving(coded, plain)
 
 
 def test_losses_by_stages_are_the_same_to_the_bit(browser: Browser) -> None:
