@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgpack
 import msgspec
+
+from cleave.machine.cache_folder import cache_folder
 
 Kept = TypeVar("Kept")
 
@@ -33,12 +36,12 @@ class GraphCache:
     @classmethod
     def of_user(cls) -> GraphCache:
         """Return the cache in the user's folder for such files."""
-        import platformdirs
-
-        return cls(Path(platformdirs.user_cache_dir("cleave")) / "graphs")
+        return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
         """Return what is kept under a key, or make it and keep it.
+
+        Of several processes that want the same one makes it, and the others wait.
 
         Args:
             key: a digest, as hexadecimal digits.
@@ -46,20 +49,45 @@ class GraphCache:
             make: makes one.
         """
         path = self._folder / f"{key}{_SUFFIX}"
-        try:
-            return msgspec.convert(msgpack.unpackb(path.read_bytes()), kind)
-        except (OSError, ValueError, msgpack.UnpackException):
+        if (kept := _read(path, kind)) is not None:
+            return kept
+        with self._alone(path):
+            if (kept := _read(path, kind)) is not None:
+                return kept
             made = make()
             self._keep(path, made)
             return made
 
+    @contextmanager
+    def _alone(self, path: Path) -> Iterator[None]:
+        """Keep other processes from making the same; without a lock where none can be had."""
+        from filelock import FileLock
+
+        lock = FileLock(f"{path}.lock")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except (OSError, NotImplementedError):
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.release()
+
     def _keep(self, path: Path, made: Any) -> None:
         """Write a file at once: a reader sees all of it or none."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
             with os.fdopen(handle, "wb") as file:
                 file.write(msgpack.packb(asdict(made)))
             os.replace(name, path)
         except OSError:
             return  # the next run makes it again
+
+
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
+    try:
+        return msgspec.convert(msgpack.unpackb(path.read_bytes()), kind)
+    except (OSError, ValueError, msgpack.UnpackException):
+        return None

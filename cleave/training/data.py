@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from cleave.errors import UsageError
+from cleave.machine.cache_folder import cache_folder
 from cleave.training.documents import read_documents
 from cleave.training.run_folder import write_atomically
 
@@ -151,15 +151,6 @@ def validation_batches(
     return (_sequences(tokens, rows[i : i + batch], seq) for i in range(0, total, batch))
 
 
-def cache_folder() -> Path:
-    """Return the cache folder: $CLEAVE_CACHE, $XDG_CACHE_HOME/cleave or ~/.cache/cleave."""
-    if chosen := os.environ.get("CLEAVE_CACHE"):
-        return Path(chosen).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "cleave"
-    return Path.home() / ".cache" / "cleave"
-
-
 def python_fingerprint() -> str:
     """Return a short name for this build of Python, and so for its standard library's source."""
     build = f"{sys.implementation.name} {sys.version}"
@@ -184,7 +175,7 @@ def build_corpus(
     document, the last part of all tokens becomes the validation split instead.
 
     Reading stops after about `max_tokens` tokens; `progress`, which is called with one line at a
-    time, says so. The default source is cached in `cache_dir` (default: `cache_folder()`).
+    time, says so. The default source is cached in `cache_dir` (default: that of the user).
 
     Raises UsageError when the source cannot be read or has too little text for both splits.
     """

@@ -11,7 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cleave.errors import UsageError
-from cleave.training.data import Tokens, cache_folder, python_fingerprint
+from cleave.machine.cache_folder import cache_folder
+from cleave.training.data import Tokens, python_fingerprint
 from cleave.training.documents import read_documents
 from cleave.training.run_folder import write_atomically
 
@@ -69,7 +70,7 @@ def default_tokenizer(
     """Return a byte-level BPE of `vocab_size` tokens, trained on Python's standard library.
 
     It is the same on every run of the same Python. Training takes seconds, and the result is kept
-    in `cache_dir` (default: `cleave.training.data.cache_folder()`). If that cannot be written,
+    in `cache_dir` (default: that of the user). If that cannot be written,
     `progress`, which is called with one line at a time, says so, and the next run trains again.
 
     Raises UsageError for a vocabulary that is too small for all bytes, or too large for the text.

@@ -22,7 +22,6 @@ from cleave.training.data import (
     LoaderState,
     Tokens,
     build_corpus,
-    cache_folder,
     validation_batches,
 )
 from cleave.training.documents import read_documents
@@ -309,17 +308,6 @@ def test_a_cache_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -
     corpus = build_corpus(None, Bytes(), cache_dir=tmp_path / "file", progress=told.append)
     corpus.check(1024)
     assert any("cannot be written" in line for line in told)
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.delenv("CLEAVE_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_folder() == Path("/home/ada/.cache/cleave")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache_folder() == Path("/xdg/cleave")
-    monkeypatch.setenv("CLEAVE_CACHE", "/mine")
-    assert cache_folder() == Path("/mine")
 
 
 # --- batches -----------------------------------------------------------------------------------
