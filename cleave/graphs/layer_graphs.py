@@ -65,11 +65,14 @@ def export_layer(call: LayerCall) -> LayerGraphs:
     was_training = call.layer.training
     call.layer.train()  # what drops at random is to be found, not left out
     try:
-        refuse_chance(TracedGraph(layer.forward, inputs, (names.Y,), varying))
         found = names.DX, *(names.new_total(n) for n in trainable)
         given = {**inputs, names.DY: call.x, **sums}
         both = TracedGraph(layer.both, given, (names.Y, *found), varying)
-        models = to_onnx_split(both, names.DY, 1, names.activation)
+        try:
+            models = to_onnx_split(both, names.DY, 1, names.activation)
+        except LayerGraphError:  # the gradient of what drops at random fails for other reasons
+            refuse_chance(TracedGraph(layer.forward, inputs, (names.Y,), varying))
+            raise
         return LayerGraphs(
             models.forward,
             models.backward,

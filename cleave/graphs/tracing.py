@@ -170,7 +170,7 @@ def _reasons() -> Iterator[None]:
 
 
 def refuse_chance(traced: TracedGraph) -> None:
-    """Ensure that a function is one: the gradient of what drops at random fails in other ways.
+    """Ensure that a function is one of its inputs alone: that it drops nothing at random.
 
     Raises:
         LayerGraphError: when it cannot be traced, or is not a function of its inputs alone.
