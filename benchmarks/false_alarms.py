@@ -71,21 +71,25 @@ PHONES = [
 ]
 FLEETS = {"processes": RATES, "phones": PHONES}
 SLOW_FLOPS = 1e8
+AT_ONCE = 512
 
 
 @numba.njit(fastmath=False, nogil=True)
 def _add_in_turn(a: Any, b: Any, out: Any) -> None:
-    rows = a.shape[0]
-    for i in range(0, rows, 4):
-        o0, o1, o2, o3 = out[i], out[i + 1], out[i + 2], out[i + 3]
-        for k in range(a.shape[1]):
-            x0, x1, x2, x3 = a[i, k], a[i + 1, k], a[i + 2, k], a[i + 3, k]
-            for j in range(b.shape[1]):
-                y = b[k, j]
-                o0[j] += x0 * y
-                o1[j] += x1 * y
-                o2[j] += x2 * y
-                o3[j] += x3 * y
+    for start in range(0, b.shape[1], AT_ONCE):  # four of its rows stay in the first cache
+        stop = min(b.shape[1], start + AT_ONCE)
+        for i in range(0, a.shape[0], 4):
+            o0, o1 = out[i, start:stop], out[i + 1, start:stop]
+            o2, o3 = out[i + 2, start:stop], out[i + 3, start:stop]
+            for k in range(a.shape[1]):
+                x0, x1, x2, x3 = a[i, k], a[i + 1, k], a[i + 2, k], a[i + 3, k]
+                row = b[k, start:stop]
+                for j in range(stop - start):
+                    y = row[j]
+                    o0[j] += x0 * y
+                    o1[j] += x1 * y
+                    o2[j] += x2 * y
+                    o3[j] += x3 * y
 
 
 def in_turn(a: Buffer, b: Buffer, out: Buffer) -> None:
