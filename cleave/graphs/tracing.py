@@ -339,13 +339,19 @@ def _slice_backward(
     grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
     """Return the gradient of a slice by padding, for which no index tensors become constants."""
-    if step != 1:
-        raise LayerGraphError(f"it takes every {step}th element of a tensor")
+    dim %= grad.dim()
     before = min(start, sizes[dim]) if start >= 0 else start + sizes[dim]
-    after = sizes[dim] - before - grad.shape[dim]
-    later = grad.dim() - 1 - dim % grad.dim()
+    if step > 1:  # zeros behind every element
+        grad = _padded(grad.unsqueeze(dim + 1), dim + 1, 0, step - 1).flatten(dim, dim + 1)
+        grad = grad.narrow(dim, 0, min(grad.shape[dim], sizes[dim] - before))
+    return _padded(grad, dim, before, sizes[dim] - before - grad.shape[dim])
+
+
+def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Return a tensor with zeros before and after it in one dimension."""
+    later = tensor.dim() - 1 - dim
     padded: Tensor = torch.ops.aten.constant_pad_nd.default(
-        grad, [0, 0] * later + [before, after], 0.0
+        tensor, [0, 0] * later + [before, after], 0.0
     )
     return padded
 

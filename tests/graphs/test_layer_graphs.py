@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from onnxruntime import InferenceSession
+from torch import Tensor, nn
 
 from cleave.graphs import tracing
 from cleave.graphs.calls import decoder_layers, layer_calls
@@ -16,6 +18,7 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import export_layer
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import OutsideLayers
+from cleave.graphs.tracing import TracedGraph, to_onnx
 from cleave.protocol import limits
 from tests.graphs.models import WIDTH, small_model
 
@@ -104,6 +107,29 @@ def test_a_layer_that_differs_by_its_number_alone_gets_no_other_layers_graph(
         layer.__class__, layer.layer_idx = Numbered, number
     with pytest.raises(LayerGraphError, match="its graph's output is"):
         model_graphs(model, 10, GraphCache(tmp_path))
+
+
+def test_gradients_of_slices_with_and_without_steps() -> None:
+    """As of rotary embeddings that turn every second element with its neighbour."""
+    places = [
+        slice(None, None, 2),
+        slice(1, None, 3),
+        slice(2, 6, 2),
+        slice(-5, -1),
+        slice(6, 99, 4),
+    ]
+
+    def loss(x: Tensor) -> Tensor:
+        parts = [(x[:, place] ** 2).sum() * n for n, place in enumerate(places, 1)]
+        return torch.stack(parts).sum()
+
+    def gradient(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return (torch.func.grad(loss)(given["x"]),)
+
+    x = torch.randn(5, 8)
+    graph = to_onnx(TracedGraph(gradient, {"x": x}, ("dx",), {"x"}))
+    (found,) = InferenceSession(graph).run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), torch.func.grad(loss)(x))
 
 
 def test_layers_that_are_not_one_after_another_are_refused() -> None:
