@@ -101,8 +101,12 @@ class Authenticator(Protocol):
         """Let an operator or a viewer in, or say why not."""
         ...
 
-    def failed(self, address: str) -> None:
-        """Count a failed attempt: a peer at this address sent something that is not a `hello`."""
+    def failed(self, address: str) -> bool:
+        """Count a failed attempt: a peer at this address sent something that is not a `hello`.
+
+        Returns:
+            Whether it had an attempt left, and so is worth an answer.
+        """
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -159,8 +163,9 @@ class SharedSecretAuth:
         reason = "the credential is not valid; use the operator's URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
-    def failed(self, address: str) -> None:
+    def failed(self, address: str) -> bool:
         """See `Authenticator.failed`: nothing is kept."""
+        return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Authenticator.departed`: nothing is kept."""

@@ -257,8 +257,10 @@ class Server:
             late = messages.Error(ErrorCode.LIMIT, "no hello came in time")
             await _refuse(socket, connection, late)
         except ProtocolError as broken:
-            auth.failed(_address(socket))
-            await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
+            if auth.failed(_address(socket)):
+                await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
+            else:  # a flood of these costs least if nothing is said
+                socket.cut("it sent no acceptable hello, after too many failed attempts")
 
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello

@@ -17,7 +17,8 @@ import cleave
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.server.auth.access import Access
+from cleave.server.auth.access import Access, Clocks
+from cleave.server.auth.rate_limit import BURST
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.transport.connection_limits import ConnectionLimits
@@ -88,17 +89,22 @@ NESTED = {
 
 
 def test_nested_lists_of_strangers_are_failed_attempts(notes: list[str]) -> None:
-    access = Access(Store(None), "token", fleet_credential=CREDENTIAL)
+    still = Clocks(steady=lambda: 0.0)  # no attempt comes back
+    access = Access(Store(None), "token", fleet_credential=CREDENTIAL, clocks=still)
     with (
         closing(access),
         cleave.serve(verify=False, auth=access, credential=CREDENTIAL) as server,
         started("join", server.url, *DEVICE),
     ):
         until(lambda: server.fleet.device_count == 1)
-        for said in [*NESTED.values()] * 4:
+        for number, said in enumerate([*NESTED.values()] * 5):
             with opened(server) as stranger:
                 stranger.send(said)
-                assert refused(stranger).code is ErrorCode.PROTOCOL
+                if number < BURST:
+                    assert refused(stranger).code is ErrorCode.PROTOCOL
+                else:
+                    with pytest.raises(ConnectionClosed):
+                        heard(stranger)
         multiplies(server.fleet)
         with opened(server) as guessing:
             guessing.send(hello("GUESS"))

@@ -87,8 +87,9 @@ class FakeAuth:
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
         raise AssertionError("no operator came")
 
-    def failed(self, address: str) -> None:
+    def failed(self, address: str) -> bool:
         self.failures.append(address)
+        return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         self.left.append((identity, reason, lost))

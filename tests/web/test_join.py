@@ -29,7 +29,7 @@ from tests.web.browser import WEB_CLIENT
 PATIENCE_MS = 1000 * PATIENCE_S
 DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
 STEPS = 10
-FEW_STEPS = 4  # where what matters happens in the first
+FEW_STEPS = 2  # where what matters happens in the first
 Plain = Callable[[JobSpec], list[float]]
 
 pytestmark = pytest.mark.usefixtures("pages")

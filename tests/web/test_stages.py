@@ -31,7 +31,7 @@ from tests.web.test_join import (
     visit,
 )
 
-STEPS = 3
+STEPS = 2
 BATCH, SEQ = 4, 16
 Plain = Callable[[JobSpec], list[float]]
 

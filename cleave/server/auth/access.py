@@ -218,9 +218,11 @@ class Access:
             device.id, device.name, credential, *counted, device.conduct, own=device.own
         )
 
-    def failed(self, address: str) -> None:
+    def failed(self, address: str) -> bool:
         """See `Authenticator.failed`."""
+        had_one = self._attempts.wait_s(address) <= 0
         self._attempts.failed(address)
+        return had_one
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Authenticator.departed`."""
