@@ -15,8 +15,10 @@ after another, the methods train the same model on the same batches:
 
 The first step is not counted: it plans, makes graphs and threads, and sends what then stays. Bytes
 are counted by the interfaces, in all namespaces together. Memory is the largest that was resident
-after the first step. Losses must be those of `local:fp32`, or of the first method that there is:
-within 1e-4 in fp32, 2e-2 in bf16. Ends with 1 if they are not, or if a method failed.
+after the first step. Where a method is measured with coding and without (`stages:bf16` and
+`stages:bf16:off`), the time that coding saves is compared with its limit. Losses must
+be those of `local:fp32`, or of the first method that there is: within 1e-4 in fp32, 2e-2 in bf16.
+Ends with 1 if they are not, or if a method failed.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -48,6 +50,7 @@ from benchmarks.links import (
     limited_namespace,
     namespaces_missing,
 )
+from cleave.planner.coding import LINK_BYTES_PER_S
 
 METHODS: Final = "stages:fp32,stages:bf16,tiles:fp32,tiles:bf16,local:fp32,ddp:fp32"
 WAYS: Final = ("stages", "tiles", "auto", "local", "ddp")
@@ -142,6 +145,7 @@ class Outcome:
         seconds: of each counted step.
         losses: of each step, the first one included.
         down_bytes, up_bytes: to and from all devices, in a step on average.
+        links_s: how long the busiest link would take for its bytes of a step, down and then up.
         server_peak_bytes: resident memory of the server, or of the only process; 0 for none.
         device_peak_bytes: of the largest device; 0 for none.
         plan: the stages, in a sentence.
@@ -154,6 +158,7 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     down_bytes: float = 0.0
     up_bytes: float = 0.0
+    links_s: float = 0.0
     server_peak_bytes: int = 0
     device_peak_bytes: int = 0
     plan: str = ""
@@ -312,22 +317,23 @@ class Meter:
 
     Attributes:
         outcome: what was measured.
+        settings: the rates of links.
         namespaces: whose bytes are counted.
         server, devices: whose memory is measured.
     """
 
     outcome: Outcome
+    settings: Settings
     namespaces: Sequence[LimitedNamespace] = ()
     server: Started | None = None
     devices: Sequence[Started] = ()
-    _before: tuple[int, int] = (0, 0)
+    _before: Sequence[tuple[int, int]] = ()
 
     def take(self, record: dict[str, Any]) -> None:
         """Take a step that has just ended. The first is not counted."""
         outcome = self.outcome
         outcome.losses.append(float(record["loss"]))
-        passed = [namespace.passed_bytes() for namespace in self.namespaces]
-        now = sum(down for down, _ in passed), sum(up for _, up in passed)
+        now = [namespace.passed_bytes() for namespace in self.namespaces]
         measured = [one for one in (self.server, *self.devices) if one is not None]
         if len(outcome.losses) == 1:
             self._before = now
@@ -336,8 +342,14 @@ class Meter:
             return
         outcome.seconds.append(float(record["wall_s"]))
         counted = len(outcome.seconds)
-        outcome.down_bytes = (now[0] - self._before[0]) / counted
-        outcome.up_bytes = (now[1] - self._before[1]) / counted
+        passed = [
+            ((down - down_before) / counted, (up - up_before) / counted)
+            for (down, up), (down_before, up_before) in zip(now, self._before, strict=True)
+        ]
+        outcome.down_bytes = sum(down for down, _ in passed)
+        outcome.up_bytes = sum(up for _, up in passed)
+        rates = self.settings.down_mbit * MBIT, self.settings.up_mbit * MBIT
+        outcome.links_s = max((d / rates[0] + u / rates[1] for d, u in passed), default=0.0)
         if self.server is not None:
             outcome.server_peak_bytes = peak_bytes(self.server.process.pid)
         peaks = [peak_bytes(one.process.pid) for one in self.devices]
@@ -405,7 +417,7 @@ def _served(
         "train",
         _training(method, settings, "--method", method.way, "--server", listening["operator_url"]),
     )
-    meter = Meter(outcome, namespaces, server, devices)
+    meter = Meter(outcome, settings, namespaces, server, devices)
     for record in processes.records(job):
         if record["event"] == "step":
             meter.take(record)
@@ -428,7 +440,7 @@ def _local(
     """Measure a job in one process of this machine."""
     runs = str(settings.logs / "runs")
     job = processes.start("train", _training(method, settings, "--devices", "0", "--runs", runs))
-    meter = Meter(outcome, server=job)
+    meter = Meter(outcome, settings, server=job)
     for record in processes.records(job):
         if record["event"] == "step":
             meter.take(record)
@@ -460,7 +472,7 @@ def _ddp(
         )
         for rank, namespace in enumerate(namespaces)
     ]  # fmt: skip
-    meter = Meter(outcome, namespaces)
+    meter = Meter(outcome, settings, namespaces)
     for record in processes.records(workers[0]):
         meter.take(record)
         if len(outcome.losses) > settings.steps:
@@ -494,6 +506,38 @@ def times_faster(outcome: Outcome, outcomes: Sequence[Outcome], than: str) -> fl
 def agrees(outcome: Outcome, reference: Outcome) -> bool:
     """Say whether a method's losses are those of the reference, within its dtype's limit."""
     return difference(outcome, reference) <= LOSS_LIMITS[Method.of(outcome.method).dtype]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What coding saves of a step's time.
+
+    Attributes:
+        method: with coding as it is by default.
+        ratio: the time of its step over that without coding.
+        limit: what that may be.
+    """
+
+    method: str
+    ratio: float
+    limit: float
+
+
+def savings(settings: Settings, outcomes: Sequence[Outcome]) -> list[Saving]:
+    """Return what coding saves of the methods that were measured with and without it.
+
+    The share of a step that the busiest link takes may shrink to 0.70, with 0.03 for coding. Where
+    links are too fast to be worth coding, a step may take 1.02 times as long.
+    """
+    slow = min(settings.down_mbit, settings.up_mbit) * MBIT <= LINK_BYTES_PER_S
+    done = {outcome.method: outcome for outcome in outcomes if not outcome.error}
+    found = []
+    for name, outcome in done.items():
+        if plain := done.get(f"{name}:off"):
+            elsewhere = max(0.0, 1 - plain.links_s / plain.step_s)
+            limit = 0.70 + 0.30 * elsewhere + 0.03 if slow else 1.02
+            found.append(Saving(name, outcome.step_s / plain.step_s, limit))
+    return found
 
 
 def machine() -> str:
@@ -532,6 +576,12 @@ def show(settings: Settings, outcomes: Sequence[Outcome]) -> None:
         )
     print()
     show_losses([outcome for outcome in outcomes if not outcome.error])
+    for saving in savings(settings, outcomes):
+        met = "met" if saving.ratio <= saving.limit else "NOT met"
+        say(
+            f"{saving.method}: with coding a step takes {saving.ratio:.3f} of the time without "
+            f"(at most {saving.limit:.3f}): {met}"
+        )
     for outcome in outcomes:
         if outcome.plan:
             say(f"{outcome.method}: {outcome.plan}")
@@ -600,6 +650,7 @@ def as_json(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "down_mbit": settings.down_mbit,
         "up_mbit": settings.up_mbit,
         "methods": methods,
+        "coding": [asdict(saving) for saving in savings(settings, outcomes)],
     }
 
 
