@@ -56,6 +56,8 @@ METHODS: Final = "stages:fp32,stages:bf16,tiles:fp32,tiles:bf16,local:fp32,ddp:f
 WAYS: Final = ("stages", "tiles", "auto", "local", "ddp")
 REFERENCES: Final = ("local:fp32", "ddp:fp32", "tiles:fp32", "stages:fp32")
 LOSS_LIMITS: Final = {"fp32": 1e-4, "bf16": 2e-2}
+FLOOR_LIMIT: Final = 1.1
+"""The bytes of a step over the least, as `StepWork.floor_bytes` says."""
 
 _SHORT_BATCH: Final = 2048  # tokens, up to which sequences are short
 _LOOK_S: Final = 0.02
@@ -145,6 +147,8 @@ class Outcome:
         seconds: of each counted step.
         losses: of each step, the first one included.
         down_bytes, up_bytes: to and from all devices, in a step on average.
+        floor_ratio: all bytes of the last step, as if nothing were coded, over the least that it
+            needs; 0 where that is not known.
         links_s: how long the busiest link would take for its bytes of a step, down and then up.
         server_peak_bytes: resident memory of the server, or of the only process; 0 for none.
         device_peak_bytes: of the largest device; 0 for none.
@@ -158,6 +162,7 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     down_bytes: float = 0.0
     up_bytes: float = 0.0
+    floor_ratio: float = 0.0
     links_s: float = 0.0
     server_peak_bytes: int = 0
     device_peak_bytes: int = 0
@@ -350,6 +355,10 @@ class Meter:
         outcome.up_bytes = sum(up for _, up in passed)
         rates = self.settings.down_mbit * MBIT, self.settings.up_mbit * MBIT
         outcome.links_s = max((d / rates[0] + u / rates[1] for d, u in passed), default=0.0)
+        if floor := record.get("floor_bytes"):
+            saved = sum(sum(way.values()) for way in record["saved"].values())
+            sent = record["downlink_bytes"] + record["uplink_bytes"]
+            outcome.floor_ratio = (sent + saved) / floor
         if self.server is not None:
             outcome.server_peak_bytes = peak_bytes(self.server.process.pid)
         peaks = [peak_bytes(one.process.pid) for one in self.devices]
@@ -583,6 +592,12 @@ def show(settings: Settings, outcomes: Sequence[Outcome]) -> None:
             f"(at most {saving.limit:.3f}): {met}"
         )
     for outcome in outcomes:
+        if outcome.floor_ratio and outcome.method.startswith("stages"):
+            met = "met" if outcome.floor_ratio <= FLOOR_LIMIT else "NOT met"
+            say(
+                f"{outcome.method}: without coding a step would send {outcome.floor_ratio:.3f} "
+                f"times the least bytes (at most {FLOOR_LIMIT:g}): {met}"
+            )
         if outcome.plan:
             say(f"{outcome.method}: {outcome.plan}")
         if outcome.lost:
@@ -636,6 +651,7 @@ def as_json(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Any]:
                 "loss_reference": reference.method,
                 "loss_difference": difference(outcome, reference),
                 "losses_agree": agrees(outcome, reference),
+                "floor_ratio": outcome.floor_ratio,
                 "plan": outcome.plan,
                 "devices_lost": outcome.lost,
             }

@@ -303,6 +303,7 @@ class VirtualRuntime(Runtime):
         """See `Runtime.begin_step`."""
         self._forget_released()
         self._outcomes.clear()
+        self.count_step(work)
         self.execute(self.manager.begin_step(work, self.now_s))
 
     def give(self, batch: int, dy: StageArray) -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from cleave.arrays import Buffer
+from cleave.arrays import Buffer, DType
 from cleave.fleet.block_checks import BlockChecks
 from cleave.fleet.product import GemmFuture, Output, floor_bytes
 from cleave.planner.plan import DeviceRates
@@ -54,7 +54,7 @@ class FleetCounters:
         traffic: bytes of encoded messages, by what they are for.
         saved: bytes that these would have been more without coding, likewise.
         floor_down_bytes, floor_up_bytes: bytes if every operand and every result of every GEMM were
-            sent once.
+            sent once, and of steps by stages what `StepWork.floor_bytes` says.
         gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
         reissued: tasks given out again because a device was lost or failed, and passes of stages.
         late: answers that nobody waited for any more.
@@ -308,7 +308,13 @@ class Runtime(ABC):
 
     def count(self, future: GemmFuture) -> None:
         """Count a GEMM that is about to start."""
-        down, up = floor_bytes(future)
-        self._counters.floor_down_bytes += down
-        self._counters.floor_up_bytes += up
+        self._count_floor(*floor_bytes(future))
         self._counters.gemms += 1
+
+    def count_step(self, work: StepWork) -> None:
+        """Count a step by stages that is about to start."""
+        self._count_floor(*work.floor_bytes(DType(work.gradients).itemsize))
+
+    def _count_floor(self, down_bytes: int, up_bytes: int) -> None:
+        self._counters.floor_down_bytes += down_bytes
+        self._counters.floor_up_bytes += up_bytes

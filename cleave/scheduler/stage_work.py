@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from cleave.errors import CleaveError
+from cleave.graph_names import parameter
 from cleave.planner.stages import Keep, KeptBatches, PlannedStage
 from cleave.protocol.codec import Buffer, Packable, payload_bytes
 from cleave.scheduler.traffic import TrafficKind
@@ -161,6 +162,27 @@ class StepWork:
     def dtype(self) -> str:
         """Return the dtype in which activations and their gradients travel."""
         return self.x[0].dtype
+
+    def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
+        """Return the least bytes down and up, if nothing is coded and no device is lost.
+
+        Every parameter that is trained goes down once and its gradient up once. What a stage
+        returns and its gradient go up and down once to the next stage, or to the PS where that
+        computes the loss; so do the first stage's input down and its gradient up.
+
+        Args:
+            gradient_bytes: of an element of a gradient as it travels.
+        """
+        parts: list[LayerWork | LossWork] = [*self.layers]
+        if self.loss is not None:
+            parts.append(self.loss)
+        weights = sum(part.parameters[parameter(n)].nbytes for part in parts for n in part.sums)
+        elements = sum(each.rows * each.columns for part in parts for each in part.sums.values())
+        gradients = elements * gradient_bytes
+        activations = sum(x.nbytes for x in self.x)
+        between, at_ps = 2 * (len(self.stages) - 1), int(self.loss is None)
+        down = weights + (1 + between + at_ps) * activations
+        return down, gradients + (self.embeds + between + at_ps) * activations
 
 
 KeptLayer: TypeAlias = tuple[int, ...]

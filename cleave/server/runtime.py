@@ -507,6 +507,7 @@ class LiveRuntime(Runtime):
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self._step_token = work.token
+        self.count_step(work)
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def give(self, batch: int, dy: StageArray) -> None:

@@ -38,7 +38,8 @@ class StepRecord:
         ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
         verify_s: seconds of processor time for checking results.
         downlink_bytes, uplink_bytes: bytes of encoded messages.
-        floor_bytes: bytes if every operand and result of every GEMM were transferred once.
+        floor_bytes: bytes if every operand and result of every GEMM were transferred once; by
+            stages see `StepWork.floor_bytes`.
         tiles, blocks, reissued: planned tiles, returned blocks, tasks given out again.
         local_gemms: GEMMs multiplied on the PS because no device was there.
         journal_bytes: bytes of products written to the journal.

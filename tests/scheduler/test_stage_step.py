@@ -176,6 +176,21 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
     check(trial.fleet.told[-1], work)
 
 
+@pytest.mark.parametrize(
+    ("loss", "embeds", "down", "up"),
+    # Three layers of 40 bytes and sums of ten elements; a head of 16 bytes. Activations of 48
+    # bytes: the first input, two cuts there and back, and the PS's loss there and back.
+    [
+        (True, True, 3 * 40 + 16 + 5 * 48, 4 * 40 + 5 * 48),
+        (False, True, 3 * 40 + 6 * 48, 3 * 40 + 6 * 48),
+        (False, False, 3 * 40 + 6 * 48, 3 * 40 + 5 * 48),
+    ],
+)
+def test_the_least_bytes_of_a_step(loss: bool, embeds: bool, down: int, up: int) -> None:
+    stages = [PlannedStage(n, n + 1, (n, n + 5), loss and n == 2) for n in range(3)]
+    assert step_work(3, 2, stages, embeds=embeds).floor_bytes(4) == (down, up)
+
+
 def test_a_device_lost_while_its_sums_travel_costs_its_share() -> None:
     work = step_work(LAYERS, 6, stages_of([], [(1, 2)], True))
     trial = Trial(work, 2)

@@ -97,6 +97,9 @@ def test_a_job_by_stages(corpus_file: Path, tmp_path: Path) -> None:
     assert last.saved.up.gradients > 0
     step = last.traffic + last.saved
     assert step.down.weights == pytest.approx(step.up.gradients, rel=0.02)
+    travelled = sum(way.weights + way.activations + way.gradients for way in (step.down, step.up))
+    assert last.floor_bytes == pytest.approx(travelled, rel=0.1)
+    assert last.floor_bytes < travelled
     activations = 4 * 16 * 64 * 4  # of a batch, at the width of the model, in fp32
     assert step.up.activations >= activations
     assert (down.tiles, up.tiles, down.gradients, up.weights, up.graphs) == (0, 0, 0, 0, 0)
