@@ -6,8 +6,7 @@
 import { type DType, itemBytes } from "../kernels/kernel";
 import { ProtocolError } from "../protocol/errors";
 import { CODED_CHUNK } from "../protocol/limits";
-import { deflate } from "./deflate";
-import { inflate } from "./inflate";
+import { deflate, inflate } from "./zlib";
 
 /** Shorter payloads are not worth it. */
 export const LEAST_BYTES = 16384;

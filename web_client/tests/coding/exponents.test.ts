@@ -1,9 +1,7 @@
 import { deflateSync, inflateSync } from "node:zlib";
 import { describe, expect, test } from "vitest";
-import { deflate } from "../../src/coding/deflate";
 import { decode, encode, encodeIfShorter, LEAST_BYTES } from "../../src/coding/exponents";
-import { codeLengths, LONGEST } from "../../src/coding/huffman";
-import { inflate } from "../../src/coding/inflate";
+import { deflate, inflate } from "../../src/coding/zlib";
 import { DType, itemBytes } from "../../src/kernels/kernel";
 import { narrow } from "../../src/kernels/numbers";
 import { ProtocolError } from "../../src/protocol/errors";
@@ -128,17 +126,6 @@ describe("streams", () => {
 
   test("a bomb is not unpacked", () => {
     const bomb = deflateSync(new Uint8Array(50 * 2 ** 20));
-    expect(() => inflate(bomb, new Uint8Array(2))).toThrow(/more than 2 bytes/);
+    expect(() => inflate(bomb, new Uint8Array(2))).toThrow(/no whole stream of 2 bytes/);
   });
-});
-
-test("no code is longer than it may be", () => {
-  const counts = new Uint32Array(40);
-  let [a, b] = [1, 1];
-  for (let symbol = 0; symbol < 40; symbol++) [counts[symbol], a, b] = [a, b, a + b];
-  for (const longest of [7, LONGEST]) {
-    const lengths = codeLengths(counts, longest);
-    expect(Math.max(...lengths)).toBeLessThanOrEqual(longest);
-    expect(lengths.reduce((sum, length) => sum + 2 ** -length, 0)).toBe(1); // all bits are used
-  }
 });
