@@ -7,7 +7,7 @@ written once. A device does what it is asked in order, so that nothing is added 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from cleave.scheduler.stage_work import (
     StageGraph,
     StageOrder,
     StepWork,
+    SumName,
     SumShape,
     Unit,
 )
@@ -50,7 +51,7 @@ class Generation:
     """
 
     device: int
-    sums: dict[tuple[int, str], int] = field(default_factory=dict)
+    sums: dict[SumName, int] = field(default_factory=dict)
     batches: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     taken: bool = False
@@ -99,6 +100,8 @@ class StageDevice:
         generation: Generation,
         given: StageArray | Sequence[KeptLayer],
         dy: StageArray,
+        *,
+        dx_wanted: bool = True,
     ) -> None:
         """Ask for the gradient with respect to the stage's input, and add to the sums.
 
@@ -107,6 +110,7 @@ class StageDevice:
             generation: the sums.
             given: the stage's input; or what was kept of its layers.
             dy: the gradient with respect to its output.
+            dx_wanted: whether that with respect to its input is to come.
         """
         layers = range(stage.first, stage.stop)
         if isinstance(given, StageArray):
@@ -118,7 +122,7 @@ class StageDevice:
             kept = list(given)
         dx = self._put(dy)
         self._rename(dy)
-        self._backward(work, layers, unit, generation, kept, dx, stage.first)
+        self._backward(work, layers, unit, generation, kept, dx, dx_wanted=dx_wanted)
 
     def last(
         self,
@@ -127,6 +131,8 @@ class StageDevice:
         unit: Unit,
         generation: Generation,
         x: StageArray,
+        *,
+        dx_wanted: bool = True,
     ) -> None:
         """Ask for the loss of a micro-batch and all gradients of the last stage."""
         assert work.loss is not None
@@ -136,11 +142,15 @@ class StageDevice:
         loss, dy = self._loss(work, work.loss, unit, generation, y)
         self._fetch(unit, names.LOSS, loss, 0, 1, 1, "fp32")
         self._drop([y, loss])
-        self._backward(work, layers, unit, generation, kept, dy, stage.first)
+        self._backward(work, layers, unit, generation, kept, dy, dx_wanted=dx_wanted)
 
-    def sums(self, work: StepWork, stage: PlannedStage, unit: Unit, generation: Generation) -> None:
-        """Ask for the sums of a generation, which then end."""
+    def sums(
+        self, work: StepWork, unit: Unit, generation: Generation, wanted: Container[SumName]
+    ) -> None:
+        """Ask for those sums of a generation that are wanted; then all of them end."""
         for (layer, name), array in generation.sums.items():
+            if (layer, name) not in wanted:
+                continue
             shape = sums_of(work, layer)[name]
             step = max(1, _FETCH_BYTES // (_FP32 * shape.columns))
             for first in range(0, shape.rows, step):
@@ -207,7 +217,8 @@ class StageDevice:
         generation: Generation,
         kept: Sequence[KeptLayer],
         dy: int,
-        first: int,
+        *,
+        dx_wanted: bool,
     ) -> None:
         tokens = work.tokens[unit.batch]
         made = {names.DX: self._activation_bytes(work, unit.batch)}
@@ -221,7 +232,7 @@ class StageDevice:
             found = self._added(unit, graph, feed, made, flops * tokens, generation, number, layer)
             self._drop([x, *activations, dy])
             dy = found[names.DX]
-        if first > 0 or work.embeds:
+        if dx_wanted and (layers.start > 0 or work.embeds):
             self._fetch(unit, names.DX, dy, 0, tokens, work.width, work.dtype)
         self._drop([dy])
 

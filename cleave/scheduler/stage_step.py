@@ -3,7 +3,7 @@
 Pure like the scheduler. Micro-batches go through the stages independently. The PS keeps the input
 and the output's gradient of every micro-batch and stage until the step ends, so what a lost device
 held is computed again from these. Sums are exact: a *generation* of sums is used whole or not at
-all, and each micro-batch is in one generation of each stage that is used.
+all, and each micro-batch is in one generation of each stage, or part of a stage, that is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches, PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
-from cleave.scheduler.stage_takeover import Takeover, soonest
+from cleave.scheduler.stage_takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
 from cleave.scheduler.stage_view import StepView, UnitCount
 from cleave.scheduler.stage_work import (
     KeptLayer,
@@ -30,6 +30,7 @@ from cleave.scheduler.stage_work import (
     StepFailed,
     StepResult,
     StepWork,
+    SumName,
     SumsRecord,
     Unit,
     UnitKind,
@@ -46,8 +47,12 @@ MAX_FAILURES: Final = 4
 class _Stage:
     """The state of one stage in the step.
 
+    A stage whose devices are lost may be divided: others like it each return a part of its sums.
+
     Attributes:
         plan: its layers.
+        sums: which it returns.
+        passes: whether it returns activations and their gradients too: one part of a stage does.
         devices: that may take micro-batches through it now.
         x, dy: by micro-batch, its input and its output's gradient, once they are here.
         forward: micro-batches whose output is here, or under way.
@@ -58,7 +63,9 @@ class _Stage:
     """
 
     plan: PlannedStage
+    sums: frozenset[SumName]
     devices: list[int]
+    passes: bool = True
     x: dict[int, StageArray] = field(default_factory=dict)
     dy: dict[int, StageArray] = field(default_factory=dict)
     forward: set[int] = field(default_factory=set)
@@ -114,7 +121,11 @@ class StageStep:
         self._stores = stores
         self._present = present
         self._ids = ids
-        self._stages = [_Stage(plan, list(plan.devices)) for plan in work.stages]
+        self._stages = [
+            _Stage(plan, frozenset(all_sums(work, plan)), list(plan.devices))
+            for plan in work.stages
+        ]
+        self._last = self._stages[-1]  # in the order of layers; parts of divided stages follow
         self._units: set[Unit] = set()
         self._taking: dict[Unit, Generation] = {}
         self._went_back: set[int] = set()  # devices whose last unit was a backward pass
@@ -180,8 +191,12 @@ class StageStep:
         for stage in left:
             stage.devices.remove(device)
         for stage in left:
-            if not self._has_landed(stage):
+            if self._has_landed(stage):
+                continue
+            if stage.devices or stage.generations:
                 self._reinforce(stage)
+            else:
+                self._divide(stage)
         return self._go_on()
 
     def _lose(self, stage: _Stage, device: int, units: Iterable[Unit]) -> None:
@@ -202,7 +217,7 @@ class StageStep:
         """Take the gradient of a micro-batch's last output, where the PS computes the loss."""
         if self.ended:
             return []
-        self._stages[-1].dy[batch] = dy
+        self._last.dy[batch] = dy
         return self._go_on()
 
     def withdraw(self) -> list[ForSteps]:
@@ -216,7 +231,7 @@ class StageStep:
         asked = UnitCount(self._units)
         stages = tuple(
             asked.stage(number, s.plan, s.devices, len(s.y), s.generations)
-            for number, s in enumerate(self._stages)
+            for number, s in sorted(enumerate(self._stages), key=lambda each: each[1].plan.first)
         )
         return StepView(len(self.work.x), self.ended, self.repeated, stages)
 
@@ -266,7 +281,7 @@ class StageStep:
         stage = self._stages[unit.stage]
         if unit.batch not in stage.y:
             stage.y[unit.batch], stage.forward_by[unit.batch] = payload, unit.device
-        if unit.stage + 1 == len(self._stages):
+        if stage is self._last:
             self._out.append(TellStep(OutputReady(unit.batch, payload), self.work))
             return
         following = self._stages[unit.stage + 1]
@@ -325,7 +340,8 @@ class StageStep:
 
         Backward passes alone would let later stages run dry, forward passes alone the earlier ones.
         """
-        mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices][::-1]
+        mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
+        mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
         if device in self._went_back:
             return self._ask_some_forward(mine, device) or self._ask_some_backward(mine, device)
         return self._ask_some_backward(mine, device) or self._ask_some_forward(mine, device)
@@ -342,7 +358,7 @@ class StageStep:
     def _ask_some_forward(self, mine: Iterable[tuple[int, _Stage]], device: int) -> bool:
         for number, stage in mine:
             ready = stage.x.keys() - stage.forward
-            if ready and not stage.plan.loss:
+            if ready and stage.passes and not stage.plan.loss:
                 self._went_back.discard(device)
                 self._ask_forward(number, stage, device, min(ready))
                 return True
@@ -351,7 +367,8 @@ class StageStep:
     def _next_backward(self, stage: _Stage, device: int) -> int | None:
         """Return the micro-batch whose backward pass a device is to do: one that it kept, first."""
         given = stage.x if stage.plan.loss else stage.dy
-        ready = sorted(given.keys() - stage.backward)
+        # Those first whose gradient others wait for.
+        ready = sorted(given.keys() - stage.backward, key=lambda b: (b in stage.dx, b))
         for batch in ready:
             if batch in stage.kept and stage.kept[batch][0] == device:
                 return batch
@@ -384,14 +401,17 @@ class StageStep:
         generation.asked.add(batch)
         stage.backward.add(batch)
         store = self._store(device)
+        dx_wanted = stage.passes and batch not in stage.dx
         if stage.plan.loss:
             unit = self._unit(UnitKind.LAST, number, batch, device, self._next_kept(stage, device))
-            store.last(self.work, stage.plan, unit, generation, stage.x[batch])
+            x = stage.x[batch]
+            store.last(self.work, stage.plan, unit, generation, x, dx_wanted=dx_wanted)
         else:
             unit = self._unit(UnitKind.BACKWARD, number, batch, device)
             kept = stage.kept.pop(batch, None)
             given = stage.x[batch] if kept is None else kept[1]
-            store.backward(self.work, stage.plan, unit, generation, given, stage.dy[batch])
+            dy = stage.dy[batch]
+            store.backward(self.work, stage.plan, unit, generation, given, dy, dx_wanted=dx_wanted)
         self._out += store.take()
 
     def _unit(
@@ -408,7 +428,7 @@ class StageStep:
             if sum(len(g.batches) for g in stage.generations) < everything:
                 continue
             for generation in stage.generations:
-                if generation.taken:
+                if generation.taken or self._is_waited_for(generation.device):
                     continue
                 generation.taken = True
                 if not generation.sums:
@@ -417,8 +437,18 @@ class StageStep:
                 unit = self._unit(UnitKind.SUMS, number, -1, generation.device)
                 self._taking[unit] = generation
                 store = self._store(generation.device)
-                store.sums(self.work, stage.plan, unit, generation)
+                store.sums(self.work, unit, generation, stage.sums)
                 self._out += store.take()
+
+    def _is_waited_for(self, device: int) -> bool:
+        """Say whether a device still has gradients to return that an earlier stage needs.
+
+        Sums would hold them up: they take an uplink much longer than the gradient of an activation.
+        """
+        return any(
+            stage.passes and device in stage.devices and len(stage.dx) < len(self.work.x)
+            for stage in self._stages[1:]
+        )
 
     def _finish_step(self) -> None:
         everything = len(self.work.x)
@@ -461,11 +491,32 @@ class StageStep:
 
     def _reinforce(self, stage: _Stage) -> None:
         """Let those devices share what a stage has left that finish it soonest."""
+        chosen = soonest(self._candidates(stage), self._left(stage))
+        stage.devices = sorted({*stage.devices, *chosen})
+
+    def _divide(self, stage: _Stage) -> None:
+        """Let others do a stage of which nothing is left, in as many parts as end soonest."""
+        groups = soonest_parts(
+            lambda parts: self._candidates(stage, parts), self._left(stage), max(1, len(stage.sums))
+        )
+        if not groups:
+            return
+        takeover = Takeover(self.work, stage.plan, stage.sums)
+        stage.sums, *others = takeover.divided(len(groups))
+        stage.devices = groups[0]
+        for sums, devices in zip(others, groups[1:], strict=True):
+            part = _Stage(
+                stage.plan, sums, devices, passes=False, x=stage.x, dy=stage.dy, y=stage.y
+            )
+            self._stages.append(part)
+
+    def _candidates(self, stage: _Stage, parts: int = 1) -> list[Candidate]:
+        """Return what devices would do that may take over a stage; none if there is none."""
         able = {d: rates for d, rates in self._present().items() if d not in self._failed}
         if not able:
-            return
+            return []
         self._noted = False
-        takeover = Takeover(self.work, stage.plan)
+        takeover = Takeover(self.work, stage.plan, stage.sums)
         fitting = [
             rates
             for d, rates in able.items()
@@ -473,23 +524,42 @@ class StageStep:
         ]
         if not fitting:  # the roomiest one has to try
             fitting = [max(able.values(), key=lambda r: (r.memory_bytes, -r.device))]
-        left = len(self.work.x) - sum(len(g.batches) for g in stage.generations)
-        candidates = [
-            takeover.candidate(r, self._stores.get(r.device), self._own_s(r, stage))
+        return [
+            takeover.candidate(
+                r, self._stores.get(r.device), self._own_s(r, stage), parts, self._returned(stage)
+            )
             for r in fitting
         ]
-        chosen = soonest(candidates, left)
-        stage.devices = sorted({*stage.devices, *chosen})
+
+    def _returned(self, stage: _Stage) -> float:
+        """Return how many activations devices return for a micro-batch that is left, 0 to 2."""
+        if not stage.passes:
+            return 0.0
+        done = len(stage.y) + len(stage.dx)
+        return max(0.0, 2 * len(self.work.x) - done) / max(1, self._left(stage))
+
+    def _left(self, stage: _Stage) -> int:
+        return len(self.work.x) - sum(len(g.batches) for g in stage.generations)
 
     def _own_s(self, rates: DeviceRates, besides: _Stage) -> float:
         """Return how long a device still takes for other stages, with those that share them."""
         total_s = 0.0
         for stage in self._stages:
             if stage is not besides and rates.device in stage.devices:
-                left = len(self.work.x) - sum(len(g.batches) for g in stage.generations)
-                share = left / len(stage.devices)
-                total_s += share * Takeover(self.work, stage.plan).batch_s(rates)
+                takeover = Takeover(self.work, stage.plan, stage.sums)
+                each_s = takeover.batch_s(rates, self._returned(stage))
+                total_s += self._left(stage) / len(stage.devices) * each_s
+                total_s += self._sums_left(stage, rates.device) * takeover.sums_s(rates)
         return total_s
+
+    def _sums_left(self, stage: _Stage, device: int) -> float:
+        """Return how much of its sums of a stage a device has still to return, at most 1."""
+        if self._has_landed(stage):
+            return 0.0
+        for unit, generation in self._taking.items():
+            if generation.device == device and generation in stage.generations:
+                return len(unit.answers) / (len(unit.answers) + len(unit.found))
+        return 1.0
 
     def _has_landed(self, stage: _Stage) -> bool:
         landed = sum(len(g.batches) for g in stage.generations if g.landed)

@@ -1,19 +1,27 @@
 """Who takes over a stage that lost a device: as many others as finish it soonest.
 
 Each of them must first be sent the stage's weights, and returns sums of its own at the end, so that
-more devices are not always faster.
+more devices are not always faster. Where sums are large for an uplink, they are divided as well: a
+*part* of them is all that some of the devices return, of all micro-batches that they share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PlannedStage
 from cleave.scheduler.stage_device import StageDevice, arrays_of, sums_of
-from cleave.scheduler.stage_work import LOSS_LAYER, LayerWork, StageArray, StepWork, SumShape
+from cleave.scheduler.stage_work import (
+    LOSS_LAYER,
+    LayerWork,
+    StageArray,
+    StepWork,
+    SumName,
+    SumShape,
+)
 
 _NARROW = (DType.BF16.value, DType.FP16.value)  # which graphs compute in fp32
 _PASSES = 3  # activations that a device is sent for a micro-batch: x twice, and dy
@@ -40,6 +48,11 @@ def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
     Devices that end at the same time t do sum((t - other_s) / each_s) micro-batches, so those are
     chosen whose other work ends before t.
     """
+    return _soonest(candidates, batches)[0]
+
+
+def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], float]:
+    """Return the devices, and when they end, in seconds."""
     chosen: list[int] = []
     speed = begun = 0.0
     for candidate in sorted(candidates, key=lambda c: (c.other_s, c.device)):
@@ -48,7 +61,27 @@ def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
         chosen.append(candidate.device)
         speed += 1 / candidate.each_s
         begun += candidate.other_s / candidate.each_s
-    return chosen
+    return chosen, (batches + begun) / speed if chosen else float("inf")
+
+
+def soonest_parts(
+    candidates: Callable[[int], Sequence[Candidate]], batches: int, most: int
+) -> list[list[int]]:
+    """Return the devices of each part of a stage's sums, in as many parts as end soonest.
+
+    Args:
+        candidates: returns what devices would do if there were so many parts; at least one.
+        batches: micro-batches, each of which passes a device of every part.
+        most: into how many parts the sums can be divided.
+    """
+    best: list[list[int]] = []
+    best_s = float("inf")
+    for parts in range(1, min(most, len(candidates(1))) + 1):
+        them = sorted(candidates(parts), key=lambda c: (c.other_s, c.device))
+        dealt = [_soonest(them[part::parts], batches) for part in range(parts)]
+        if (ends_s := max(end_s for _, end_s in dealt)) < best_s:
+            best, best_s = [devices for devices, _ in dealt], ends_s
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +91,63 @@ class Takeover:
     Attributes:
         work: the step.
         stage: the stage.
+        returned: which of its sums are wanted.
     """
 
     work: StepWork
     stage: PlannedStage
+    returned: frozenset[SumName]
 
-    def candidate(self, rates: DeviceRates, store: StageDevice | None, own_s: float) -> Candidate:
+    def candidate(
+        self,
+        rates: DeviceRates,
+        store: StageDevice | None,
+        own_s: float,
+        parts: int = 1,
+        activations: float = 2.0,
+    ) -> Candidate:
         """Return what a device would do.
 
         Args:
             rates: of the device.
             store: what it holds; None for nothing.
             own_s: how long its own work of this step still takes.
+            parts: in how many the sums are divided.
+            activations: see `batch_s`.
         """
         missing = sum(
             array.nbytes
             for array in arrays_of(self.work, self.stage)
             if store is None or not store.holds(array)
         )
-        sums = sum(shape.nbytes for shape in self._sums()) // DType.FP32.itemsize
-        sums *= DType(self.work.gradients).itemsize
-        other_s = missing / rates.downlink_bytes_per_s + sums / rates.uplink_bytes_per_s
-        return Candidate(rates.device, own_s + other_s, self.batch_s(rates))
+        other_s = missing / rates.downlink_bytes_per_s + self.sums_s(rates) / parts
+        return Candidate(rates.device, own_s + other_s, self.batch_s(rates, activations))
 
-    def batch_s(self, rates: DeviceRates) -> float:
-        """Return how long a micro-batch takes a device, forward and backward."""
+    def sums_s(self, rates: DeviceRates) -> float:
+        """Return how long the sums take on a device's uplink."""
+        shapes = all_sums(self.work, self.stage)
+        sums = sum(shapes[name].nbytes for name in self.returned) // DType.FP32.itemsize
+        return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s
+
+    def divided(self, parts: int) -> list[frozenset[SumName]]:
+        """Divide the sums into parts of about the same size."""
+        shapes = all_sums(self.work, self.stage)
+        found: list[list[SumName]] = [[] for _ in range(parts)]
+        sizes = [0] * parts
+        for name in sorted(self.returned, key=lambda name: (-shapes[name].nbytes, name)):
+            smallest = sizes.index(min(sizes))
+            found[smallest].append(name)
+            sizes[smallest] += shapes[name].nbytes
+        return [frozenset(part) for part in found]
+
+    def batch_s(self, rates: DeviceRates, activations: float = 2.0) -> float:
+        """Return how long a micro-batch takes a device, forward and backward.
+
+        Args:
+            rates: of the device.
+            activations: that it returns on average: its output, and the gradient of its input,
+                unless these are known.
+        """
         count = len(self.work.tokens)
         tokens = sum(self.work.tokens) / count
         activation = sum(x.nbytes for x in self.work.x) / count
@@ -92,14 +157,14 @@ class Takeover:
         return max(
             flops * tokens / rates.flops_per_s,
             _PASSES * activation / rates.downlink_bytes_per_s,
-            2 * activation / rates.uplink_bytes_per_s,
+            activations * activation / rates.uplink_bytes_per_s,
             1e-9,
         )
 
     def fits(self, rates: DeviceRates, store: StageDevice | None) -> bool:
         """Say whether a device has memory for the stage beside what it holds."""
         held = 0 if store is None else store.occupied_bytes
-        sums = sum(shape.nbytes for shape in self._sums())
+        sums = sum(shape.nbytes for shape in all_sums(self.work, self.stage).values())
         activations = max(self.work.tokens) * self.work.width * DType.FP32.itemsize
         layers = self.stage.stop - self.stage.first
         arrays = list(arrays_of(self.work, self.stage))
@@ -115,9 +180,12 @@ class Takeover:
     def _layers(self) -> Sequence[LayerWork]:
         return self.work.layers[self.stage.first : self.stage.stop]
 
-    def _sums(self) -> Iterator[SumShape]:
-        numbers = [*range(self.stage.first, self.stage.stop)]
-        if self.stage.loss:
-            numbers.append(LOSS_LAYER)
-        for number in numbers:
-            yield from sums_of(self.work, number).values()
+
+def all_sums(work: StepWork, stage: PlannedStage) -> dict[SumName, SumShape]:
+    """Return the sums of a stage, with those of the loss if it computes that."""
+    numbers = [*range(stage.first, stage.stop)]
+    if stage.loss:
+        numbers.append(LOSS_LAYER)
+    return {
+        (number, name): shape for number in numbers for name, shape in sums_of(work, number).items()
+    }

@@ -21,6 +21,10 @@ LOSS_LAYER: Final = -1
 """The number that stands for the loss among the numbers of layers."""
 
 
+SumName: TypeAlias = tuple[int, str]
+"""Names the sum of a parameter's gradients: the layer's number, and the parameter."""
+
+
 class StageFailedError(CleaveError):
     """A step by stages cannot be completed."""
 

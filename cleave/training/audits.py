@@ -127,7 +127,10 @@ class Auditor:
         for (layer, _), total in totals.items():
             largest = float(np.abs(total).max(initial=0.0))
             layers[layer] = max(layers.get(layer, 0.0), largest)
+        wanted = {(layer, name) for layer, name, _ in sums.found}  # others return the rest
         for (layer, name), total in totals.items():
+            if (layer, name) not in wanted:
+                continue
             shape = sums_of(work, layer)[name]
             parts = sorted(
                 (first, part)

@@ -52,11 +52,19 @@ def array_in_parts(value: Any, nbytes: int, kind: TrafficKind) -> StageArray:
     return replace(array(value, nbytes, kind), parts=tuple(parts))
 
 
+SUM_ROWS = 2
+MANY_ROWS = 2000  # sums that take an uplink longer than all else
+
+
 def step_work(
-    layers: int, batches: int, stages: Sequence[PlannedStage], **changed: Any
+    layers: int,
+    batches: int,
+    stages: Sequence[PlannedStage],
+    sum_rows: int = SUM_ROWS,
+    **changed: Any,
 ) -> StepWork:
     """A step whose layers are symbols, with a loss if the last stage has one."""
-    shape = SumShape(2, 5)
+    shape = SumShape(sum_rows, 5)
     held = []
     for number in range(layers):
         sums = {"w": shape}

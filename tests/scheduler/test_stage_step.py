@@ -18,7 +18,14 @@ from cleave.scheduler.instructions import Note
 from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
 from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork
-from tests.scheduler.stage_devices import SymbolicDevice, SymbolicFleet, array, step_work
+from tests.scheduler.stage_devices import (
+    MANY_ROWS,
+    SUM_ROWS,
+    SymbolicDevice,
+    SymbolicFleet,
+    array,
+    step_work,
+)
 
 LAYERS = 4
 
@@ -153,7 +160,11 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
     batches = data.draw(st.integers(1, 5))
     kept = KeptBatches(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)))
     work = step_work(
-        LAYERS, batches, stages_of(cuts, who, loss), kept_batches=dict.fromkeys(range(1, 9), kept)
+        LAYERS,
+        batches,
+        stages_of(cuts, who, loss),
+        data.draw(st.sampled_from([SUM_ROWS, MANY_ROWS])),
+        kept_batches=dict.fromkeys(range(1, 9), kept),
     )
     trial = Trial(work, devices)
     failures, newcomer = 0, devices
