@@ -111,6 +111,14 @@ MAX_WAITING_PER_ADDRESS: Final = 128
 MAX_WAITING: Final = 512
 """Most such connections from all addresses."""
 
+MAX_FAILED: Final = 64
+"""Most connections at once of one address that end without an accepted `hello` or an answered HTTP
+request, ..."""
+
+FAILED_PER_S: Final = 20.0
+"""... and such connections a second, for long. More from there are cut before anything is spent on
+them."""
+
 MAX_DEVICES: Final = 20_000
 """Most devices at once."""
 

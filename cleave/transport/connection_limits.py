@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import count
 from typing import Final
 
@@ -30,6 +31,8 @@ class ConnectionLimits:
         handshake_s: seconds from the first packet to an accepted hello, including TLS and HTTP.
         unadmitted_bytes: how much a connection may send until then.
         waiting_per_address, waiting: how many connections may be pending, per address and in all.
+        failed, failed_per_s: how many connections of an address may come to nothing, at once and
+            for long, before new ones from there are cut.
         devices, operators: how many of each may be connected at once.
         unfinished_bytes: size of all incomplete messages together, without results of tasks.
     """
@@ -38,6 +41,8 @@ class ConnectionLimits:
     unadmitted_bytes: int = limits.MAX_UNADMITTED_BYTES
     waiting_per_address: int = limits.MAX_WAITING_PER_ADDRESS
     waiting: int = limits.MAX_WAITING
+    failed: int = limits.MAX_FAILED
+    failed_per_s: float = limits.FAILED_PER_S
     devices: int = limits.MAX_DEVICES
     operators: int = limits.MAX_OPERATORS
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
@@ -140,6 +145,7 @@ def network_of(address: str) -> str:
     return _within(address, _IPV6_NETWORK)
 
 
+@lru_cache(maxsize=1024)  # asked several times for each connection
 def _within(address: str, prefix: int) -> str:
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])

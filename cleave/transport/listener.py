@@ -17,7 +17,11 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
-from cleave.transport.connection_limits import ConnectionLimits, PendingConnections
+from cleave.transport.connection_limits import (
+    ConnectionLimits,
+    PendingConnections,
+    WaitingPlace,
+)
 from cleave.transport.frame_limits import (
     FRAMES_AT_ONCE,
     AwaitedSizes,
@@ -25,6 +29,7 @@ from cleave.transport.frame_limits import (
     TooMuchError,
     Unfinished,
 )
+from cleave.transport.rate_limit import RateLimit
 from cleave.transport.rejection_log import RejectionLog
 
 _REFUSALS_AT_ONCE: Final = 64  # before the loop looks at its other connections
@@ -71,7 +76,7 @@ class PendingSocket(socket.socket):
         """Note that it is turned away; only the first reason is logged."""
         if not self._settled:
             self._settled = True
-            self._connection_gate.log.refused(self.address, reason)
+            self._connection_gate.failed(self.address, reason)
 
     def close(self) -> None:
         """Close the socket and stop counting it."""
@@ -123,6 +128,7 @@ class ConnectionGate:
         self.allowed = allowed
         self.pending_connections = PendingConnections(allowed)
         self.unfinished = Unfinished(allowed.unfinished_bytes)
+        self._failures = RateLimit(loop.time, allowed.failed, 1 / allowed.failed_per_s)
         self.log = log
         self.loop = loop
         self._inside: dict[int, PendingSocket] = {}
@@ -130,7 +136,9 @@ class ConnectionGate:
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
         """Return the socket of an accepted connection; None if it was turned away and closed."""
-        place = self.pending_connections.arrive(address)
+        place: WaitingPlace | str = "too many connections from there came to nothing"
+        if not self._failures.wait_s(address):
+            place = self.pending_connections.arrive(address)
         if isinstance(place, str):
             accepted.close()
             self.log.refused(address, place)
@@ -155,6 +163,11 @@ class ConnectionGate:
         """Note that the connection with this ticket is no longer pending."""
         self.pending_connections.done(ticket)
         del self._waiting[ticket]
+
+    def failed(self, address: str, reason: str) -> None:
+        """Note that a connection came to nothing, and why."""
+        self._failures.failed(address)
+        self.log.refused(address, reason)
 
     def forget(self, pending: PendingSocket) -> None:
         """Note that a socket is about to be closed."""

@@ -18,11 +18,11 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.server.auth.access import Access, Clocks
-from cleave.server.auth.rate_limit import BURST
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.join_url import parse_join_url
+from cleave.transport.rate_limit import BURST
 from tests.integration.processes import PATIENCE_S, started, until
 from tests.integration.test_security import (
     DEVICE,
@@ -264,6 +264,32 @@ def test_slow_handshakes_from_some_addresses_keep_nobody_else_out(notes: list[st
             stack.enter_context(closing(inside(server, ("127.0.0.77", 0))))
             assert server.fleet.device_count == number
     assert any("given to one from elsewhere" in note for note in notes)
+
+
+def test_connections_that_come_to_nothing_cost_their_address_the_next_ones(
+    notes: list[str],
+) -> None:
+    allowed = ConnectionLimits(failed=3, failed_per_s=1 / NEVER_S)
+    with cleave.serve(verify=False, allowed=allowed) as server:
+        port = urlsplit(server.url).port
+        assert port is not None
+        for _ in range(5):  # those that come to something do not count
+            with closing(inside(server)):
+                assert server.fleet.device_count == 1
+            until(lambda: server.fleet.device_count == 0)
+            with closing(raw(server)) as page:
+                page.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert is_cut(page)
+        for _ in range(3):
+            with opened(server) as stranger:
+                stranger.send(NESTED["in the fields"])
+                assert refused(stranger).code is ErrorCode.PROTOCOL
+        until(lambda: sum("no acceptable hello" in note for note in notes) == 3)
+        with closing(raw(server)) as another:
+            assert is_cut(another)
+        with closing(inside(server, ("127.0.0.77", 0))):
+            assert server.fleet.device_count == 1
+    assert any("too many connections from there came to nothing" in note for note in notes)
 
 
 def test_a_session_may_say_no_more_than_its_role_needs() -> None:

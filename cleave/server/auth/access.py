@@ -30,7 +30,6 @@ from cleave.server.auth.codes import (
     new_code,
     read_code,
 )
-from cleave.server.auth.rate_limit import RateLimit
 from cleave.server.store.access_status import AccessStatuses
 from cleave.server.store.store import (
     AccessStatus,
@@ -41,6 +40,7 @@ from cleave.server.store.store import (
     StoreError,
 )
 from cleave.server.store.writer import RETRY_S, StoreWriter
+from cleave.transport.rate_limit import RateLimit
 
 _logger = logging.getLogger(__name__)
 

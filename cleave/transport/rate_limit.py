@@ -1,11 +1,12 @@
-"""A limit, per address, on failed attempts to be admitted."""
+"""A limit, per address, on how often something may fail: to be admitted, or to connect at all."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+from cleave.transport.connection_limits import home_of
 
 BURST: Final = 10
 """Failed attempts that an address has at once."""
@@ -48,14 +49,14 @@ class RateLimit:
 
     def wait_s(self, address: str) -> float:
         """Return the seconds until this address may try again; 0 if it may now."""
-        bucket = self._buckets.get(_who(address))
+        bucket = self._buckets.get(home_of(address))
         if bucket is None:
             return 0.0
         return max(0.0, (1.0 - self._tokens(bucket)) * self._refill_s)
 
     def failed(self, address: str) -> None:
         """Count a failed attempt from this address."""
-        who = _who(address)
+        who = home_of(address)
         now_s = self._clock()
         bucket = self._buckets.pop(who, None)
         tokens = self._tokens(bucket) if bucket is not None else float(self._burst)
@@ -66,16 +67,3 @@ class RateLimit:
     def _tokens(self, bucket: _Bucket) -> float:
         back = (self._clock() - bucket.at_s) / self._refill_s
         return min(float(self._burst), bucket.tokens + back)
-
-
-def _who(address: str) -> str:
-    """Return the key of an address: with IPv6 its /64 network, all of which one client may use."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if ip.version == 4:
-        return str(ip)
-    if ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return str(ipaddress.ip_network((int(ip), 64), strict=False))
