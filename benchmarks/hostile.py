@@ -422,7 +422,10 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
             stack.enter_context(
                 joined(codes[0]["url"], 1, "--threads", "1", "--name", f"device {number}")
             )
-        job = {"model": "opt-tiny", "steps": 10**6, "batch": 1, "seq": 64, "checkpoint_every": 0}
+        job = {
+            "model": "opt-tiny", "steps": 10**6, "batch": 1, "seq": 64, "checkpoint_every": 0,
+            "method": "tiles",
+        }  # fmt: skip
         watched = Watched()
         strangers = stack.enter_context(
             attacking(host, int(port), codes[1]["code"], codes[2]["code"])

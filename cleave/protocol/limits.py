@@ -115,7 +115,7 @@ MAX_FAILED: Final = 64
 """Most connections at once of one address that end without an accepted `hello` or an answered HTTP
 request, ..."""
 
-FAILED_PER_S: Final = 20.0
+FAILED_PER_S: Final = 10.0
 """... and such connections a second, for long. More from there are cut before anything is spent on
 them."""
 
