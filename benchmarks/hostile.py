@@ -12,7 +12,8 @@ times these rates:
   send as much of them as the server takes, 1.1 connections a second;
 - one admitted device that floods heartbeats, telemetry, pings and unexpected answers (each as large
   as the results it was asked for), 66,667 a second, and comes back whenever it is disconnected;
-- one admitted device that leaves when it is given work, and comes back, 8 times a second;
+- one admitted device, the same in all windows, that leaves when it is given work, and comes back, 8
+  times a second;
 - slow handshakes from 127.0.0.2 to 127.0.0.5, as many as each address may have: 12.8 new ones a
   second from each replace those that timed out.
 
@@ -114,13 +115,16 @@ class Attacker:
     Args:
         host, port: address of the server.
         code: an unused join code.
-        members: a join code for many devices; each flood uses another device.
+        members: a join code for many devices, or the credential of one.
+
+    Attributes:
+        credential: the device's own, once it got one.
     """
 
     def __init__(self, host: str, port: int, code: str, members: str) -> None:
         self._host, self._port = host, port
         self._address = f"ws://{host}:{port}/ws"
-        self._code, self._credential = code, members  # until it is given one of its own
+        self._code, self.credential = code, members
         self.done: Counter[str] = Counter()
 
     async def flood(self, kind: str, times: int) -> None:
@@ -192,7 +196,7 @@ class Attacker:
         """Join, do what is asked until nothing is left, and flood; come back when disconnected."""
         while True:
             hello = device_hello(
-                credential=self._credential, name="flood", memory_bytes=10**9, flops_per_s=1e9,
+                credential=self.credential, name="flood", memory_bytes=10**9, flops_per_s=1e9,
                 downlink_bytes_per_s=1e7, uplink_bytes_per_s=1e7,
             )  # fmt: skip
             hello = replace(hello, features=())
@@ -215,7 +219,7 @@ class Attacker:
                 self.done["not let in"] += 1
                 return
             if isinstance(message, messages.Welcome) and message.credential:
-                self._credential = message.credential
+                self.credential = message.credential
             for action in core.received(message):
                 if isinstance(action, Compute) and action.run >= FIRST_ID:
                     block = execute(backend, action).pack()
@@ -260,9 +264,10 @@ async def attack(host: str, port: int, code: str, members: str) -> None:
     """
     os.nice(19)  # strangers have computers of their own: this one takes what the job leaves
     allow_many_connections()
+    comer = members  # the credential of the device that comes and goes
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
         times, _, kind = line.partition(" ")
-        attacker = Attacker(host, port, code, members)
+        attacker = Attacker(host, port, code, comer if kind == COMING else members)
         flooding = asyncio.create_task(attacker.flood(kind, int(times)))
         await asyncio.to_thread(sys.stdin.readline)
         failed = flooding.exception() if flooding.done() else None
@@ -271,6 +276,8 @@ async def attack(host: str, port: int, code: str, members: str) -> None:
         while not flooding.done():  # a connection that is being closed may swallow it once
             flooding.cancel()
             await asyncio.wait({flooding}, timeout=0.5)
+        if kind == COMING:
+            comer = attacker.credential
         print(json.dumps({"failed": failed is not None, **attacker.done}), flush=True)
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class RejectionLog:
             self._left -= 1
             self._write(f"{address}: {reason}")
         else:
-            self._untold[re.sub(r"\d+", "…", reason.replace(address, "there"))] += 1
+            self._untold[_without_numbers(reason.replace(address, "there"))] += 1
 
     def flush(self) -> None:
         """Write what was only counted, and begin a new period."""
@@ -69,3 +70,8 @@ class RejectionLog:
 
     def _write(self, what: str) -> None:
         _logger.warning("%s refused %s", f"{self._now():%Y-%m-%d %H:%M:%S}", what)
+
+
+@lru_cache(maxsize=64)  # most reasons of a flood are the same
+def _without_numbers(reason: str) -> str:
+    return re.sub(r"\d+", "…", reason)

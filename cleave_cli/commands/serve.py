@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -157,6 +158,7 @@ def serve(
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
+    gc.freeze()  # to look at all of torch's modules again stops every session for a quarter second
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
