@@ -60,6 +60,11 @@ class _Card:
     free_s: float = 0.0
     passed_bytes: float = 0.0
 
+    @property
+    def piece_bytes(self) -> float:
+        """Return what passes at once: where nobody waits for others, whole messages do."""
+        return PIECE_BYTES if self.byte_s else math.inf
+
     def passed_s(self, begin_s: float, nbytes: float) -> float:
         """Return when these bytes are through, after those before them."""
         self.passed_bytes += nbytes
@@ -378,7 +383,7 @@ class StageSimulation:
             self._send_next(now_s, device)
 
     def _send_next(self, now_s: float, device: SimulatedDevice) -> None:
-        nbytes = min(PIECE_BYTES, device.coming[0][0][0] - device.come_bytes)
+        nbytes = min(self.egress.piece_bytes, device.coming[0][0][0] - device.come_bytes)
         device.come_bytes += nbytes
         own_s = now_s + nbytes / device.rates.downlink_bytes_per_s
         self._at(max(own_s, self.egress.passed_s(now_s, nbytes)), self._received, device)
@@ -404,7 +409,7 @@ class StageSimulation:
             if device.sent_s > now_s:
                 self._at(device.sent_s, self._send_up, unit)
                 return
-            nbytes = min(PIECE_BYTES, unit.sends[-1])
+            nbytes = min(self.ingress.piece_bytes, unit.sends[-1])
             unit.sends[-1] -= nbytes
             if not unit.sends[-1]:
                 unit.sends.pop()
