@@ -112,19 +112,19 @@ def server(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
         yield wait_for_event(lines, "listening")
 
 
-def training(corpus_file: Path, steps: int) -> tuple[str, ...]:
-    """The command that trains opt-tiny for some steps, small ones."""
+def training(corpus_file: Path, steps: int, model: str = "opt-tiny") -> tuple[str, ...]:
+    """The command that trains a model for some steps, small ones."""
     return (
         "train", "--method", "tiles",
-        "--model", "opt-tiny", "--data", str(corpus_file), "--steps", str(steps),
+        "--model", model, "--data", str(corpus_file), "--steps", str(steps),
         "--batch", "1", "--seq", "16", "--checkpoint-every", "0", "--json",
     )  # fmt: skip
 
 
-def training_job(corpus_file: Path, steps: int) -> JobSpec:
+def training_job(corpus_file: Path, steps: int, model: str = "opt-tiny") -> JobSpec:
     """What `training` trains."""
     return JobSpec(
-        "opt-tiny", str(corpus_file), steps, batch=1, seq=16, checkpoint_every=0, method="tiles"
+        model, str(corpus_file), steps, batch=1, seq=16, checkpoint_every=0, method="tiles"
     )
 
 

@@ -18,7 +18,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 
-STEPS = 4
+STEPS = 2
 
 
 def test_it_serves_the_same_tiles(
