@@ -1,5 +1,6 @@
 package cleave.core;
 
+import cleave.core.graphs.OpenGraph;
 import cleave.core.kernels.Chosen;
 import cleave.core.kernels.KernelChoice;
 import cleave.core.kernels.KernelException;
@@ -42,6 +43,7 @@ public final class Device implements Runnable {
     private final CredentialStore credentials;
     private final Sensors sensors;
     private final DeviceListener listener;
+    private final OpenGraph graphs;
     private final Random random = new Random();
     private final ScheduledExecutorService timer;
     private final ExecutorService kernelThread;
@@ -57,6 +59,7 @@ public final class Device implements Runnable {
      * @param kernels candidates, one or more; see {@link KernelChoice}
      * @param sensors null for none
      * @param threads makes the thread that multiplies, and is the kernel's own
+     * @param graphs what runs graphs; null for a device that only multiplies
      */
     public Device(
             JoinLink link,
@@ -65,7 +68,9 @@ public final class Device implements Runnable {
             CredentialStore credentials,
             Sensors sensors,
             DeviceListener listener,
-            ThreadFactory threads) {
+            ThreadFactory threads,
+            OpenGraph graphs) {
+        this.graphs = graphs;
         this.link = link;
         this.description = description;
         this.kernels = new ArrayList<>(kernels);
@@ -152,10 +157,11 @@ public final class Device implements Runnable {
                         transport,
                         with.kernel,
                         kernelThread,
-                        Hello.of(description, link, kept, with.flopsPerS, false),
+                        Hello.of(description, link, kept, with.flopsPerS, false, graphs != null),
                         timer,
                         System::nanoTime,
-                        new SessionEvents(with));
+                        new SessionEvents(with),
+                        graphs);
         return session;
     }
 

@@ -120,7 +120,8 @@ public final class Main {
                 new FileCredentialStore(new File(state)),
                 null,
                 new Printer(),
-                daemons);
+                daemons,
+                null);
     }
 
     private static String option(Map<String, String> options, String name, String missing) {

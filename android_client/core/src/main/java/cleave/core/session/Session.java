@@ -3,13 +3,14 @@ package cleave.core.session;
 import cleave.core.device.Action;
 import cleave.core.device.DeviceCore;
 import cleave.core.device.Shell;
+import cleave.core.graphs.GraphWork;
+import cleave.core.graphs.OpenGraph;
 import cleave.core.kernels.Kernel;
 import cleave.core.kernels.Matrix;
 import cleave.core.kernels.Product;
 import cleave.core.protocol.ByeCode;
 import cleave.core.protocol.Codec;
 import cleave.core.protocol.ErrorCode;
-import cleave.core.protocol.Feature;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
@@ -57,6 +58,7 @@ public final class Session implements Visit {
     private final Object lock = new Object(); // of all that follows
     private final DeviceCore core;
     private final List<ScheduledFuture<?>> timers = new ArrayList<>();
+    private final GraphThread graphs; // null where it runs none
     private final Shell shell = new SessionShell();
     private Outbox outbox;
     private Ending ending;
@@ -71,6 +73,7 @@ public final class Session implements Visit {
      * @param kernelThread the thread in which the kernel was made
      * @param timer its tasks must not wait for arithmetic
      * @param nanos a clock that never goes back
+     * @param open what runs graphs; null where {@code hello} does not name that feature
      */
     public Session(
             Transport transport,
@@ -79,7 +82,8 @@ public final class Session implements Visit {
             Message hello,
             ScheduledExecutorService timer,
             LongSupplier nanos,
-            Events events) {
+            Events events,
+            OpenGraph open) {
         this.transport = transport;
         this.kernel = new KernelThread(kernel, kernelThread, nanos);
         this.hello = hello;
@@ -90,7 +94,11 @@ public final class Session implements Visit {
                 new DeviceCore(
                         hello.integer("memory_bytes"),
                         hello.flag("measure"),
-                        hello.texts("features").contains(Feature.CODING.wireName));
+                        hello.texts("features"));
+        graphs =
+                open == null
+                        ? null
+                        : new GraphThread(open, this::wants, new GraphAnswers(), nanos);
     }
 
     @Override
@@ -283,6 +291,11 @@ public final class Session implements Visit {
         }
 
         @Override
+        public GraphWork graphs() {
+            return graphs;
+        }
+
+        @Override
         public void compute(long run, Product product) {
             if (product.resultBytes() > transport.mostSentBytes() - HEADER_BYTES) {
                 act(
@@ -323,6 +336,25 @@ public final class Session implements Visit {
             synchronized (lock) {
                 finish(Ending.lost("the kernel stopped: " + reason));
             }
+        }
+    }
+
+    private final class GraphAnswers implements GraphThread.Answers {
+        @Override
+        public void computed(long run, ByteBuffer payload, double computeS) {
+            if (payload.remaining() > transport.mostSentBytes() - HEADER_BYTES) {
+                failed(
+                        run,
+                        "a result of " + payload.remaining()
+                                + " bytes is more than this client can send at once");
+                return;
+            }
+            new RunAnswer(run).computed(payload, computeS);
+        }
+
+        @Override
+        public void failed(long run, String reason) {
+            new RunAnswer(run).failed(reason);
         }
     }
 
@@ -427,6 +459,9 @@ public final class Session implements Visit {
             task.cancel(false);
         }
         act(core.end());
+        if (graphs != null) {
+            graphs.close();
+        }
         if (outbox != null) {
             outbox.close();
         }
