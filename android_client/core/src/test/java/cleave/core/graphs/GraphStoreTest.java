@@ -23,7 +23,8 @@ public class GraphStoreTest {
         @Override
         public List<GraphInput> inputs() {
             return Arrays.asList(
-                    new GraphInput("x", new long[] {-1, 3}), new GraphInput("w", new long[] {1, 3}));
+                    new GraphInput("x", new long[] {-1, 3}),
+                    new GraphInput("w", new long[] {1, 3}));
         }
 
         @Override
