@@ -293,7 +293,9 @@ def main() -> None:
     # Bits are compared on little text, since exact products are slow. Losses of so few tokens part
     # by 3e-4 within 20 steps from rounding alone, without a fault; those of a usual batch by 2e-5.
     batch, seq = (1, 64) if options.executor == "invariant" else (4, 128)
-    job = JobSpec("opt-tiny", steps=planned, batch=batch, seq=seq, checkpoint_every=0)
+    job = JobSpec(
+        "opt-tiny", steps=planned, batch=batch, seq=seq, checkpoint_every=0, method="tiles"
+    )
     print(
         f"opt-tiny, {steps} steps of {batch} x {seq} tokens, {devices} device processes, "
         f"executor {options.executor}, seed {options.seed}; log: {log}",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cleave.fleet.fleet import Fleet
+from cleave.planner.methods import Method
 from cleave.training.job import JobSpec
 from cleave.training.records import Record
 from cleave.training.run_folder import RunFolder
@@ -22,7 +23,13 @@ from cleave.workload.models.build import build_model
 
 
 def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
-    """Return a trainer that writes to a temporary folder and reports nothing."""
+    """Return a trainer that writes to a temporary folder and reports nothing.
+
+    Raises:
+        ValueError: where the job may choose what it does, so that what is measured is not known.
+    """
+    if fleet is not None and job.method == Method.AUTO.value:
+        raise ValueError("a benchmark's job with a fleet names its method")
     context = TrainContext(fleet, _ignore)
     dataset = prepare(job, context)
     folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="cleave-benchmark-")))

@@ -253,7 +253,7 @@ def compare_steps(profile: DeviceProfile, steps: int) -> None:
     if missing:
         print(f"training steps behind limited links: skipped, {missing}")
         return
-    job = JobSpec(model="opt-tiny", steps=steps + 1, batch=4, seq=128)
+    job = JobSpec(model="opt-tiny", steps=steps + 1, batch=4, seq=128, method="tiles")
     with (
         cleave.serve(host="0.0.0.0", security=Security(insecure_lan=True)) as server,
         limited_devices(server) as links,

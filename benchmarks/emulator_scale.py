@@ -133,7 +133,7 @@ def real_time(devices: int, steps: int) -> None:
             f"{devices} real-time devices joined within {joined_s:.1f} s (at most 15)", flush=True
         )
         train = [sys.executable, "-m", "cleave_cli", "train", "--model", "opt-tiny", "--json"]
-        train += ["--steps", str(steps), "--server", server.operator_url]
+        train += ["--steps", str(steps), "--server", server.operator_url, "--method", "tiles"]
         done = subprocess.run(train, capture_output=True, text=True, check=True)
         losses = [
             r["loss"] for r in map(json.loads, done.stdout.splitlines()) if r["event"] == "step"

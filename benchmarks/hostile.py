@@ -12,6 +12,7 @@ times these rates:
   send as much of them as the server takes, 1.1 connections a second;
 - one admitted device that floods heartbeats, telemetry, pings and unexpected answers (each as large
   as the results it was asked for), 66,667 a second, and comes back whenever it is disconnected;
+- one admitted device that leaves when it is given work, and comes back, 8 times a second;
 - slow handshakes from 127.0.0.2 to 127.0.0.5, as many as each address may have: 12.8 new ones a
   second from each replace those that timed out.
 
@@ -77,6 +78,7 @@ PIECE_BYTES: Final = 2**18
 NESTED_PER_S: Final = 12.0
 MEASURES_PER_S: Final = 1.1
 FLOOD_PER_S: Final = 800_000 / 12
+COMINGS_PER_S: Final = 8.0
 SLOW_PER_S: Final = 128 / 10  # each place is taken again when its 10 s are over
 BEAT_S: Final = 0.05
 NEWCOMER_EVERY_S: Final = 0.25
@@ -88,6 +90,7 @@ SLOW_FROM: Final = tuple(f"127.0.0.{n}" for n in (2, 3, 4, 5))
 NEWCOMER_FROM: Final = "127.0.0.6"
 
 NOTHING: Final = "nothing"
+COMING: Final = "coming and going"
 FLOODS: Final = (
     NOTHING,
     "nested hellos",
@@ -96,6 +99,7 @@ FLOODS: Final = (
     "telemetry",
     "pings",
     "late answers",
+    COMING,
     "slow handshakes",
 )
 MEASURED: Final = device_hello(credential="", name="measured", memory_bytes=64 * 2**20)
@@ -135,7 +139,8 @@ class Attacker:
                 )
                 await asyncio.gather(*ways)
             case _:
-                await self._member(kind, FLOOD_PER_S * times)
+                pause_s = 1 / (COMINGS_PER_S * times) if kind == COMING else 2 * BEAT_S
+                await self._member(kind, FLOOD_PER_S * times, pause_s)
 
     async def _again_and_again(self, way: Callable[[], Awaitable[None]], per_s: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -183,19 +188,20 @@ class Attacker:
         finally:
             writer.close()
 
-    async def _member(self, kind: str, per_s: float) -> None:
+    async def _member(self, kind: str, per_s: float, pause_s: float) -> None:
         """Join, do what is asked until nothing is left, and flood; come back when disconnected."""
         while True:
             hello = device_hello(
                 credential=self._credential, name="flood", memory_bytes=10**9, flops_per_s=1e9,
                 downlink_bytes_per_s=1e7, uplink_bytes_per_s=1e7,
             )  # fmt: skip
+            hello = replace(hello, features=())
             with suppress(Exception):
                 async with connect(self._address, close_timeout=1, max_size=None) as socket:
                     self.done["joins"] += 1
                     await socket.send(b"".join(encode(hello)))
                     await self._flood_inside(socket, kind, per_s)
-            await asyncio.sleep(2 * BEAT_S)
+            await asyncio.sleep(pause_s)
 
     async def _flood_inside(self, socket: ClientConnection, kind: str, per_s: float) -> None:
         core, backend = DeviceCore(10**9), NumpyBackend()
@@ -220,6 +226,8 @@ class Attacker:
                     result_bytes = max(result_bytes, action.result_bytes)
             if isinstance(message, messages.Run) and message.id < FIRST_ID:
                 break
+        if kind == COMING:
+            return
         frame = _frame(kind, result_bytes)
         count = max(1, round(per_s * BEAT_S * min(1.0, 1000 / len(frame))))
         many = frame * count
@@ -422,7 +430,10 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
             stack.enter_context(
                 joined(codes[0]["url"], 1, "--threads", "1", "--name", f"device {number}")
             )
-        job = {"model": "opt-tiny", "steps": 10**6, "batch": 1, "seq": 64, "checkpoint_every": 0}
+        job = {
+            "model": "opt-tiny", "steps": 10**6, "batch": 1, "seq": 64, "checkpoint_every": 0,
+            "method": "tiles",
+        }  # fmt: skip
         watched = Watched()
         strangers = stack.enter_context(
             attacking(host, int(port), codes[1]["code"], codes[2]["code"])

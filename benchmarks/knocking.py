@@ -191,7 +191,8 @@ def attacker(address: str) -> Iterator[subprocess.Popen[str]]:
 
 def measure(rounds: int, steps: int, connections: int) -> None:
     """Run the blocks, and print the results."""
-    job = JobSpec(model="opt-tiny", steps=3 * rounds * steps + 2, batch=4, seq=128)
+    steps_in_all = 3 * rounds * steps + 2
+    job = JobSpec(model="opt-tiny", steps=steps_in_all, batch=4, seq=128, method="tiles")
     log = LogLines()
     blocks: dict[Kind, list[float]] = {kind: [] for kind in Kind}
     longest = dict.fromkeys(Kind, 0.0)

@@ -23,7 +23,7 @@ def run(devices: int, options: argparse.Namespace) -> tuple[list[float], float, 
     command = [
         sys.executable, "-m", "cleave_cli", "train", "--model", options.model, "--devices",
         str(devices), "--steps", "2", "--batch", "2", "--seq", "256", "--dtype", "bf16",
-        "--json", "--runs", tempfile.mkdtemp(prefix="cleave-benchmark-"),
+        "--method", "tiles", "--json", "--runs", tempfile.mkdtemp(prefix="cleave-benchmark-"),
     ]  # fmt: skip
     began_s = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -22,7 +22,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=900)
     options = parser.parse_args()
     job = JobSpec(
-        "opt-tiny", steps=options.steps, batch=8, seq=128, dtype="bf16", checkpoint_every=0
+        "opt-tiny",
+        steps=options.steps,
+        batch=8,
+        seq=128,
+        dtype="bf16",
+        checkpoint_every=0,
+        method="tiles",
     )
     began_s = time.perf_counter()
     with cleave.emulated(8) as fleet:

@@ -71,7 +71,7 @@ def report_bytes(spent: FleetCounters) -> None:
 
 
 def measure(devices: int, pairs: int, soak: int) -> None:
-    job = JobSpec(model="opt-125m", batch=2, seq=32, steps=1000, checkpoint_every=0)
+    job = JobSpec(model="opt-125m", batch=2, seq=32, steps=1000, checkpoint_every=0, method="tiles")
     with (
         cleave.serve() as server,
         joined(server.url, devices, "--executor", "numpy", "--threads", "1") as processes,

@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     for dtype, limit in (("fp32", 1e-4), ("bf16", 2e-2)):
-        job = JobSpec(options.model, steps=options.steps, batch=4, seq=128, dtype=dtype)
+        job = JobSpec(
+            options.model, steps=options.steps, batch=4, seq=128, dtype=dtype, method="tiles"
+        )
         plain = losses(job, None)
         print(f"{dtype}: plain PyTorch goes from {plain[0]:.4f} to {plain[-1]:.4f}", flush=True)
         with cleave.emulated(8) as fleet:

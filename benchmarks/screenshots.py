@@ -64,7 +64,8 @@ def _training(stack: ExitStack, place: Path) -> str:
             break
     train = (
         "train", "--model", "opt-tiny", "--steps", str(STEPS), "--batch", "2", "--seq", "64",
-        "--eval-every", "10", "--server", f"@{data / 'operator.url'}", "--json",
+        "--eval-every", "10", "--method", "tiles",
+        "--server", f"@{data / 'operator.url'}", "--json",
     )  # fmt: skip
     _, records = stack.enter_context(started(*train, cwd=place))
     for _ in range(WARM_STEPS):

@@ -315,7 +315,7 @@ class Disturber:
     def _is_time(self, order: StageOrder, answer: messages.Computed | messages.Result) -> bool:
         """Say whether a device is in the middle of what the armed disturbance is about."""
         unit = order.unit
-        left = len(unit.answers - {answer.id})
+        left = len(unit.rest) + len(unit.answers.keys() - {answer.id})
         if not left or self._armed is Disturbance.NONE:
             return False
         if self._armed is Disturbance.UPLOAD:

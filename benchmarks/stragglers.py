@@ -173,7 +173,7 @@ def measure(options: argparse.Namespace) -> bool:
     """Run the benchmark; return whether the limit is met."""
     job = JobSpec(
         model=options.model, data=str(Path(__file__)), steps=options.steps, batch=options.batch,
-        seq=options.seq, checkpoint_every=0,
+        seq=options.seq, checkpoint_every=0, method="tiles",
     )  # fmt: skip
     prompt = Lateness(0.0, at_once=False)
     late = Lateness(options.late, options.at_once, options.from_start)

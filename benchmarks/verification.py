@@ -105,7 +105,9 @@ def projector() -> Pass:
 
 def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
     """Run part one."""
-    job = JobSpec(model="opt-125m", batch=batch, seq=seq, steps=10_000, checkpoint_every=0)
+    job = JobSpec(
+        model="opt-125m", batch=batch, seq=seq, steps=10_000, checkpoint_every=0, method="tiles"
+    )
     shares: list[float] = []
     per_step: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as stack:

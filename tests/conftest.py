@@ -11,16 +11,18 @@ from shutil import which
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from cleave.training.job import JobSpec
 from cleave.training.records import Record, StepRecord
 from tests.examples import FAST
 from tests.log_lines import LogLines, logged
 
-# Machines that run tests are shared and slow: a deadline would test them, not the code.
-settings.register_profile("cleave", deadline=None)
-settings.register_profile("fast", deadline=None, max_examples=10)
+# Machines that run tests are shared and slow: a deadline would test them, not the code, and so
+# would looking how long examples take to draw.
+_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("cleave", **_PATIENT)
+settings.register_profile("fast", **_PATIENT, max_examples=10)
 settings.load_profile("fast" if os.environ.get(FAST) else "cleave")
 
 # Torch and its exporter keep a million objects alive; the default looks through them so often that

@@ -85,6 +85,15 @@ MAX_UNASKED_BYTES: Final = 4 * 2**20
 REST_S: Final = 60.0
 """Seconds for which a device that sent too much is not let in again."""
 
+SHORT_STAY_S: Final = 30.0
+"""A device that leaves sooner after it connected makes a short stay: ..."""
+
+MAX_SHORT_STAYS: Final = 5
+"""... so many it may make at once, ..."""
+
+SHORT_STAY_REST_S: Final = 10.0
+"""... and one more whenever so many seconds have passed."""
+
 MAX_FRAMES: Final = 4096
 """Most WebSocket frames of one message."""
 
@@ -115,7 +124,7 @@ MAX_FAILED: Final = 64
 """Most connections at once of one address that end without an accepted `hello` or an answered HTTP
 request, ..."""
 
-FAILED_PER_S: Final = 20.0
+FAILED_PER_S: Final = 10.0
 """... and such connections a second, for long. More from there are cut before anything is spent on
 them."""
 

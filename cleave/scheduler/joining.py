@@ -29,6 +29,7 @@ from cleave.scheduler.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.scheduler.reputation import Reputation
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.setbacks import Setbacks
+from cleave.scheduler.short_stays import ShortStays
 from profiles.device_profile import DeviceKind
 
 
@@ -67,14 +68,21 @@ class Joining:
         self._card = card
         self._sharing = self._expected = expected
         self._resting: dict[int, float] = {}  # by which device it is known as, until when
+        self._short_stays = ShortStays()
 
     def rest(self, session: Session, now_s: float) -> None:
         """Keep a device that sent more than it may from coming back too soon."""
         if session.known_as is not None:
             self._resting[session.known_as] = now_s + limits.REST_S
 
+    def left(self, session: Session, now_s: float) -> None:
+        """Note that a device left, or was lost."""
+        if session.known_as is not None and not session.measure:
+            self._short_stays.left(session.known_as, session.opened_s, now_s)
+
     def tick(self, now_s: float) -> None:
         """Forget the devices that may come back."""
+        self._short_stays.tick(now_s)
         self._resting = {who: s for who, s in self._resting.items() if s > now_s}
 
     def admit(self, hello: Hello, address: str, sessions: int, now_s: float) -> AdmissionResult:
@@ -95,11 +103,18 @@ class Joining:
         # Asked last, for it may use up a join code.
         admission = refusal or self._auth.admit(hello, address)
         known_as = admission.known_as if isinstance(admission, Admission) else None
-        rest_s = self._resting.get(known_as, now_s) - now_s if known_as is not None else 0.0
-        if rest_s <= 0:
+        if known_as is None:
             return admission
-        reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
-        return Refusal(ErrorCode.LIMIT, reason, rest_s)
+        if (rest_s := self._resting.get(known_as, now_s) - now_s) > 0:
+            reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
+            return Refusal(ErrorCode.LIMIT, reason, rest_s)
+        if not hello.measure and (rest_s := self._short_stays.wait_s(known_as, now_s)) > 0:
+            reason = (
+                f"this device left {limits.MAX_SHORT_STAYS} times soon after it came; it may come "
+                f"back in {rest_s:.0f} s"
+            )
+            return Refusal(ErrorCode.LIMIT, reason, rest_s)
+        return admission
 
     def begin(
         self, session: Session, hello: Hello, admission: Admission, now_s: float, *, verify: bool

@@ -485,9 +485,12 @@ class Scheduler:
     # --- tasks that no device can do ---
 
     def _stick(self, job: Job, reason: str) -> None:
-        """Note that part of a job waits, and why; report each reason once."""
+        """Note that part of a job waits, and why; report each reason once, the last of an event."""
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
+            said = [i for i in self._instructions if isinstance(i, Stuck) and i.job == job.id]
+            for before in said:
+                self._instructions.remove(before)
             self._instructions.append(Stuck(job.id, reason))
 
     def _hold(self, job: Job, task: Task, last: str) -> None:

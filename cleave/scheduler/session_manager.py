@@ -256,6 +256,7 @@ class SessionManager:
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
         self.history.depart(session, reason, now_s, lost=lost)
+        self._joining.left(session, now_s)
         probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason
         if probing:

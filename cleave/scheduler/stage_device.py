@@ -27,13 +27,15 @@ from cleave.scheduler.stage_work import (
     StageOrder,
     StepWork,
     SumName,
+    SumPiece,
     SumShape,
     Unit,
 )
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 
-_FETCH_BYTES = 8 * 2**20  # of sums at once: others get a turn, and a device holds two copies
+_PIECE_BYTES = 8 * 2**20  # of sums in one message: others get a turn
+_AWAITED_BYTES = 16 * 2**20  # of sums at once: a device holds what it was asked for twice
 _FP32 = 4
 
 
@@ -147,18 +149,39 @@ class StageDevice:
     def sums(
         self, work: StepWork, unit: Unit, generation: Generation, wanted: Container[SumName]
     ) -> None:
-        """Ask for those sums of a generation that are wanted; then all of them end."""
+        """Ask for those sums of a generation that are wanted, a few at first; the others end."""
+        self._drop(array for what, array in generation.sums.items() if what not in wanted)
         for (layer, name), array in generation.sums.items():
             if (layer, name) not in wanted:
                 continue
             shape = sums_of(work, layer)[name]
-            step = max(1, _FETCH_BYTES // (_FP32 * shape.columns))
+            step = max(1, _PIECE_BYTES // (_FP32 * shape.columns))
             for first in range(0, shape.rows, step):
                 rows = min(step, shape.rows - first)
-                what = (layer, name, first)
-                self._fetch(unit, what, array, first, rows, shape.columns, work.gradients)
-        self._drop(generation.sums.values())
+                ends = first + rows == shape.rows
+                unit.rest.append(
+                    SumPiece((layer, name, first), array, rows, shape.columns, ends=ends)
+                )
         generation.taken = True
+        self.more_sums(work, unit)
+
+    def more_sums(self, work: StepWork, unit: Unit) -> None:
+        """Ask for as many of the remaining sums as a device has room for; those asked for end.
+
+        A device counts what it is asked for against its memory until it has sent it.
+        """
+        while unit.rest:
+            piece = unit.rest[0]
+            nbytes = piece.rows * piece.columns * _item_bytes(work.gradients)
+            if unit.answers and sum(unit.answers.values()) + nbytes > _AWAITED_BYTES:
+                return
+            unit.rest.popleft()
+            first = piece.name[2]
+            self._fetch(
+                unit, piece.name, piece.array, first, piece.rows, piece.columns, work.gradients
+            )
+            if piece.ends:
+                self._drop([piece.array])
 
     # --- memory ---
 
@@ -294,7 +317,7 @@ class StageDevice:
 
     def _next_run(self, unit: Unit, name: Any, output_bytes: int, flops: int, form: Any) -> Task:
         self._ids.runs += 1
-        unit.answers.add(self._ids.runs)
+        unit.answers[self._ids.runs] = output_bytes
         unit.flops += flops
         return Task(0, (), flops, output_bytes, StageOrder(unit, name, *form))
 
@@ -363,7 +386,7 @@ class StageDevice:
     def _fetch(
         self, unit: Unit, name: Any, array: int, first: int, rows: int, columns: int, out: str
     ) -> None:
-        nbytes = rows * columns * (_FP32 if out == "fp32" else 2)
+        nbytes = rows * columns * _item_bytes(out)
         task = self._next_run(unit, name, nbytes, 0, (rows, columns, out))
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
@@ -372,6 +395,10 @@ class StageDevice:
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)
             self._send(messages.Drop(ids))
+
+
+def _item_bytes(dtype: str) -> int:
+    return _FP32 if dtype == "fp32" else 2
 
 
 def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:

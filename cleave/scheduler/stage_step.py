@@ -257,8 +257,14 @@ class StageStep:
 
     def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
         unit = order.unit
-        unit.answers.discard(run)
-        if unit.answers or unit not in self._units:
+        unit.answers.pop(run, None)
+        if unit not in self._units:
+            return []
+        if unit.rest:
+            store = self._store(unit.device)
+            store.more_sums(self.work, unit)
+            return [*store.take()]
+        if unit.answers:
             return []
         self._units.discard(unit)
         self._finish(unit)
@@ -313,8 +319,7 @@ class StageStep:
     def _go_on(self) -> list[ForSteps]:
         """Ask devices for what can be done now, and tell of the end."""
         if not self.ended and self.failures >= MAX_FAILURES:
-            reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
-            self._end(StepFailed(f"too many devices failed: {reasons}"))
+            self._end_failed("too many devices failed")
         while not self.ended and self._ask_once():
             pass
         if not self.ended:
@@ -326,6 +331,8 @@ class StageStep:
     def _ask_once(self) -> bool:
         """Give each device that has a turn one unit; return whether any got one."""
         self._replace_missing()
+        if self.ended:
+            return False
         busy: dict[int, int] = {}
         for unit in self._units:
             busy[unit.device] = busy.get(unit.device, 0) + 1
@@ -470,6 +477,10 @@ class StageStep:
         records = [stage.record for stage in self._stages]
         self._end(StepResult(self._losses, self._dx, gradients, records))
 
+    def _end_failed(self, why: str) -> None:
+        reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
+        self._end(StepFailed(f"{why}: {reasons}"))
+
     def _end(self, outcome: StepResult | StepFailed) -> None:
         self.ended = True
         self._units.clear()
@@ -484,6 +495,9 @@ class StageStep:
             return
         for stage in missing:
             self._reinforce(stage)
+        if self._failed and not self._present().keys() - self._failed.keys():
+            self._end_failed("no device is left that did not fail")
+            return
         if not self._noted and not all(stage.devices for stage in missing):
             self._noted = True
             layers = ", ".join(f"{s.plan.first + 1} to {s.plan.stop}" for s in missing)
@@ -558,7 +572,8 @@ class StageStep:
             return 0.0
         for unit, generation in self._taking.items():
             if generation.device == device and generation in stage.generations:
-                return len(unit.answers) / (len(unit.answers) + len(unit.found))
+                left = len(unit.answers) + len(unit.rest)
+                return left / (left + len(unit.found))
         return 1.0
 
     def _has_landed(self, stage: _Stage) -> bool:

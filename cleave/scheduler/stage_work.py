@@ -6,6 +6,7 @@ run of consecutive layers on one device, or on several that each take some of th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +24,24 @@ LOSS_LAYER: Final = -1
 
 SumName: TypeAlias = tuple[int, str]
 """Names the sum of a parameter's gradients: the layer's number, and the parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumPiece:
+    """Rows of a sum that a device returns in one message.
+
+    Attributes:
+        name: the sum's layer and parameter, and the first row.
+        array: the sum, as a wire id.
+        rows, columns: of the piece.
+        ends: whether it is the sum's last.
+    """
+
+    name: tuple[int, str, int]
+    array: int
+    rows: int
+    columns: int
+    ends: bool
 
 
 class StageFailedError(CleaveError):
@@ -213,7 +232,8 @@ class Unit:
         kind, stage, batch, device: what it is; `batch` is the number of the micro-batch.
         keep: what stays on the device until the backward pass; within the last stage's unit it is
             dropped then.
-        answers: orders that are not answered yet.
+        answers: orders that are not answered yet, and the bytes of what answers each.
+        rest: pieces of sums that will be asked for as others come.
         found: what was fetched, by name.
         kept: of each layer, its input and its activations that stay there, as wire ids.
         flops: of all its orders.
@@ -224,7 +244,8 @@ class Unit:
     batch: int
     device: int
     keep: Keep = Keep.NOTHING
-    answers: set[int] = field(default_factory=set)
+    answers: dict[int, int] = field(default_factory=dict)
+    rest: deque[SumPiece] = field(default_factory=deque)
     found: dict[Any, Any] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
     flops: int = 0
@@ -321,9 +342,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A step by stages cannot be completed."""
+    """A step by stages cannot be completed.
+
+    Attributes:
+        reason: a text for people.
+        final: whether it is no use to try again.
+    """
 
     reason: str
+    final: bool = False
 
 
 StageOutcome = OutputReady | StepResult | StepFailed

@@ -431,7 +431,7 @@ class LiveRuntime(Runtime):
         # A thread that waits for a GEMM must not wait for ever.
         for job in list(self._futures):
             self.conclude(job, "the fleet was closed")
-        self.tell_step(StepFailed("the fleet was closed"), None)
+        self.tell_step(StepFailed("the fleet was closed", final=True), None)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device, and tell it why. Call this in the loop."""
@@ -519,7 +519,9 @@ class LiveRuntime(Runtime):
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
-            self.tell_step(StepFailed(f"unexpected {type(error).__name__}: {error}"), None)
+            self.tell_step(
+                StepFailed(f"unexpected {type(error).__name__}: {error}", final=True), None
+            )
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """See `Runtime.next_outcome`."""

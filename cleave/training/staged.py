@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.scheduler.stage_work import (
     OutputReady,
     StageArray,
+    StageFailedError,
     StageOutcome,
     StepFailed,
     StepResult,
@@ -31,6 +32,15 @@ from cleave.scheduler.stage_work import (
 from cleave.training.audits import Auditor
 from cleave.training.methods import MethodChoice
 from cleave.training.stage_work import ModelWork
+
+MOST_TRIES: Final = 3
+"""So often is a step done by stages, where nothing else may do it, before training ends."""
+
+RETRY_S: Final = 10.0
+"""Seconds before a step is tried again with the same devices."""
+
+RESTING_STEPS: Final = 10
+"""Steps without stages after one failed, while no other device comes and something else can."""
 
 
 class StageRuntime(Protocol):
@@ -138,6 +148,7 @@ class StagedModel:
         self._parts = 1
         self._said = ""
         self._worth = True
+        self._resting: tuple[int, tuple[int, ...]] = 0, ()  # steps, and with which devices
 
     def close(self) -> None:
         """Let devices forget what they hold."""
@@ -147,7 +158,8 @@ class StagedModel:
         """Add the gradients of the mean loss of a batch to the parameters; return that loss.
 
         Returns:
-            None where the caller is to do it itself: no device is there, or it is done sooner so.
+            None where the caller is to do it itself: no device is there, those that are failed
+            lately, or it is done sooner so.
 
         Raises:
             AbandonedError: when training is to stop.
@@ -155,6 +167,7 @@ class StagedModel:
         """
         counted = int((batch.targets >= 0).sum())
         scale = 1.0 / max(1, counted)
+        failed = 0
         while True:
             plan = self.planned(batch)
             if plan is None:
@@ -162,16 +175,53 @@ class StagedModel:
             parts = self.cut(batch)
             embedded = [self.embed(part) for part in parts]
             work = self.step_work(plan, parts, embedded, scale)
-            result, losses = self._step(work, parts, embedded, scale)
+            try:
+                result, losses = self._step(work, parts, embedded, scale)
+            except StageFailedError as error:
+                self._begin_again()
+                failed += 1
+                if not self._tries_again(str(error), failed):
+                    return None
+                continue
             faults = self._auditor.faults(work, result) if self._auditor is not None else []
             if not faults:
                 return self._take(result, embedded, losses)
             for fault in faults:  # nothing of the step was used yet: it is done again
                 self._note(f"device {fault.device} is quarantined: {fault.reason}")
                 self.runtime.quarantine(fault.device, fault.reason)
-            self.plan = None
-            for parameter in self.work.model.parameters():
-                parameter.grad = None
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Forget what a step came to: nothing of it was used."""
+        self.plan = None
+        for parameter in self.work.model.parameters():
+            parameter.grad = None
+
+    def _tries_again(self, reason: str, failed: int) -> bool:
+        """Say whether to try a step again that failed so often; False where the caller does it.
+
+        Raises:
+            AbandonedError: when training is to stop meanwhile.
+            FleetError: when it failed too often.
+        """
+        there = self.runtime.stage_devices().keys()
+        if self._local_after_s is not None:
+            self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
+            self._resting = RESTING_STEPS - 1, tuple(sorted(there))
+            return False
+        if failed >= MOST_TRIES:
+            raise FleetError(f"the step by stages cannot be completed: {reason}")
+        self._say(f"training waits: {reason}")
+        waited_s = 0.0
+        while waited_s < RETRY_S and self.runtime.stage_devices().keys() <= there:
+            if self._stop():
+                raise AbandonedError("training is to stop")
+            try:
+                self.runtime.next_outcome(LOOK_S)
+            except FleetError as error:  # in virtual time: nothing will happen
+                raise FleetError(f"{error}: {reason}") from error
+            waited_s += LOOK_S
+        return True
 
     def step_work(
         self,
@@ -218,8 +268,10 @@ class StagedModel:
                     y = self.work.tensor(payload, x.shape, self.work.dtype)
                     losses[number], dy = self._loss(y, part.targets, scale)
                     self.runtime.give(number, self.work.activation(dy))
-                case StepFailed(reason):
-                    raise FleetError(f"the step by stages cannot be completed: {reason}")
+                case StepFailed(reason, final):
+                    if final:
+                        raise FleetError(f"the step by stages cannot be completed: {reason}")
+                    raise StageFailedError(reason)
                 case StepResult() as result:
                     return result, losses
 
@@ -285,6 +337,10 @@ class StagedModel:
         waited_s = 0.0
         while True:
             devices = self.runtime.stage_devices()
+            left, those = self._resting
+            if left and those == tuple(sorted(devices)):
+                self._resting = left - 1, those
+                return None
             wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
             if self.plan is None or wanted != self._planned_for:
                 self.plan = self._new_plan(batch, list(devices.values()))

@@ -4,7 +4,9 @@ All take a matrix as lines that follow one another in memory: `flat`, 1-D, and `
 elements from one line to the next. They add products to `out`, shape (groups, vectors, rows), and,
 unless it is empty, the squares of the elements, weighted by column, to `squares`, shape (groups,
 rows). Groups of columns begin and end at `bounds`. Four lines and two vectors are read at a time,
-which makes as many sums as there are registers.
+which makes as many sums as there are registers. While a part of four lines is read, the same part
+of the next four is asked for: no processor foresees that it is wanted, and waiting for it would
+take as long as all else.
 
 Elements are widened to double precision as they are read, bf16 from its bits; sums are taken in any
 order, as by BLAS; infinities and NaNs stay what they are.
@@ -21,14 +23,15 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import make_array
 
 from cleave.arrays import Doubles, DType
 
 Bounds = npt.NDArray[np.int64]
 
-_WIDE: Final = 1024  # elements of a line at a time: four such parts stay in the innermost cache
+_WIDE: Final = 4096  # elements of a line at a time: four such stretches stay in the second cache
+_PART: Final = 128  # of them before more is asked for
 _LINE: Final = 16  # elements of fp32 that come from memory together
 _OPTIONS: Final[dict[str, Any]] = {
     "fastmath": {"reassoc", "contract", "nsz"},
@@ -104,6 +107,94 @@ def compiled() -> dict[tuple[DType, bool], Any]:
     return loops
 
 
+@register_jitable  # type: ignore[untyped-decorator]
+def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
+    """Ask for a part of some lines: `n` elements from `at` on."""
+    for line in lines:
+        for i in range(line * stride + at, line * stride + at + n, _LINE):
+            _fetch(flat, i)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _sum_all(
+    flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any
+) -> Any:
+    """Sum b x, b y and b^2 z over part of four lines, each element b read once."""
+    i0, i1, i2, i3 = four
+    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = q0 = q1 = q2 = q3 = 0.0
+    for at in range(span[0], span[1], _PART):
+        n = min(_PART, span[1] - at)
+        _fetch_part(flat, stride, after, at, n)
+        a0 = flat[i0 * stride + at : i0 * stride + at + n]
+        a1 = flat[i1 * stride + at : i1 * stride + at + n]
+        a2 = flat[i2 * stride + at : i2 * stride + at + n]
+        a3 = flat[i3 * stride + at : i3 * stride + at + n]
+        u, v, w = x[at : at + n], y[at : at + n], z[at : at + n]
+        for j in range(n):
+            b0, b1, b2, b3 = _f64(a0[j]), _f64(a1[j]), _f64(a2[j]), _f64(a3[j])
+            s0 += b0 * u[j]
+            t0 += b0 * v[j]
+            q0 += b0 * (b0 * w[j])
+            s1 += b1 * u[j]
+            t1 += b1 * v[j]
+            q1 += b1 * (b1 * w[j])
+            s2 += b2 * u[j]
+            t2 += b2 * v[j]
+            q2 += b2 * (b2 * w[j])
+            s3 += b3 * u[j]
+            t3 += b3 * v[j]
+            q3 += b3 * (b3 * w[j])
+    return (s0, s1, s2, s3), (t0, t1, t2, t3), (q0, q1, q2, q3)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any) -> Any:
+    """Sum b x and b y over part of four lines."""
+    i0, i1, i2, i3 = four
+    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
+    for at in range(span[0], span[1], _PART):
+        n = min(_PART, span[1] - at)
+        _fetch_part(flat, stride, after, at, n)
+        a0 = flat[i0 * stride + at : i0 * stride + at + n]
+        a1 = flat[i1 * stride + at : i1 * stride + at + n]
+        a2 = flat[i2 * stride + at : i2 * stride + at + n]
+        a3 = flat[i3 * stride + at : i3 * stride + at + n]
+        u, v = x[at : at + n], y[at : at + n]
+        for j in range(n):
+            b0, b1, b2, b3 = _f64(a0[j]), _f64(a1[j]), _f64(a2[j]), _f64(a3[j])
+            s0 += b0 * u[j]
+            t0 += b0 * v[j]
+            s1 += b1 * u[j]
+            t1 += b1 * v[j]
+            s2 += b2 * u[j]
+            t2 += b2 * v[j]
+            s3 += b3 * u[j]
+            t3 += b3 * v[j]
+    return (s0, s1, s2, s3), (t0, t1, t2, t3)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _sum_squares(flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any) -> Any:
+    """Sum b^2 z over part of four lines."""
+    i0, i1, i2, i3 = four
+    q0 = q1 = q2 = q3 = 0.0
+    for at in range(span[0], span[1], _PART):
+        n = min(_PART, span[1] - at)
+        _fetch_part(flat, stride, after, at, n)
+        a0 = flat[i0 * stride + at : i0 * stride + at + n]
+        a1 = flat[i1 * stride + at : i1 * stride + at + n]
+        a2 = flat[i2 * stride + at : i2 * stride + at + n]
+        a3 = flat[i3 * stride + at : i3 * stride + at + n]
+        w = z[at : at + n]
+        for j in range(n):
+            b0, b1, b2, b3 = _f64(a0[j]), _f64(a1[j]), _f64(a2[j]), _f64(a3[j])
+            q0 += b0 * (b0 * w[j])
+            q1 += b1 * (b1 * w[j])
+            q2 += b2 * (b2 * w[j])
+            q3 += b3 * (b3 * w[j])
+    return q0, q1, q2, q3
+
+
 def along(
     flat: Any,
     stride: int,
@@ -128,78 +219,104 @@ def along(
             end = bounds[last + 1]
         for i0 in range(0, rows, 4):
             # Beyond the last row there is the last again, whose sums are not written.
-            i1, i2, i3 = min(i0 + 1, rows - 1), min(i0 + 2, rows - 1), min(i0 + 3, rows - 1)
+            four = i0, min(i0 + 1, rows - 1), min(i0 + 2, rows - 1), min(i0 + 3, rows - 1)
             lines = min(4, rows - i0)
-            if end - begin < _WIDE:  # short parts of lines, which no processor foresees
-                for i in range(i0 + 4, min(i0 + 8, rows)):
-                    for j in range(i * stride + begin, i * stride + end, _LINE):
-                        _fetch(flat, j)
+            after = range(min(i0 + 4, rows), min(i0 + 8, rows))
+            none = range(0)
             for group in range(first, last + 1):
-                start = max(begin, bounds[group])
-                n = min(end, bounds[group + 1]) - start
-                a0 = flat[i0 * stride + start : i0 * stride + start + n]
-                a1 = flat[i1 * stride + start : i1 * stride + start + n]
-                a2 = flat[i2 * stride + start : i2 * stride + start + n]
-                a3 = flat[i3 * stride + start : i3 * stride + start + n]
-                if squares.size and count == 2:  # the usual case, with each element read once
-                    x, y, z = (
-                        vectors[0, start : start + n], vectors[1, start : start + n],
-                        weights[start : start + n],
-                    )  # fmt: skip
-                    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = q0 = q1 = q2 = q3 = 0.0
-                    for j in range(n):
-                        b0, b1 = _f64(a0[j]), _f64(a1[j])
-                        b2, b3 = _f64(a2[j]), _f64(a3[j])
-                        s0 += b0 * x[j]
-                        t0 += b0 * y[j]
-                        q0 += b0 * (b0 * z[j])
-                        s1 += b1 * x[j]
-                        t1 += b1 * y[j]
-                        q1 += b1 * (b1 * z[j])
-                        s2 += b2 * x[j]
-                        t2 += b2 * y[j]
-                        q2 += b2 * (b2 * z[j])
-                        s3 += b3 * x[j]
-                        t3 += b3 * y[j]
-                        q3 += b3 * (b3 * z[j])
+                span = max(begin, bounds[group]), min(end, bounds[group + 1])
+                v = 0
+                if squares.size and count > 1:  # the usual case
+                    v = 2
+                    x, y = vectors[0], vectors[1]
+                    s, t, q = _sum_all(flat, stride, four, after, span, x, y, weights)
                     for line in range(lines):
-                        out[group, 0, i0 + line] += (s0, s1, s2, s3)[line]
-                        out[group, 1, i0 + line] += (t0, t1, t2, t3)[line]
-                        squares[group, i0 + line] += (q0, q1, q2, q3)[line]
-                    continue
-                if squares.size:
-                    z = weights[start : start + n]
-                    q0 = q1 = q2 = q3 = 0.0
-                    for j in range(n):
-                        b0, b1 = _f64(a0[j]), _f64(a1[j])
-                        b2, b3 = _f64(a2[j]), _f64(a3[j])
-                        q0 += b0 * (b0 * z[j])
-                        q1 += b1 * (b1 * z[j])
-                        q2 += b2 * (b2 * z[j])
-                        q3 += b3 * (b3 * z[j])
+                        out[group, 0, i0 + line] += s[line]
+                        out[group, 1, i0 + line] += t[line]
+                        squares[group, i0 + line] += q[line]
+                elif squares.size:
+                    q = _sum_squares(flat, stride, four, after, span, weights)
                     for line in range(lines):
-                        squares[group, i0 + line] += (q0, q1, q2, q3)[line]
-                for v in range(0, count, 2):
+                        squares[group, i0 + line] += q[line]
+                while v < count:
                     w = min(v + 1, count - 1)
-                    x, y = vectors[v, start : start + n], vectors[w, start : start + n]
-                    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
-                    for j in range(n):
-                        b0, b1 = _f64(a0[j]), _f64(a1[j])
-                        b2, b3 = _f64(a2[j]), _f64(a3[j])
-                        s0 += b0 * x[j]
-                        t0 += b0 * y[j]
-                        s1 += b1 * x[j]
-                        t1 += b1 * y[j]
-                        s2 += b2 * x[j]
-                        t2 += b2 * y[j]
-                        s3 += b3 * x[j]
-                        t3 += b3 * y[j]
+                    read = v > 0 or squares.size > 0
+                    x, y = vectors[v], vectors[w]
+                    s, t = _sum_products(flat, stride, four, none if read else after, span, x, y)
                     for line in range(lines):
-                        out[group, v, i0 + line] += (s0, s1, s2, s3)[line]
+                        out[group, v, i0 + line] += s[line]
                         if w > v:
-                            out[group, w, i0 + line] += (t0, t1, t2, t3)[line]
+                            out[group, w, i0 + line] += t[line]
+                    v += 2
         first = last + 1 if end == bounds[last + 1] else last
         begin = end
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _add_all(
+    flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any,
+    xs: Any, ys: Any, squares: Any,
+) -> None:  # fmt: skip
+    """Add b x, b y and b^2 z of part of four lines, each element b read once."""
+    i0, i1, i2, i3 = four
+    x0, x1, x2, x3 = x
+    y0, y1, y2, y3 = y
+    z0, z1, z2, z3 = z
+    for at in range(span[0], span[1], _PART):
+        n = min(_PART, span[1] - at)
+        _fetch_part(flat, stride, after, at, n)
+        a0 = flat[i0 * stride + at : i0 * stride + at + n]
+        a1 = flat[i1 * stride + at : i1 * stride + at + n]
+        a2 = flat[i2 * stride + at : i2 * stride + at + n]
+        a3 = flat[i3 * stride + at : i3 * stride + at + n]
+        s, t, q = xs[at : at + n], ys[at : at + n], squares[at : at + n]
+        for i in range(n):
+            b0, b1, b2, b3 = _f64(a0[i]), _f64(a1[i]), _f64(a2[i]), _f64(a3[i])
+            s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
+            t[i] += (b0 * y0 + b1 * y1) + (b2 * y2 + b3 * y3)
+            q[i] += (b0 * (b0 * z0) + b1 * (b1 * z1)) + (b2 * (b2 * z2) + b3 * (b3 * z3))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _add_products(
+    flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, xs: Any, ys: Any
+) -> None:
+    """Add b x and b y of part of four lines."""
+    i0, i1, i2, i3 = four
+    x0, x1, x2, x3 = x
+    y0, y1, y2, y3 = y
+    for at in range(span[0], span[1], _PART):
+        n = min(_PART, span[1] - at)
+        _fetch_part(flat, stride, after, at, n)
+        a0 = flat[i0 * stride + at : i0 * stride + at + n]
+        a1 = flat[i1 * stride + at : i1 * stride + at + n]
+        a2 = flat[i2 * stride + at : i2 * stride + at + n]
+        a3 = flat[i3 * stride + at : i3 * stride + at + n]
+        s, t = xs[at : at + n], ys[at : at + n]
+        for i in range(n):
+            b0, b1, b2, b3 = _f64(a0[i]), _f64(a1[i]), _f64(a2[i]), _f64(a3[i])
+            s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
+            t[i] += (b0 * y0 + b1 * y1) + (b2 * y2 + b3 * y3)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _add_squares(
+    flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any, squares: Any
+) -> None:
+    """Add b^2 z of part of four lines."""
+    i0, i1, i2, i3 = four
+    z0, z1, z2, z3 = z
+    for at in range(span[0], span[1], _PART):
+        n = min(_PART, span[1] - at)
+        _fetch_part(flat, stride, after, at, n)
+        a0 = flat[i0 * stride + at : i0 * stride + at + n]
+        a1 = flat[i1 * stride + at : i1 * stride + at + n]
+        a2 = flat[i2 * stride + at : i2 * stride + at + n]
+        a3 = flat[i3 * stride + at : i3 * stride + at + n]
+        q = squares[at : at + n]
+        for i in range(n):
+            b0, b1, b2, b3 = _f64(a0[i]), _f64(a1[i]), _f64(a2[i]), _f64(a3[i])
+            q[i] += (b0 * (b0 * z0) + b1 * (b1 * z1)) + (b2 * (b2 * z2) + b3 * (b3 * z3))
 
 
 def across(
@@ -217,43 +334,36 @@ def across(
     for group in range(groups):
         end = bounds[group + 1] - 1
         for start in range(0, rows, _WIDE):
-            n = min(_WIDE, rows - start)
+            span = start, min(start + _WIDE, rows)
             for j0 in range(bounds[group], end + 1, 4):
                 # Beyond the last column there is the last again, times nothing.
                 j1, j2, j3 = min(j0 + 1, end), min(j0 + 2, end), min(j0 + 3, end)
                 k1, k2, k3 = np.float64(j1 > j0), np.float64(j2 > j1), np.float64(j3 > j2)
-                if n < _WIDE:
-                    for j in range(j0 + 4, min(j0 + 8, end + 1)):
-                        for i in range(j * stride + start, j * stride + start + n, _LINE):
-                            _fetch(flat, i)
-                a0 = flat[j0 * stride + start : j0 * stride + start + n]
-                a1 = flat[j1 * stride + start : j1 * stride + start + n]
-                a2 = flat[j2 * stride + start : j2 * stride + start + n]
-                a3 = flat[j3 * stride + start : j3 * stride + start + n]
-                for v in range(0, count, 2):
-                    x0, x1 = vectors[v, j0], k1 * vectors[v, j1]
-                    x2, x3 = k2 * vectors[v, j2], k3 * vectors[v, j3]
-                    s = out[group, v, start : start + n]
-                    if v + 1 < count:
-                        w = v + 1
-                        y0, y1 = vectors[w, j0], k1 * vectors[w, j1]
-                        y2, y3 = k2 * vectors[w, j2], k3 * vectors[w, j3]
-                        t = out[group, w, start : start + n]
-                        for i in range(n):
-                            b0, b1 = _f64(a0[i]), _f64(a1[i])
-                            b2, b3 = _f64(a2[i]), _f64(a3[i])
-                            s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
-                            t[i] += (b0 * y0 + b1 * y1) + (b2 * y2 + b3 * y3)
-                    else:
-                        for i in range(n):
-                            b0, b1 = _f64(a0[i]), _f64(a1[i])
-                            b2, b3 = _f64(a2[i]), _f64(a3[i])
-                            s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
+                four = j0, j1, j2, j3
+                after = range(min(j0 + 4, end + 1), min(j0 + 8, end + 1))
+                none = range(0)
+                v = 0
                 if squares.size:
-                    q = squares[group, start : start + n]
-                    z0, z1 = weights[j0], k1 * weights[j1]
-                    z2, z3 = k2 * weights[j2], k3 * weights[j3]
-                    for i in range(n):
-                        b0, b1 = _f64(a0[i]), _f64(a1[i])
-                        b2, b3 = _f64(a2[i]), _f64(a3[i])
-                        q[i] += (b0 * b0 * z0 + b1 * b1 * z1) + (b2 * b2 * z2 + b3 * b3 * z3)
+                    z = weights[j0], k1 * weights[j1], k2 * weights[j2], k3 * weights[j3]
+                    q = squares[group]
+                    if count > 1:  # the usual case
+                        v = 2
+                        x, y = vectors[0], vectors[1]
+                        x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
+                        y4 = y[j0], k1 * y[j1], k2 * y[j2], k3 * y[j3]
+                        s, t = out[group, 0], out[group, 1]
+                        _add_all(flat, stride, four, after, span, x4, y4, z, s, t, q)
+                    else:
+                        _add_squares(flat, stride, four, after, span, z, q)
+                while v < count:
+                    w = min(v + 1, count - 1)
+                    x, y = vectors[v], vectors[w]
+                    x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
+                    k0 = np.float64(w > v)  # the last of an odd number is paired with nothing
+                    y4 = k0 * y[j0], k0 * k1 * y[j1], k0 * k2 * y[j2], k0 * k3 * y[j3]
+                    read = v > 0 or squares.size > 0
+                    _add_products(
+                        flat, stride, four, none if read else after, span,
+                        x4, y4, out[group, v], out[group, w],
+                    )  # fmt: skip
+                    v += 2

@@ -243,3 +243,17 @@ def test_a_flood_of_a_device_that_is_measured_makes_it_rest() -> None:
     come(manager, 3, hello=MEASURE)
     manager.exceeded(3, "too much", 1.0)
     assert ended(come(manager, 4, hello=MEASURE, now_s=1.0), 4) is None
+
+
+def test_a_device_that_leaves_soon_after_it_came_again_and_again_waits() -> None:
+    auth = FakeAuth()
+    manager = SessionManager(auth=auth)
+    for session in range(1, limits.MAX_SHORT_STAYS + 1):
+        assert ended(come(manager, session), session) is None
+        manager.closed(session, "the connection was closed", 0.0)
+    waits = ended(come(manager, 6), 6)
+    assert waits is not None
+    assert (waits.code, waits.retry_after_s) == (ErrorCode.LIMIT, limits.SHORT_STAY_REST_S)
+    assert "left 5 times soon after it came" in waits.message
+    assert ended(come(manager, 7, hello=MEASURE), 7) is None  # no work is planned for that
+    assert ended(come(manager, 8, now_s=limits.SHORT_STAY_REST_S), 8) is None

@@ -529,6 +529,13 @@ def test_any_order_of_events(
     )
 
 
+def test_of_two_reasons_that_one_event_gives_the_last_is_told() -> None:
+    machine = AnyOrder()
+    machine.join(seed=1, share=0.0, speed=0.01)
+    machine.submit(k=7, m=1, n=7, seed=0, turns=(False, False))  # its model compares what is told
+    machine.teardown()
+
+
 def _random_history(machine: AnyOrder, random: Random, steps: int) -> None:
     """A long history of the machine's rules, dealt by weight rather than by hypothesis."""
     model = machine.model

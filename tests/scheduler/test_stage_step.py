@@ -17,7 +17,7 @@ from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import Note
 from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
-from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork
+from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork, UnitKind
 from tests.scheduler.stage_devices import (
     MANY_ROWS,
     SUM_ROWS,
@@ -167,7 +167,8 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
         kept_batches=dict.fromkeys(range(1, 9), kept),
     )
     trial = Trial(work, devices)
-    failures, newcomer = 0, devices
+    failed: set[int] = set()
+    newcomer = devices
     for _ in range(data.draw(st.integers(0, 80))):
         if trial.step.ended:
             break
@@ -175,12 +176,17 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
         choices += [("give", b) for b in trial.outputs] * 6
         choices += [("lose", d) for d in trial.fleet.devices]
         choices += [("join", newcomer + 1)]
-        if failures < MAX_FAILURES - 1:
+        if len(failed) < MAX_FAILURES - 1:
             choices += [("fail", d) for d in trial.fleet.devices]
         what, number = data.draw(st.sampled_from(choices))
         newcomer += what == "join"
-        failures += what == "fail"
+        if what == "fail":
+            failed.add(number)
         getattr(trial, what)(number)
+    if trial.fleet.told and isinstance(trial.fleet.told[-1], StepFailed):
+        assert failed
+        assert trial.fleet.devices.keys() <= failed  # there is nobody to wait for
+        return
     if not trial.step.ended:
         trial.join(newcomer + 1)  # one at least is there, and has not failed
         trial.finish()
@@ -224,6 +230,47 @@ def test_a_step_ends_when_too_many_devices_fail() -> None:
     outcome = trial.fleet.told[-1]
     assert isinstance(outcome, StepFailed)
     assert "device 1: it is tired" in outcome.reason
+
+
+def test_a_step_ends_when_every_device_that_is_there_failed() -> None:
+    work = step_work(LAYERS, 2, stages_of([2], [(1,), (2,)], True))
+    trial = Trial(work, 2)
+    trial.fail(2)
+    assert not trial.step.ended
+    trial.fail(1)
+    outcome = trial.fleet.told[-1]
+    assert isinstance(outcome, StepFailed)
+    assert "device 1: it is tired" in outcome.reason
+    assert "device 2: it is tired" in outcome.reason
+
+
+def test_a_device_is_asked_for_few_sums_at_once() -> None:
+    """It holds what it was asked for twice until that is sent."""
+    rows = 2_000_000  # of 20 bytes
+    work = step_work(LAYERS, 1, stages_of([], [(1,)], False), rows)
+    trial = Trial(work, 1)
+    device = trial.fleet.devices[1]
+    most_awaited = most_held = 0
+    while not trial.step.ended:
+        for batch in list(trial.outputs):
+            trial.give(batch)
+        awaited = sum(
+            found.nbytes
+            for order, _, found in device.orders
+            if order.unit.kind is UnitKind.SUMS and found is not None
+        )
+        most_awaited = max(most_awaited, awaited)
+        most_held = max(most_held, sum(device.sizes.values()) + awaited)
+        trial.answer(1)
+    result = trial.fleet.told[-1]
+    assert isinstance(result, StepResult)
+    for layer in range(LAYERS):
+        ((*parts,),) = result.gradients[layer, "w"]
+        starts = [part.value[0] for part in parts]
+        assert starts == sorted(starts)
+        assert sum(part.nbytes for part in parts) == 20 * rows
+    assert 2**20 < most_awaited <= 16 * 2**20
+    assert most_held < (LAYERS + 1) * 20 * rows
 
 
 def test_a_stage_without_devices_waits_and_says_so_once() -> None:

@@ -29,7 +29,7 @@ from cleave.planner.stages import (
     StagePlan,
 )
 from cleave.training.stage_work import ModelWork
-from cleave.training.staged import Rows, StagedModel
+from cleave.training.staged import RESTING_STEPS, Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model, trained, with_lora
@@ -272,6 +272,23 @@ def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: Gra
         found = staged(model, ModelGraphs(graphs.calls, broken, graphs.loss), fleet)
         with pytest.raises(FleetError, match="too many devices failed"):
             found.gradients(rows(batches(1)[0]))
+
+
+def test_where_something_else_may_do_a_step_stages_rest_after_one_failed(cache: GraphCache) -> None:
+    model = small_model("opt")
+    graphs = model_graphs(model, TOKENS, cache)
+    broken = [replace(one, backward=one.forward) for one in graphs.layers]
+    notes: list[str] = []
+    with emulated(1, seed=1) as fleet:
+        graphs = ModelGraphs(graphs.calls, broken, graphs.loss)
+        found = staged(model, graphs, fleet, local_after_s=0.0, note=notes.append)
+        for _ in range(RESTING_STEPS):
+            assert found.gradients(rows(batches(1)[0])) is None
+        (resting,) = [note for note in notes if "go without stages" in note]
+        assert "no device is left that did not fail: device 1: " in resting
+        assert all(parameter.grad is None for parameter in model.parameters())
+        found.gradients(rows(batches(1)[0]))
+        assert len([note for note in notes if "go without stages" in note]) == 2
 
 
 def test_tiles_and_stages_share_a_devices_memory(cache: GraphCache) -> None:
