@@ -41,7 +41,7 @@ final class ProtobufFields {
         long key = varint(rest);
         long found = key >>> 3;
         if (found < 1 || found > LARGEST_NUMBER) {
-            throw new ProtobufException("a field has the number " + Long.toUnsignedString(found));
+            throw new ProtobufException("a field has the number " + found);
         }
         number = (int) found;
         bytes = null;

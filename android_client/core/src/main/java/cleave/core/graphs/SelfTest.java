@@ -191,7 +191,7 @@ public final class SelfTest {
         DoubleSupplier uniform =
                 () -> {
                     state[0] = state[0] * 1664525 + 1013904223;
-                    return (Integer.toUnsignedLong(state[0]) + 0.5) / 0x1p32;
+                    return ((state[0] & 0xffffffffL) + 0.5) / 0x1p32;
                 };
         return () ->
                 Math.sqrt(-2 * Math.log(uniform.getAsDouble()))
