@@ -294,7 +294,7 @@ public final class DeviceService extends Service implements DeviceListener {
                         telemetry,
                         this,
                         ThisPhone::thread,
-                        null);
+                        phone.graphs());
         IntentFilter plugs = new IntentFilter(Intent.ACTION_POWER_CONNECTED);
         plugs.addAction(Intent.ACTION_POWER_DISCONNECTED);
         registerReceiver(plugged, plugs);
