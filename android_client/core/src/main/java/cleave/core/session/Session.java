@@ -17,7 +17,6 @@ import cleave.core.protocol.MessageType;
 import cleave.core.protocol.ProtocolException;
 import cleave.core.protocol.VersionException;
 import java.nio.ByteBuffer;
-import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
@@ -54,18 +53,17 @@ public final class Session implements Visit {
     private final ScheduledExecutorService timer;
     private final LongSupplier nanos;
     private final Events events;
+    private final LifeSigns lifeSigns;
 
     private final Object lock = new Object(); // of all that follows
     private final DeviceCore core;
-    private final List<ScheduledFuture<?>> timers = new ArrayList<>();
     private final GraphThread graphs; // null where it runs none
     private final Shell shell = new SessionShell();
     private Outbox outbox;
     private Ending ending;
+    private ScheduledFuture<?> handshake; // what ends one that takes too long
     private boolean opened;
     private boolean gone; // the wire
-    private boolean asking;
-    private long heardNanos; // when the server last gave a sign of life
     private long downBytes;
     private long upBytes;
 
@@ -90,6 +88,7 @@ public final class Session implements Visit {
         this.timer = timer;
         this.nanos = nanos;
         this.events = events;
+        lifeSigns = new LifeSigns(transport, timer, nanos, this::beat, this::serverGone);
         core =
                 new DeviceCore(
                         hello.integer("memory_bytes"),
@@ -186,6 +185,28 @@ public final class Session implements Visit {
         }
     }
 
+    private void endHandshake() {
+        synchronized (lock) {
+            if (core.welcome() == null) {
+                finish(Ending.lost("the server does not answer"));
+            }
+        }
+    }
+
+    private void beat() {
+        synchronized (lock) {
+            if (ending == null) {
+                outbox.addHeartbeat();
+            }
+        }
+    }
+
+    private void serverGone() {
+        synchronized (lock) {
+            finish(Ending.lost("the server is gone"));
+        }
+    }
+
     private final class SessionWire implements WireListener {
         @Override
         public void opened() {
@@ -194,15 +215,13 @@ public final class Session implements Visit {
                     return;
                 }
                 opened = true;
-                heardNanos = nanos.getAsLong();
+                lifeSigns.heard();
                 send(hello);
-                after(
-                        Limits.HANDSHAKE_S,
-                        () -> {
-                            if (core.welcome() == null) {
-                                finish(Ending.lost("the server does not answer"));
-                            }
-                        });
+                handshake =
+                        timer.schedule(
+                                Session.this::endHandshake,
+                                (long) (Limits.HANDSHAKE_S * NANOS_PER_S),
+                                TimeUnit.NANOSECONDS);
             }
         }
 
@@ -212,7 +231,7 @@ public final class Session implements Visit {
                 Message message = Codec.decode(bytes);
                 boolean taken = false;
                 synchronized (lock) {
-                    heardNanos = nanos.getAsLong();
+                    lifeSigns.heard();
                     downBytes += bytes.remaining();
                     if (ending == null) {
                         take(message);
@@ -372,46 +391,13 @@ public final class Session implements Visit {
                 break;
             case WELCOME:
                 act(core.received(message));
-                beginBeating(message.real("heartbeat_s"));
+                lifeSigns.begin(message.real("heartbeat_s"));
                 break;
             default:
                 act(core.received(message));
                 if (core.codesResults()) {
                     outbox.codeResults();
                 }
-        }
-    }
-
-    private void beginBeating(double heartbeatS) {
-        long everyNanos = (long) (Math.max(0.1, heartbeatS / 2) * NANOS_PER_S);
-        timers.add(
-                timer.scheduleAtFixedRate(
-                        this::beat, everyNanos, everyNanos, TimeUnit.NANOSECONDS));
-    }
-
-    private void beat() {
-        synchronized (lock) {
-            if (ending != null) {
-                return;
-            }
-            outbox.addHeartbeat();
-            if (nanos.getAsLong() - heardNanos > Limits.SILENCE_S * NANOS_PER_S && !asking) {
-                asking = true;
-                long silentNanos = heardNanos;
-                transport.ask(there -> answered(there, silentNanos));
-            }
-        }
-    }
-
-    /** A server that was silent for long had nothing to say, or is gone. */
-    private void answered(boolean there, long silentNanos) {
-        synchronized (lock) {
-            asking = false;
-            if (there) {
-                heardNanos = nanos.getAsLong();
-            } else if (heardNanos == silentNanos) {
-                finish(Ending.lost("the server is gone"));
-            }
         }
     }
 
@@ -439,24 +425,14 @@ public final class Session implements Visit {
         }
     }
 
-    private void after(double seconds, Runnable what) {
-        Runnable locked =
-                () -> {
-                    synchronized (lock) {
-                        what.run();
-                    }
-                };
-        long waitNanos = (long) (seconds * NANOS_PER_S);
-        timers.add(timer.schedule(locked, waitNanos, TimeUnit.NANOSECONDS));
-    }
-
     private void finish(Ending how) {
         if (ending != null) {
             return;
         }
         ending = how;
-        for (ScheduledFuture<?> task : timers) {
-            task.cancel(false);
+        lifeSigns.end();
+        if (handshake != null) {
+            handshake.cancel(false);
         }
         act(core.end());
         if (graphs != null) {
