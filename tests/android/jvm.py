@@ -94,9 +94,9 @@ class GraphClasses:
     app: Path
     shim: Path
 
-    def device(self, *arguments: str) -> list[str]:
-        """The command line of a device that runs graphs."""
-        return self._run("cleave.app.GraphDevice", "-Xmx512m", arguments=arguments)
+    def device(self, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+        """The command line of a device that runs graphs, with options of java's own."""
+        return self._run("cleave.app.GraphDevice", "-Xmx512m", *options, arguments=arguments)
 
     def unit_tests(self, *tested: Path) -> list[str]:
         """The command that runs them; for other classes of core and app than these if need be."""
@@ -114,7 +114,7 @@ class GraphClasses:
         library = f"-Donnxruntime={_onnx_runtime()}"
         own = (self.app, self.shim, self.core.core, self.core.tests, _JARS / _JNA)
         path = _path(*tested, *own)
-        return ["java", *QUICK, *options, library, "-cp", path, program, *arguments]
+        return ["java", *QUICK, library, *options, "-cp", path, program, *arguments]
 
 
 def compile_graphs(folder: Path, core: Classes) -> GraphClasses:

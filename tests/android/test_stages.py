@@ -36,7 +36,9 @@ from tests.integration.processes import (
     server,
     stages_job,
     started,
+    training,
     training_by_stages,
+    training_job,
     until,
     wait_for_event,
 )
@@ -98,7 +100,11 @@ def by_even_stages(listening: Server, count: int) -> tuple[list[float], Traffic]
     work = ModelWork(model, model_graphs(model, SEQ, GraphCache.of_user()), DType.FP32)
     runtime = listening.fleet.runtime
     staged = StagedModel(work, runtime, EvenStages(loss=True), PsCompute(1e11, 0.0))
-    found = trained(model, lambda ids: staged.gradients(rows(ids)), batches(), clip=1.0)
+
+    def gradients(ids: torch.Tensor) -> Any:
+        return staged.gradients(rows(ids))
+
+    found = trained(model, gradients, batches(), clip=1.0)
     staged.close()
     return found, runtime.counters().saved
 
@@ -141,3 +147,20 @@ def test_coded_arrays_change_no_loss(graph_classes: GraphClasses, tmp_path: Path
     assert (nothing.down.total, nothing.up.total) == (0, 0)
     assert saved.down.weights > 0
     assert saved.up.gradients > 0
+
+
+def test_where_onnx_runtime_cannot_be_loaded_it_multiplies(
+    graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, plain_losses: Plain
+) -> None:
+    broken = (f"-Donnxruntime={tmp_path / 'missing.so'}",)
+    expected = plain_losses(training_job(corpus_file, 1))
+    with server(tmp_path) as place:
+        arguments = ("--threads", "1", "--state", str(tmp_path / "jvm"), own_address(place))
+        with printing(graph_classes.device(*arguments, options=broken)) as (_, said):
+            assert "only multiplies" in wait_for_event(said, "warning")["text"]
+            wait_for_event(said, "working")
+            command = (*training(corpus_file, 1), "--server", place["operator_url"])
+            with started(*command) as (trainer, lines):
+                seen = losses(lines)
+                assert trainer.wait(PATIENCE_S) == 0
+    assert seen == pytest.approx(expected, rel=1e-4)
