@@ -95,9 +95,12 @@ version_code=$((BASH_REMATCH[1] * 1000000 + BASH_REMATCH[2] * 1000 + BASH_REMATC
 
 work=$build/apk
 rm -rf "$work"
-mkdir -p "$work"/{stubs,classes,libraries,dex,generated,assets} "$(dirname "$output")"
+mkdir -p "$work"/{stubs,onnxruntime,classes,libraries,dex,generated,assets} "$(dirname "$output")"
 mapfile -t stub_files < <(sources "$here/stubs")
 "${java_8[@]}" -d "$work/stubs" "${stub_files[@]}"
+# ONNX Runtime is no package of Debian's, so this app runs no graphs: it looks for the library and finds none.
+mapfile -t stub_files < <(sources "$here/app/src/stubs/java")
+"${java_8[@]}" -cp "$work/stubs" -d "$work/onnxruntime" "${stub_files[@]}"
 
 # --- Resources and manifest: the package's name is in the Gradle project, for both ways to build.
 package=$(sed -n "s/^ *namespace *= *'\(.*\)'$/\1/p" "$here/app/build.gradle")
@@ -110,7 +113,7 @@ sed "s/<manifest /<manifest package=\"$package\" /" "$here/app/src/main/AndroidM
     -A "$work/assets" --java "$work/generated" -o "$work/base.apk" "$work/resources.zip"
 
 mapfile -t java_files < <(sources "$here"/{core,gpu,app}/src/main/java "$work/generated")
-"${java_8[@]}" -cp "$work/stubs:$class_path" -d "$work/classes" "${java_files[@]}"
+"${java_8[@]}" -cp "$work/stubs:$work/onnxruntime:$class_path" -d "$work/classes" "${java_files[@]}"
 
 for jar in "${jars[@]}"; do "$python" "$here/old_android.py" "$jar" "$work/libraries/$(basename "$jar")"; done
 
@@ -120,7 +123,7 @@ for jar in "${jars[@]}"; do "$python" "$here/old_android.py" "$jar" "$work/libra
 java_home=$(dirname "$(dirname "$(readlink -f "$(command -v javac)")")")
 mapfile -t class_files < <(find "$work/classes" -name '*.class' | sort)
 java "${quick[@]}" -cp "$tools/bundletool.jar" com.android.tools.r8.D8 --release --min-api $((min_sdk - 1)) \
-    --lib "$work/stubs" --lib "$java_home" --output "$work/dex" "${class_files[@]}" "$work"/libraries/*.jar
+    --lib "$work/stubs" --lib "$work/onnxruntime" --lib "$java_home" --output "$work/dex" "${class_files[@]}" "$work"/libraries/*.jar
 
 # --- Pack, align, sign. Every entry has the same date, so that the same sources give the same APK.
 "$python" - "$work/base.apk" "$work"/dex/*.dex "$work/unaligned.apk" <<'PYTHON'

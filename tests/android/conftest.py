@@ -7,7 +7,14 @@ import os
 import pytest
 from filelock import FileLock
 
-from tests.android.jvm import Classes, compile_core, missing
+from tests.android.jvm import (
+    Classes,
+    GraphClasses,
+    compile_core,
+    compile_graphs,
+    missing,
+    missing_for_graphs,
+)
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +30,11 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
         if not folder.is_dir():
             compile_core(folder)
     return Classes(folder / "core", folder / "tests")
+
+
+@pytest.fixture(scope="module")
+def graph_classes(classes: Classes, tmp_path_factory: pytest.TempPathFactory) -> GraphClasses:
+    """What runs graphs in the app, over this machine's ONNX Runtime."""
+    if reason := missing_for_graphs():
+        pytest.skip(reason)
+    return compile_graphs(tmp_path_factory.mktemp("graphs"), classes)

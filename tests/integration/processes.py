@@ -128,6 +128,26 @@ def training_job(corpus_file: Path, steps: int, model: str = "opt-tiny") -> JobS
     )
 
 
+def training_by_stages(corpus_file: Path, steps: int) -> tuple[str, ...]:
+    """The command that trains opt-nano by stages."""
+    return (
+        "train", "--method", "stages", "--model", "opt-nano", "--data", str(corpus_file),
+        "--steps", str(steps), "--batch", "4", "--seq", "16", "--checkpoint-every", "0", "--json",
+    )  # fmt: skip
+
+
+def stages_job(corpus_file: Path, steps: int) -> JobSpec:
+    """What `training_by_stages` trains."""
+    return JobSpec("opt-nano", str(corpus_file), steps, batch=4, seq=16, checkpoint_every=0)
+
+
+def own_address(place: dict[str, Any]) -> str:
+    """The address, with a code, at which a device joins that is the operator's own."""
+    said = run("pair", "--own", "--server", place["operator_url"], "--json")
+    url: str = records(said.stdout)[-1]["url"]
+    return url
+
+
 def losses(records: Iterable[dict[str, Any]]) -> list[float]:
     """Of the steps among a training's records."""
     return [record["loss"] for record in records if record["event"] == "step"]

@@ -14,10 +14,11 @@ from cleave.training.job import JobSpec
 from tests.integration.processes import (
     PATIENCE_S,
     losses,
-    records,
-    run,
+    own_address,
     server,
+    stages_job,
     started,
+    training_by_stages,
     wait_for_event,
 )
 from tests.web.browser import OTHER_HOST
@@ -32,31 +33,9 @@ from tests.web.test_join import (
 )
 
 STEPS = 2
-BATCH, SEQ = 4, 16
 Plain = Callable[[JobSpec], list[float]]
 
 pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.slow]
-
-
-def by_stages(corpus_file: Path) -> tuple[str, ...]:
-    """The command that trains opt-nano by stages."""
-    return (
-        "train", "--method", "stages", "--model", "opt-nano", "--data", str(corpus_file),
-        "--steps", str(STEPS), "--batch", str(BATCH), "--seq", str(SEQ),
-        "--checkpoint-every", "0", "--json",
-    )  # fmt: skip
-
-
-def same_job(corpus_file: Path) -> JobSpec:
-    """What `by_stages` trains."""
-    return JobSpec("opt-nano", str(corpus_file), STEPS, batch=BATCH, seq=SEQ, checkpoint_every=0)
-
-
-def own_address(place: dict[str, Any]) -> str:
-    """The address, with a code, at which a device joins that is the operator's own."""
-    said = run("pair", "--own", "--server", place["operator_url"], "--json")
-    url: str = records(said.stdout)[-1]["url"]
-    return url
 
 
 def own_page(place: dict[str, Any]) -> str:
@@ -85,7 +64,7 @@ def test_a_browser_alone_trains_by_stages(
 ) -> None:
     """In two threads behind a certificate that nobody signed, in one without shared memory, and on
     the GPU, whose ONNX Runtime alone is loaded then."""
-    expected = plain_losses(same_job(corpus_file))
+    expected = plain_losses(stages_job(corpus_file, STEPS))
     options = ("--tls", "auto") if way == "secure" else ()
     loaded: list[str] = []
     with server(tmp_path, *options) as place, visit(browser) as page:
@@ -103,7 +82,7 @@ def test_a_browser_alone_trains_by_stages(
         assert page.evaluate("crossOriginIsolated") == (way != "plain")
         page.get_by_role("button", name="Start helping").click()
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
-        command = (*by_stages(corpus_file), "--server", place["operator_url"])
+        command = (*training_by_stages(corpus_file, STEPS), "--server", place["operator_url"])
         with started(*command) as (trainer, lines):
             seen = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
@@ -119,10 +98,10 @@ def test_a_closed_tab_costs_its_share_alone(
     browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain
 ) -> None:
     """A browser and a process train together; the tab is closed after the first step."""
-    expected = plain_losses(same_job(corpus_file))
+    expected = plain_losses(stages_job(corpus_file, STEPS))
     with server(tmp_path) as place, visit(browser) as page:
         join(page, own_page(place))
-        command = (*by_stages(corpus_file), "--server", place["operator_url"])
+        command = (*training_by_stages(corpus_file, STEPS), "--server", place["operator_url"])
         with (
             started("join", own_address(place), *DEVICE, cwd=tmp_path) as (_, said),
             started(*command) as (trainer, lines),

@@ -293,7 +293,8 @@ public final class DeviceService extends Service implements DeviceListener {
                         servers.credentials(),
                         telemetry,
                         this,
-                        ThisPhone::thread);
+                        ThisPhone::thread,
+                        phone.graphs());
         IntentFilter plugs = new IntentFilter(Intent.ACTION_POWER_CONNECTED);
         plugs.addAction(Intent.ACTION_POWER_DISCONNECTED);
         registerReceiver(plugged, plugs);

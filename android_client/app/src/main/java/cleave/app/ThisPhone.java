@@ -5,6 +5,7 @@ import android.content.Context;
 import android.content.pm.PackageManager;
 import android.os.Build;
 import cleave.core.DeviceDescription;
+import cleave.core.graphs.OpenGraph;
 import cleave.core.kernels.CpuKernel;
 import cleave.core.kernels.KernelFactory;
 import cleave.core.policy.Policy;
@@ -50,6 +51,11 @@ final class ThisPhone {
     List<KernelFactory> kernels() {
         int threads = policy.threads(cores());
         return Arrays.asList(CpuKernel.factory(threads, ThisPhone::thread), GpuKernel.factory());
+    }
+
+    /** What runs graphs; null where nothing does. */
+    OpenGraph graphs() {
+        return OnnxRuntime.graphs(policy.threads(cores()));
     }
 
     /** For the server. */

@@ -1,5 +1,8 @@
 package cleave.core;
 
+import cleave.core.graphs.GraphException;
+import cleave.core.graphs.OpenGraph;
+import cleave.core.graphs.SelfTest;
 import cleave.core.kernels.Chosen;
 import cleave.core.kernels.KernelChoice;
 import cleave.core.kernels.KernelException;
@@ -48,6 +51,7 @@ public final class Device implements Runnable {
     private final OkHttpTransport transport;
     private final Guest guest;
     private final Readings readings = new Readings(); // only the timer uses it
+    private OpenGraph graphs; // null for none; only who connects uses it
     private volatile Chosen chosen;
     private volatile Session session;
     private volatile String given = ""; // a credential, also if it could not be kept
@@ -57,6 +61,8 @@ public final class Device implements Runnable {
      * @param kernels candidates, one or more; see {@link KernelChoice}
      * @param sensors null for none
      * @param threads makes the thread that multiplies, and is the kernel's own
+     * @param graphs what runs graphs, if it does so exactly; null for a device that only
+     *     multiplies
      */
     public Device(
             JoinLink link,
@@ -65,13 +71,15 @@ public final class Device implements Runnable {
             CredentialStore credentials,
             Sensors sensors,
             DeviceListener listener,
-            ThreadFactory threads) {
+            ThreadFactory threads,
+            OpenGraph graphs) {
         this.link = link;
         this.description = description;
         this.kernels = new ArrayList<>(kernels);
         this.credentials = credentials;
         this.sensors = sensors;
         this.listener = listener;
+        this.graphs = graphs;
         timer = Executors.newScheduledThreadPool(2, Device::timerThread);
         kernelThread = Executors.newSingleThreadExecutor(threads);
         transport = transport(link, description.memoryBytes);
@@ -144,6 +152,7 @@ public final class Device implements Runnable {
             }
             chosen = with;
             listener.chose(with);
+            graphs = exact(graphs);
             say(new Notice(State.CONNECTING, ""));
         }
         String kept = given.isEmpty() ? credentials.find(link) : given;
@@ -152,15 +161,34 @@ public final class Device implements Runnable {
                         transport,
                         with.kernel,
                         kernelThread,
-                        Hello.of(description, link, kept, with.flopsPerS, false),
+                        Hello.of(description, link, kept, with.flopsPerS, false, graphs != null),
                         timer,
                         System::nanoTime,
-                        new SessionEvents(with));
+                        new SessionEvents(with),
+                        graphs);
         return session;
     }
 
     private Chosen choose() throws KernelException {
         return KernelChoice.choose(kernels, listener::refused, random, System::nanoTime);
+    }
+
+    /** What runs graphs, if it does so exactly; null for none. */
+    private OpenGraph exact(OpenGraph open) {
+        if (open == null) {
+            return null;
+        }
+        String problem;
+        try {
+            SelfTest.run(open);
+            return open;
+        } catch (GraphException error) {
+            problem = error.getMessage();
+        } catch (RuntimeException | LinkageError | OutOfMemoryError error) { // of a large library
+            problem = error.toString();
+        }
+        listener.warned("this device only multiplies: " + problem);
+        return null;
     }
 
     private void say(Notice now) {

@@ -7,7 +7,9 @@ import cleave.core.protocol.Feature;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
+import java.util.ArrayList;
 import java.util.Collections;
+import java.util.List;
 
 /** A device's first message. */
 final class Hello {
@@ -19,19 +21,25 @@ final class Hello {
      * @param kept the credential that the server gave it; empty where there is none
      * @param flopsPerS of large fp32 products; 0: unknown
      * @param measure whether it wants its link measured, and no work
+     * @param graphs whether it can run graphs
      */
     static Message of(
             DeviceDescription device,
             JoinLink link,
             String kept,
             double flopsPerS,
-            boolean measure) {
+            boolean measure,
+            boolean graphs) {
         DType[] dtypes = DType.values();
         String[] names = new String[dtypes.length];
         for (int i = 0; i < names.length; i++) {
             names[i] = dtypes[i].wireName;
         }
-        String[] feature = {(measure ? Feature.MEASURE : Feature.CODING).wireName};
+        List<String> features = new ArrayList<>();
+        features.add((measure ? Feature.MEASURE : Feature.CODING).wireName);
+        if (graphs) {
+            features.add(Feature.GRAPHS.wireName);
+        }
         boolean known = !kept.isEmpty();
         return Message.of(MessageType.HELLO)
                 .with("role", "device")
@@ -47,7 +55,7 @@ final class Hello {
                 .with("measure", measure)
                 .with("kind", device.kind)
                 .with("versions", Collections.singletonList((long) Limits.VERSION))
-                .with("features", feature)
+                .with("features", features.toArray(new String[0]))
                 .build();
     }
 }

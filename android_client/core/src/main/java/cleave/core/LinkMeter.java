@@ -44,7 +44,7 @@ public final class LinkMeter {
                             transport,
                             kernel,
                             kernelThread,
-                            Hello.of(device, link, credentials.find(link), 0, true),
+                            Hello.of(device, link, credentials.find(link), 0, true, false),
                             timer,
                             System::nanoTime,
                             new Session.Events() {
@@ -62,7 +62,8 @@ public final class LinkMeter {
                                 public void kernelLost(String reason) {
                                     throw new IllegalStateException(reason);
                                 }
-                            });
+                            },
+                            null);
             timer.schedule(() -> session.leave("too slow"), PATIENCE_S, TimeUnit.SECONDS);
             Ending ending = session.run();
             if (found.get() == null) {

@@ -1,5 +1,6 @@
 package cleave.core;
 
+import cleave.core.graphs.OpenGraph;
 import cleave.core.kernels.Chosen;
 import cleave.core.kernels.CpuKernel;
 import cleave.core.session.Counts;
@@ -41,13 +42,22 @@ public final class Main {
     private Main() {}
 
     public static void main(String[] arguments) throws InterruptedException {
+        run(arguments, null);
+    }
+
+    /**
+     * Be a device until it is stopped, then end the process.
+     *
+     * @param graphs what runs graphs; null for a device that only multiplies
+     */
+    public static void run(String[] arguments, OpenGraph graphs) throws InterruptedException {
         Device device;
         try {
             if (arguments.length == 2 && arguments[0].equals("--measure")) {
                 measure(JoinLink.parse(read(arguments[1])));
                 return;
             }
-            device = device(arguments);
+            device = device(arguments, graphs);
         } catch (InvalidLinkException | IllegalArgumentException | IOException error) {
             System.err.println(error.getMessage());
             System.exit(USAGE_EXIT);
@@ -83,7 +93,8 @@ public final class Main {
                 "latency_s", rates.latencyS);
     }
 
-    private static Device device(String[] arguments) throws InvalidLinkException, IOException {
+    private static Device device(String[] arguments, OpenGraph graphs)
+            throws InvalidLinkException, IOException {
         Map<String, String> options = new HashMap<>();
         String link = null;
         for (Iterator<String> rest = Arrays.asList(arguments).iterator(); rest.hasNext(); ) {
@@ -120,7 +131,8 @@ public final class Main {
                 new FileCredentialStore(new File(state)),
                 null,
                 new Printer(),
-                daemons);
+                daemons,
+                graphs);
     }
 
     private static String option(Map<String, String> options, String name, String missing) {

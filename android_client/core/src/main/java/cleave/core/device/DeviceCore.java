@@ -1,6 +1,7 @@
 package cleave.core.device;
 
 import cleave.core.coding.Coded;
+import cleave.core.graphs.ElementType;
 import cleave.core.kernels.DType;
 import cleave.core.kernels.Matrix;
 import cleave.core.kernels.Product;
@@ -26,9 +27,10 @@ public final class DeviceCore {
     public static final String MATMUL = "matmul";
 
     private final Store store;
-    private final Map<Long, Product> running = new HashMap<>();
+    private final GraphOrders graphOrders;
+    private final Map<Long, Running> running = new HashMap<>();
     private final boolean measured;
-    private final boolean offersCoding;
+    private final List<String> offers;
     private boolean codesResults;
     private Message welcome;
     private boolean draining;
@@ -39,13 +41,13 @@ public final class DeviceCore {
      * @param memoryBytes what it offered in {@code hello}; going over it is the server's fault and
      *     ends the session
      * @param measured whether it asked for its link to be measured
-     * @param offersCoding whether it named the feature {@code coding}, which it has once the server
-     *     names it
+     * @param offers the features that it named, each of which it has once the server names it
      */
-    public DeviceCore(long memoryBytes, boolean measured, boolean offersCoding) {
+    public DeviceCore(long memoryBytes, boolean measured, List<String> offers) {
         store = new Store(memoryBytes);
+        graphOrders = new GraphOrders(store);
         this.measured = measured;
-        this.offersCoding = offersCoding;
+        this.offers = offers;
     }
 
     /** The server's welcome, or null until it came. */
@@ -94,14 +96,26 @@ public final class DeviceCore {
             case PUT:
                 return put(message);
             case PUT_CODED:
-                needCoding(message);
+                need(Feature.CODING, message);
                 return putCoded(message);
             case CODE_RESULTS:
-                needCoding(message);
+                need(Feature.CODING, message);
                 codesResults = true;
                 return Collections.emptyList();
             case RUN:
                 return run(message);
+            case GRAPH:
+                need(Feature.GRAPHS, message);
+                return graphOrders.graph(message);
+            case CONCAT:
+                need(Feature.GRAPHS, message);
+                return graphOrders.concat(message);
+            case RUN_GRAPH:
+                need(Feature.GRAPHS, message);
+                return runGraph(message);
+            case FETCH:
+                need(Feature.GRAPHS, message);
+                return fetch(message);
             case DROP:
                 return drop(message.ids("ids"));
             case CANCEL:
@@ -130,22 +144,29 @@ public final class DeviceCore {
     /**
      * The result of a run; nothing is sent if it was cancelled meanwhile.
      *
-     * @param payload its elements
+     * @param payload its elements; of no matter where a graph keeps its outputs here
      * @param computeS time that the arithmetic took
      */
     public List<Action> computed(long run, ByteBuffer payload, double computeS) {
-        Product product = take(run);
-        if (product == null) {
+        Running done = take(run);
+        if (done == null) {
             return Collections.emptyList();
         }
         blocks += 1;
-        flops += product.flops();
+        flops += done.flops;
+        if (done.out == null) {
+            return send(
+                    Message.of(MessageType.COMPUTED)
+                            .with("id", run)
+                            .with("compute_s", Math.max(0.0, computeS))
+                            .build());
+        }
         return send(
                 Message.of(MessageType.RESULT)
                         .with("id", run)
-                        .with("rows", product.rows)
-                        .with("columns", product.columns)
-                        .with("dtype", product.out.wireName)
+                        .with("rows", done.rows)
+                        .with("columns", done.columns)
+                        .with("dtype", done.out.wireName)
                         .with("compute_s", Math.max(0.0, computeS))
                         .payload(payload)
                         .build());
@@ -173,20 +194,23 @@ public final class DeviceCore {
         return drop(store.ids());
     }
 
-    private Product take(long run) {
-        Product product = running.remove(run);
-        if (product != null) {
-            store.release(product.resultBytes());
+    private Running take(long run) {
+        Running found = running.remove(run);
+        if (found != null) {
+            store.release(found.resultBytes);
         }
-        return product;
+        return found;
     }
 
-    private void needCoding(Message message) throws ProtocolException {
-        boolean agreed =
-                offersCoding
-                        && welcome != null
-                        && welcome.texts("features").contains(Feature.CODING.wireName);
-        if (!agreed) {
+    /** Whether a feature is part of this session. */
+    private boolean has(Feature feature) {
+        return offers.contains(feature.wireName)
+                && welcome != null
+                && welcome.texts("features").contains(feature.wireName);
+    }
+
+    private void need(Feature feature, Message message) throws ProtocolException {
+        if (!has(feature)) {
             throw new ProtocolException(
                     message.type.wireName
                             + " belongs to a feature that is not part of this session");
@@ -202,49 +226,61 @@ public final class DeviceCore {
         } catch (ArithmeticException error) {
             bytes = Long.MAX_VALUE; // there is no such memory
         }
-        needRoom(message.integer("id"), bytes); // before any memory is taken for it
+        store.needRoom(message.integer("id"), bytes); // before any memory is taken for it
         return put(Coded.put(message, dtype, bytes));
-    }
-
-    private void needRoom(long id, long bytes) throws ProtocolException {
-        if (store.get(id) != null) {
-            throw new ProtocolException("array " + id + " was sent twice");
-        }
-        if (!store.fits(bytes)) {
-            throw new ProtocolException(
-                    "array " + id + " does not fit: " + taken() + " and it has " + bytes);
-        }
     }
 
     private List<Action> put(Message message) throws ProtocolException {
         long id = message.integer("id");
         long rows = message.integer("rows");
         long columns = message.integer("columns");
-        DType dtype = known(message.text("dtype"));
+        String name = message.text("dtype");
+        ElementType indices = has(Feature.GRAPHS) ? ElementType.ofIndices(name) : null;
+        int itemBytes = indices == null ? known(name).itemBytes : indices.itemBytes;
         ByteBuffer payload = message.payload();
-        if (!hasSize(rows, columns, dtype, payload.remaining())) {
+        if (!hasSize(rows, columns, itemBytes, payload.remaining())) {
             throw new ProtocolException(
                     "array " + id + " came with " + payload.remaining() + " bytes, which is no "
-                            + rows + "x" + columns + " " + dtype.wireName);
+                            + rows + "x" + columns + " " + name);
         }
-        needRoom(id, payload.remaining());
-        Matrix matrix = new Matrix(rows, columns, dtype, payload);
-        store.put(id, matrix);
-        return Collections.singletonList(shell -> shell.hold(matrix));
+        if (indices != null) {
+            return graphOrders.indices(id, indices, payload);
+        }
+        store.needRoom(id, payload.remaining());
+        Stored stored = Stored.array(new Matrix(rows, columns, known(name), payload));
+        store.put(id, stored);
+        // Where there may be graphs, it shows at the first use whether the kernel needs it.
+        return has(Feature.GRAPHS) ? Collections.emptyList() : held(stored);
+    }
+
+    private static List<Action> held(Stored stored) {
+        stored.held = true;
+        return Collections.singletonList(shell -> shell.hold(stored.matrix));
     }
 
     private List<Action> drop(List<Long> ids) {
         List<Action> actions = new ArrayList<>();
+        List<Long> ofGraphs = new ArrayList<>();
         for (long id : ids) {
-            Matrix matrix = store.remove(id);
-            if (matrix != null) {
-                actions.add(shell -> shell.forget(matrix));
+            Stored stored = store.remove(id);
+            if (stored == null) {
+                continue;
             }
+            if (stored.held) {
+                actions.add(shell -> shell.forget(stored.matrix));
+            }
+            if (stored.given) {
+                ofGraphs.add(id);
+            }
+        }
+        if (!ofGraphs.isEmpty()) {
+            actions.add(shell -> shell.graphs().forget(ofGraphs));
         }
         return actions;
     }
 
-    private List<Action> run(Message message) throws ProtocolException {
+    /** The id of a run that may begin. */
+    private long needRun(Message message) throws ProtocolException {
         long id = message.integer("id");
         if (running.containsKey(id)) {
             throw new ProtocolException("run " + id + " was asked for twice");
@@ -254,6 +290,11 @@ public final class DeviceCore {
                     "more than " + Limits.MAX_RUNS_IN_FLIGHT + " runs were asked for and not yet "
                             + "answered");
         }
+        return id;
+    }
+
+    private List<Action> run(Message message) throws ProtocolException {
+        long id = needRun(message);
         DType out = known(message.text("out"));
         Product product;
         try {
@@ -261,23 +302,67 @@ public final class DeviceCore {
         } catch (Orders.CannotRunException error) {
             return taskError(id, error.getMessage());
         }
-        running.put(id, product);
-        store.reserve(product.resultBytes());
-        return Collections.singletonList(shell -> shell.compute(id, product));
+        begin(
+                id,
+                new Running(
+                        product.resultBytes(),
+                        product.flops(),
+                        product.rows,
+                        product.columns,
+                        product.out));
+        List<Action> actions = new ArrayList<>();
+        for (long input : message.ids("inputs")) {
+            Stored stored = store.get(input);
+            if (!stored.held) {
+                actions.addAll(held(stored));
+            }
+        }
+        actions.add(shell -> shell.compute(id, product));
+        return actions;
     }
 
-    private String taken() {
-        return store.takenBytes() + " of " + store.memoryBytes() + " bytes are taken";
+    private List<Action> runGraph(Message message) throws ProtocolException {
+        long id = needRun(message);
+        try {
+            List<Action> actions = graphOrders.run(message);
+            begin(id, Running.graph(message.integer("flops")));
+            return actions;
+        } catch (Orders.CannotRunException error) {
+            List<Action> actions = new ArrayList<>(taskError(id, error.getMessage()));
+            if (!error.lost.isEmpty()) {
+                actions.add(shell -> shell.graphs().forget(error.lost));
+            }
+            return actions;
+        }
     }
 
-    private static boolean hasSize(long rows, long columns, DType dtype, long bytes) {
+    private List<Action> fetch(Message message) throws ProtocolException {
+        long id = needRun(message);
+        DType out = known(message.text("out"));
+        long rows = message.integer("rows");
+        long columns = message.integer("columns");
+        try {
+            List<Action> actions = graphOrders.fetch(message, out);
+            begin(id, new Running(rows * columns * out.itemBytes, 0, rows, columns, out));
+            return actions;
+        } catch (Orders.CannotRunException error) {
+            return taskError(id, error.getMessage());
+        }
+    }
+
+    private void begin(long id, Running begun) {
+        running.put(id, begun);
+        store.reserve(begun.resultBytes);
+    }
+
+    private static boolean hasSize(long rows, long columns, int itemBytes, long bytes) {
         if (rows == 0 || columns == 0) {
             return bytes == 0;
         }
         // Division, for a product of two counts may have more than 64 bits.
-        return bytes % dtype.itemBytes == 0
-                && (bytes / dtype.itemBytes) % rows == 0
-                && (bytes / dtype.itemBytes) / rows == columns;
+        return bytes % itemBytes == 0
+                && (bytes / itemBytes) % rows == 0
+                && (bytes / itemBytes) / rows == columns;
     }
 
     private static DType known(String name) throws ProtocolException {

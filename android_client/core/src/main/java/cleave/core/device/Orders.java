@@ -6,6 +6,7 @@ import cleave.core.kernels.Product;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 
 /** From a {@code run} and a store to the product that it asks for. */
@@ -18,8 +19,16 @@ final class Orders {
     static final class CannotRunException extends Exception {
         private static final long serialVersionUID = 1;
 
+        /** Outputs of earlier runs that this one was to replace. */
+        final transient List<Long> lost;
+
         CannotRunException(String reason) {
+            this(reason, Collections.emptyList());
+        }
+
+        CannotRunException(String reason, List<Long> lost) {
             super(reason);
+            this.lost = lost;
         }
     }
 
@@ -74,7 +83,7 @@ final class Orders {
         return new Product(pairs, transposeA, transposeB, rows, columns, out);
     }
 
-    private static void checkResult(long rows, long columns, DType out, Store store)
+    static void checkResult(long rows, long columns, DType out, Store store)
             throws CannotRunException {
         // Division first: a product of two counts may have more than 64 bits.
         long mostItems = MAX_RESULT_BYTES / out.itemBytes;
@@ -91,10 +100,10 @@ final class Orders {
     }
 
     private static Matrix stored(Store store, long id) throws CannotRunException {
-        Matrix matrix = store.get(id);
-        if (matrix == null) {
+        Stored found = store.get(id);
+        if (found == null || found.matrix == null) {
             throw new CannotRunException("array " + id + " is not here");
         }
-        return matrix;
+        return found.matrix;
     }
 }

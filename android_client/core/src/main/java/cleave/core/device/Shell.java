@@ -1,5 +1,6 @@
 package cleave.core.device;
 
+import cleave.core.graphs.GraphWork;
 import cleave.core.kernels.Matrix;
 import cleave.core.kernels.Product;
 import cleave.core.protocol.Message;
@@ -14,6 +15,9 @@ public interface Shell {
 
     /** No product that is asked for from now on names the matrix. */
     void forget(Matrix matrix);
+
+    /** What does graphs; called only where they are part of the session. */
+    GraphWork graphs();
 
     /** Compute, then tell the core {@code computed} or {@code failed}. */
     void compute(long run, Product product);

@@ -1,6 +1,6 @@
 package cleave.core.device;
 
-import cleave.core.kernels.Matrix;
+import cleave.core.protocol.ProtocolException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -9,7 +9,7 @@ import java.util.Map;
 /** Arrays by the names that the server gave them, and the memory that they and results take. */
 final class Store {
     private final long memoryBytes;
-    private final Map<Long, Matrix> arrays = new HashMap<>();
+    private final Map<Long, Stored> arrays = new HashMap<>();
     private long takenBytes;
 
     Store(long memoryBytes) {
@@ -25,27 +25,43 @@ final class Store {
         return memoryBytes;
     }
 
-    /** The array of that name, or null. */
-    Matrix get(long id) {
+    /** What is there under that name, or null. */
+    Stored get(long id) {
         return arrays.get(id);
     }
 
-    void put(long id, Matrix matrix) {
-        arrays.put(id, matrix);
-        takenBytes += matrix.payloadBytes();
+    void put(long id, Stored stored) {
+        arrays.put(id, stored);
+        takenBytes += stored.bytes;
     }
 
-    /** Forget an array; returns it, or null where there was none. */
-    Matrix remove(long id) {
-        Matrix matrix = arrays.remove(id);
-        if (matrix != null) {
-            takenBytes -= matrix.payloadBytes();
+    /** Forget an array or graph; returns it, or null where there was none. */
+    Stored remove(long id) {
+        Stored stored = arrays.remove(id);
+        if (stored != null) {
+            takenBytes -= stored.bytes;
         }
-        return matrix;
+        return stored;
     }
 
     List<Long> ids() {
         return new ArrayList<>(arrays.keySet());
+    }
+
+    /**
+     * Refuse an id that is taken, or what does not fit.
+     *
+     * @throws ProtocolException for either
+     */
+    void needRoom(long id, long bytes) throws ProtocolException {
+        if (get(id) != null) {
+            throw new ProtocolException("array " + id + " was sent twice");
+        }
+        if (!fits(bytes)) {
+            throw new ProtocolException(
+                    "array " + id + " does not fit: " + takenBytes + " of " + memoryBytes
+                            + " bytes are taken and it has " + bytes);
+        }
     }
 
     /** Whether so much more would fit. */

@@ -7,7 +7,9 @@ public enum Feature {
     /** The server measures links. */
     MEASURE,
     /** Arrays come and go coded. */
-    CODING;
+    CODING,
+    /** Whole layers are run. */
+    GRAPHS;
 
     /** Its name in messages. */
     public final String wireName;

@@ -11,8 +11,17 @@ public final class Limits {
     /** Largest message without its payload. */
     public static final int MAX_HEADER_BYTES = 1 << 20;
 
-    /** Most arrays that one {@code run} may name. */
+    /** Most arrays that a list of a {@code run}, {@code run_graph} or {@code concat} may name. */
     public static final int MAX_RUN_INPUTS = 4096;
+
+    /** Largest graph. */
+    public static final int MAX_GRAPH_BYTES = 4 << 20;
+
+    /** Most operations of a graph, those of graphs inside it counted. */
+    public static final int MAX_GRAPH_NODES = 4096;
+
+    /** Most graphs in each other, the outermost counted. */
+    public static final int MAX_GRAPH_DEPTH = 4;
 
     /** Most items of any list of ids or texts. */
     public static final int MAX_IDS = 65536;

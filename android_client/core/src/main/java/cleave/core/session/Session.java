@@ -3,20 +3,20 @@ package cleave.core.session;
 import cleave.core.device.Action;
 import cleave.core.device.DeviceCore;
 import cleave.core.device.Shell;
+import cleave.core.graphs.GraphWork;
+import cleave.core.graphs.OpenGraph;
 import cleave.core.kernels.Kernel;
 import cleave.core.kernels.Matrix;
 import cleave.core.kernels.Product;
 import cleave.core.protocol.ByeCode;
 import cleave.core.protocol.Codec;
 import cleave.core.protocol.ErrorCode;
-import cleave.core.protocol.Feature;
 import cleave.core.protocol.Limits;
 import cleave.core.protocol.Message;
 import cleave.core.protocol.MessageType;
 import cleave.core.protocol.ProtocolException;
 import cleave.core.protocol.VersionException;
 import java.nio.ByteBuffer;
-import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
@@ -53,17 +53,17 @@ public final class Session implements Visit {
     private final ScheduledExecutorService timer;
     private final LongSupplier nanos;
     private final Events events;
+    private final LifeSigns lifeSigns;
 
     private final Object lock = new Object(); // of all that follows
     private final DeviceCore core;
-    private final List<ScheduledFuture<?>> timers = new ArrayList<>();
+    private final GraphThread graphs; // null where it runs none
     private final Shell shell = new SessionShell();
     private Outbox outbox;
     private Ending ending;
+    private ScheduledFuture<?> handshake; // what ends one that takes too long
     private boolean opened;
     private boolean gone; // the wire
-    private boolean asking;
-    private long heardNanos; // when the server last gave a sign of life
     private long downBytes;
     private long upBytes;
 
@@ -71,6 +71,7 @@ public final class Session implements Visit {
      * @param kernelThread the thread in which the kernel was made
      * @param timer its tasks must not wait for arithmetic
      * @param nanos a clock that never goes back
+     * @param open what runs graphs; null where {@code hello} does not name that feature
      */
     public Session(
             Transport transport,
@@ -79,18 +80,24 @@ public final class Session implements Visit {
             Message hello,
             ScheduledExecutorService timer,
             LongSupplier nanos,
-            Events events) {
+            Events events,
+            OpenGraph open) {
         this.transport = transport;
         this.kernel = new KernelThread(kernel, kernelThread, nanos);
         this.hello = hello;
         this.timer = timer;
         this.nanos = nanos;
         this.events = events;
+        lifeSigns = new LifeSigns(transport, timer, nanos, this::beat, this::serverGone);
         core =
                 new DeviceCore(
                         hello.integer("memory_bytes"),
                         hello.flag("measure"),
-                        hello.texts("features").contains(Feature.CODING.wireName));
+                        hello.texts("features"));
+        graphs =
+                open == null
+                        ? null
+                        : new GraphThread(open, this::wants, new GraphAnswers(), nanos);
     }
 
     @Override
@@ -178,6 +185,28 @@ public final class Session implements Visit {
         }
     }
 
+    private void endHandshake() {
+        synchronized (lock) {
+            if (core.welcome() == null) {
+                finish(Ending.lost("the server does not answer"));
+            }
+        }
+    }
+
+    private void beat() {
+        synchronized (lock) {
+            if (ending == null) {
+                outbox.addHeartbeat();
+            }
+        }
+    }
+
+    private void serverGone() {
+        synchronized (lock) {
+            finish(Ending.lost("the server is gone"));
+        }
+    }
+
     private final class SessionWire implements WireListener {
         @Override
         public void opened() {
@@ -186,15 +215,13 @@ public final class Session implements Visit {
                     return;
                 }
                 opened = true;
-                heardNanos = nanos.getAsLong();
+                lifeSigns.heard();
                 send(hello);
-                after(
-                        Limits.HANDSHAKE_S,
-                        () -> {
-                            if (core.welcome() == null) {
-                                finish(Ending.lost("the server does not answer"));
-                            }
-                        });
+                handshake =
+                        timer.schedule(
+                                Session.this::endHandshake,
+                                (long) (Limits.HANDSHAKE_S * NANOS_PER_S),
+                                TimeUnit.NANOSECONDS);
             }
         }
 
@@ -204,7 +231,7 @@ public final class Session implements Visit {
                 Message message = Codec.decode(bytes);
                 boolean taken = false;
                 synchronized (lock) {
-                    heardNanos = nanos.getAsLong();
+                    lifeSigns.heard();
                     downBytes += bytes.remaining();
                     if (ending == null) {
                         take(message);
@@ -283,6 +310,11 @@ public final class Session implements Visit {
         }
 
         @Override
+        public GraphWork graphs() {
+            return graphs;
+        }
+
+        @Override
         public void compute(long run, Product product) {
             if (product.resultBytes() > transport.mostSentBytes() - HEADER_BYTES) {
                 act(
@@ -326,6 +358,25 @@ public final class Session implements Visit {
         }
     }
 
+    private final class GraphAnswers implements GraphThread.Answers {
+        @Override
+        public void computed(long run, ByteBuffer payload, double computeS) {
+            if (payload.remaining() > transport.mostSentBytes() - HEADER_BYTES) {
+                failed(
+                        run,
+                        "a result of " + payload.remaining()
+                                + " bytes is more than this client can send at once");
+                return;
+            }
+            new RunAnswer(run).computed(payload, computeS);
+        }
+
+        @Override
+        public void failed(long run, String reason) {
+            new RunAnswer(run).failed(reason);
+        }
+    }
+
     // --- all that follows: with the lock ---
 
     private void take(Message message) throws ProtocolException {
@@ -340,46 +391,13 @@ public final class Session implements Visit {
                 break;
             case WELCOME:
                 act(core.received(message));
-                beginBeating(message.real("heartbeat_s"));
+                lifeSigns.begin(message.real("heartbeat_s"));
                 break;
             default:
                 act(core.received(message));
                 if (core.codesResults()) {
                     outbox.codeResults();
                 }
-        }
-    }
-
-    private void beginBeating(double heartbeatS) {
-        long everyNanos = (long) (Math.max(0.1, heartbeatS / 2) * NANOS_PER_S);
-        timers.add(
-                timer.scheduleAtFixedRate(
-                        this::beat, everyNanos, everyNanos, TimeUnit.NANOSECONDS));
-    }
-
-    private void beat() {
-        synchronized (lock) {
-            if (ending != null) {
-                return;
-            }
-            outbox.addHeartbeat();
-            if (nanos.getAsLong() - heardNanos > Limits.SILENCE_S * NANOS_PER_S && !asking) {
-                asking = true;
-                long silentNanos = heardNanos;
-                transport.ask(there -> answered(there, silentNanos));
-            }
-        }
-    }
-
-    /** A server that was silent for long had nothing to say, or is gone. */
-    private void answered(boolean there, long silentNanos) {
-        synchronized (lock) {
-            asking = false;
-            if (there) {
-                heardNanos = nanos.getAsLong();
-            } else if (heardNanos == silentNanos) {
-                finish(Ending.lost("the server is gone"));
-            }
         }
     }
 
@@ -407,26 +425,19 @@ public final class Session implements Visit {
         }
     }
 
-    private void after(double seconds, Runnable what) {
-        Runnable locked =
-                () -> {
-                    synchronized (lock) {
-                        what.run();
-                    }
-                };
-        long waitNanos = (long) (seconds * NANOS_PER_S);
-        timers.add(timer.schedule(locked, waitNanos, TimeUnit.NANOSECONDS));
-    }
-
     private void finish(Ending how) {
         if (ending != null) {
             return;
         }
         ending = how;
-        for (ScheduledFuture<?> task : timers) {
-            task.cancel(false);
+        lifeSigns.end();
+        if (handshake != null) {
+            handshake.cancel(false);
         }
         act(core.end());
+        if (graphs != null) {
+            graphs.close();
+        }
         if (outbox != null) {
             outbox.close();
         }

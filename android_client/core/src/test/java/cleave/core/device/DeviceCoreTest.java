@@ -6,6 +6,7 @@ import static org.junit.Assert.assertSame;
 import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
 
+import cleave.core.graphs.GraphWork;
 import cleave.core.kernels.CpuKernel;
 import cleave.core.kernels.Matrix;
 import cleave.core.kernels.Product;
@@ -29,6 +30,7 @@ public class DeviceCoreTest {
         final List<Matrix> held = new ArrayList<>();
         final List<Matrix> forgotten = new ArrayList<>();
         final List<Product> products = new ArrayList<>();
+        final RecordedGraphs store = new RecordedGraphs();
 
         @Override
         public void send(Message message) {
@@ -43,6 +45,11 @@ public class DeviceCoreTest {
         @Override
         public void forget(Matrix matrix) {
             forgotten.add(matrix);
+        }
+
+        @Override
+        public GraphWork graphs() {
+            return store;
         }
 
         @Override
@@ -166,15 +173,57 @@ public class DeviceCoreTest {
 
     @Test
     public void whatWasNotAgreedOnIsRefused() throws Exception {
-        DeviceCore core = new DeviceCore(1000, false, true);
+        DeviceCore core = new DeviceCore(1000, false, Arrays.asList("coding"));
         core.received(Message.of(MessageType.WELCOME).with("device", 1).build());
         Message order = Message.of(MessageType.CODE_RESULTS).build();
         assertThrows(ProtocolException.class, () -> core.received(order));
         assertFalse(core.codesResults());
     }
 
+    @Test
+    public void outputsCountFromTheirRunToTheirDropAndOnceThoughTheyAreReplaced() throws Exception {
+        DeviceCore core = welcomed(1000, Arrays.asList("graphs"));
+        Recorder shell = new Recorder().take(core.received(put(1, 2, 2)));
+        Message graph =
+                Message.of(MessageType.GRAPH)
+                        .with("id", 2)
+                        .payload(ByteBuffer.allocate(10))
+                        .build();
+        shell.take(core.received(graph));
+        shell.take(core.received(runGraph(1, Arrays.asList(1L, 0L), 3)));
+        assertEquals(16 + 10 + 32, core.takenBytes());
+        shell.take(core.computed(1, ByteBuffer.allocate(0), 0.5));
+        shell.take(core.received(runGraph(2, Arrays.asList(1L, 3L), 3)));
+        assertEquals(16 + 10 + 32, core.takenBytes());
+        assertSame(MessageType.COMPUTED, shell.sent.get(0).type);
+        shell.take(core.received(drop(1, 2, 3)));
+        assertEquals(0, core.takenBytes());
+        assertEquals(
+                Arrays.asList(
+                        "graph 2",
+                        "array 1",
+                        "run [1, 0] to [3]",
+                        "run [1, 3] to [3]",
+                        "forget [1, 2, 3]"),
+                shell.store.asked);
+        assertEquals("the kernel has no use for it", Collections.emptyList(), shell.held);
+    }
+
+    private static Message runGraph(long id, List<Long> inputs, long output) {
+        return Message.of(MessageType.RUN_GRAPH)
+                .with("id", id)
+                .with("graph", 2)
+                .with("inputs", inputs)
+                .with("outputs", Collections.singletonList(output))
+                .with("output_bytes", Collections.singletonList(32L))
+                .build();
+    }
+
     private static String answer(JsonObject vector) throws Exception {
-        DeviceCore core = welcomed(vector.get("memory_bytes").getAsLong());
+        JsonElement feature = vector.get("feature");
+        boolean graphs = feature != null && feature.getAsString().equals("graphs");
+        List<String> features = Arrays.asList("coding", graphs ? "graphs" : "measure");
+        DeviceCore core = welcomed(vector.get("memory_bytes").getAsLong(), features);
         Recorder last = null;
         for (JsonElement element : vector.getAsJsonArray("receive")) {
             if (last != null) {
@@ -191,11 +240,16 @@ public class DeviceCoreTest {
     }
 
     private static DeviceCore welcomed(long memoryBytes) throws ProtocolException {
-        DeviceCore core = new DeviceCore(memoryBytes, false, true);
+        return welcomed(memoryBytes, Arrays.asList("coding"));
+    }
+
+    private static DeviceCore welcomed(long memoryBytes, List<String> features)
+            throws ProtocolException {
+        DeviceCore core = new DeviceCore(memoryBytes, false, features);
         core.received(
                 Message.of(MessageType.WELCOME)
                         .with("device", 1)
-                        .with("features", new String[] {"coding"})
+                        .with("features", features.toArray(new String[0]))
                         .build());
         return core;
     }

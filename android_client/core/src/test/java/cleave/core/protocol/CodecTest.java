@@ -65,17 +65,6 @@ public class CodecTest {
     }
 
     @Test
-    public void refusesMessagesOfFeaturesThatItDoesNotHave() throws Exception {
-        List<JsonObject> others = Vectors.readThoseOfOthers("messages.json");
-        assertTrue(!others.isEmpty());
-        for (JsonObject vector : others) {
-            ByteBuffer bytes = ByteBuffer.wrap(whole(vector));
-            Exception error = assertThrows(ProtocolException.class, () -> Codec.decode(bytes));
-            assertTrue(error.getMessage().contains("unknown"));
-        }
-    }
-
-    @Test
     public void everyPrefixOfAMessageIsRefused() throws Exception {
         for (JsonObject vector : Vectors.read("messages.json")) {
             byte[] bytes = whole(vector);

@@ -23,7 +23,7 @@ import java.util.Map;
 /** The project's test vectors, read from the files that all clients share. */
 public final class Vectors {
     /** The features that this client has. */
-    private static final List<String> FEATURES = Arrays.asList("measure", "coding");
+    private static final List<String> FEATURES = Arrays.asList("measure", "coding", "graphs");
 
     private Vectors() {}
 
@@ -32,15 +32,6 @@ public final class Vectors {
      * cleave.vectors} says where.
      */
     public static List<JsonObject> read(String name) throws IOException {
-        return read(name, true);
-    }
-
-    /** The vectors of a file that are for clients with features that this one does not have. */
-    static List<JsonObject> readThoseOfOthers(String name) throws IOException {
-        return read(name, false);
-    }
-
-    private static List<JsonObject> read(String name, boolean own) throws IOException {
         File file = new File(System.getProperty("cleave.vectors"), name);
         try (Reader reader =
                 new InputStreamReader(new FileInputStream(file), StandardCharsets.UTF_8)) {
@@ -48,7 +39,7 @@ public final class Vectors {
             List<JsonObject> found = new ArrayList<>();
             for (JsonElement vector : whole.getAsJsonArray("vectors")) {
                 JsonElement feature = vector.getAsJsonObject().get("feature");
-                if (own == (feature == null || FEATURES.contains(feature.getAsString()))) {
+                if (feature == null || FEATURES.contains(feature.getAsString())) {
                     found.add(vector.getAsJsonObject());
                 }
             }

@@ -117,7 +117,8 @@ public class SessionTest {
                     public void kernelLost(String reason) {
                         events.add(reason);
                     }
-                });
+                },
+                null);
     }
 
     private void begin() throws Exception {

@@ -1,0 +1,4 @@
+package ai.onnxruntime;
+
+/** For tests, like {@link OrtEnvironment}. */
+public interface ValueInfo {}

@@ -1,0 +1,7 @@
+package ai.onnxruntime;
+
+public enum OnnxJavaType {
+    FLOAT,
+    INT64,
+    BOOL
+}

@@ -1,0 +1,3 @@
+package ai.onnxruntime;
+
+public interface ValueInfo {}
