@@ -301,7 +301,7 @@ class GemmJob:
             if _hull(cuts) == third:  # the device holds all of the other side as well
                 free = cuts
         if free is None:
-            block_bytes = _hull(kept).size * third.size * self.element.partial
+            block_bytes = max(s.size for s in kept) * third.size * self.element.partial
             free = even_cuts(third, max(1, -(-block_bytes // _BLOCK_BYTES)), align=4)
         m_cuts, n_cuts = (kept, free) if follow_a else (free, kept)
         return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)

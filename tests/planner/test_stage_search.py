@@ -293,7 +293,9 @@ def test_a_prediction_says_which_device_has_too_little_memory() -> None:
 def test_large_messages_are_predicted_as_soon_as_small_ones() -> None:
     """Where no card is shared: petabytes in pieces of a mebibyte would take hours."""
     model = replace(OPT_125M, width=10**12)
-    device = replace(HOME[0], downlink_bytes_per_s=1e18, uplink_bytes_per_s=1e18, memory_bytes=2**62)
+    device = replace(
+        HOME[0], downlink_bytes_per_s=1e18, uplink_bytes_per_s=1e18, memory_bytes=2**62
+    )
     plan = predict(model, [PlannedStage(0, 12, (0,))], {0: device}, PS)
     assert plan.step_s > 0
 

@@ -18,7 +18,15 @@ from cleave.fleet.product import Output
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute, StoredArray
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, Residency
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    EvenCut,
+    Plan,
+    PlannedTile,
+    Planner,
+    Residency,
+)
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler import events
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
@@ -242,6 +250,25 @@ def _overlap_checks(slabs: int) -> int:
 # --- what devices hold already ---
 
 
+class _Strips:
+    """All for one device, in as many strips of rows as said."""
+
+    def __init__(self, strips: int) -> None:
+        self.strips = strips
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        """See `Planner.plan`."""
+        whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
+        cut = EvenCut(whole, self.strips, 1)
+        return Plan(gemm, (PlannedTile(1, cut, 0, 0, 0.0),), 0.0)
+
+
 class _Spy:
     """Remembers what it was offered; plans like another."""
 
@@ -314,6 +341,20 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
             assert wanted <= names
             total = sum(x.nbytes for x in held[device])
             assert residency.held_bytes[device] == total
+
+
+def test_strips_that_are_held_are_not_cut_into_more_blocks_than_their_size_asks_for() -> None:
+    """Four strips of 1024 rows: blocks of 8 MiB are half as wide as the new side."""
+    scheduler = _holding(_job(Gemm(4096, 64, 64), _Strips(4)), 1)
+    spy = _Spy(TilePlanner())
+    list(
+        _job(Gemm(4096, 4096, 64), spy, b=MatrixRef(103, False)).assign(
+            _fleet(1), scheduler.device_memory
+        )
+    )
+    (residency,) = spy.offered
+    assert [m.size for m in residency.tiles[1].m_cuts] == [1024] * 4
+    assert [n.size for n in residency.tiles[1].n_cuts] == [2048] * 2
 
 
 def test_a_row_partition_is_offered_again() -> None:
