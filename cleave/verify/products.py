@@ -4,9 +4,11 @@ A and B are read as few times as the blocks allow.
 
 The entries of the vectors have random signs and magnitudes uniform in [0.75, 1.25], so that no two
 wrong elements of a row cancel by construction (plain signs let a cancelling pair through half of
-the time) and none is hidden by a small entry. Before that each column is divided by the
-typical rounding error of its elements, as estimated from B's columns and a few random rows of A. So
-every column is judged by its own size, and a large column hides nothing in the others.
+the time) and none is hidden by a small entry. Before that each column is divided by the typical
+rounding error of its elements, as estimated from B's columns (and, of results of 16 bits, a few
+random rows of A). So every column is judged by its own size, and a large column hides nothing in
+the others. In fp32 a part of the depth is read for the estimate; all of it where that turns out to
+say too little, as of columns behind ReLU.
 
 B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks. Where tiles are
 cut differently, products are shared by the parts between all cuts, so that A and B are each read
@@ -38,6 +40,7 @@ _LEAST_ENTRY: Final = 0.75  # magnitudes go up to as much above 1
 _SAMPLED_ROWS: Final = 16  # of A, to estimate how large the columns of C are
 _SKETCHES: Final = 4  # random sums of these rows
 _SAMPLED_DEPTH: Final = 128  # of B's columns, at least, to estimate how large they are
+_UNEVEN: Final = 4.0  # times as large as estimated: then the estimate is made anew
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
 
 
@@ -91,7 +94,12 @@ class SecretProducts:
         self._entries: Doubles = np.where(rng.random(drawn.shape) < 0.5, -drawn, drawn)
         self._weights = np.zeros(b.shape[1])  # w_j; 0 where they are not known yet
         self._columns: dict[Span, Columns] = {}
-        self._some: Doubles | None = None  # rows of A, or random sums of rows
+        self._some: Doubles | None = None  # random sums of rows of A
+        depth = b.shape[0]
+        self._sampled = depth
+        if a.dtype is DType.FP32:
+            self._sampled = min(depth, max(_SAMPLED_DEPTH, depth // 8))
+        self._uneven = False  # the sample said too little
         self._cuts = _cuts(a.shape, b.shape, blocks)
         self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
         self._at_depth: dict[Span, set[Span]] = defaultdict(set)
@@ -122,6 +130,16 @@ class SecretProducts:
 
     def of(self, blocks: Sequence[Block]) -> Expected:
         """Return what is expected of the rows of some blocks with the same rows and depth."""
+        expected = self._of(blocks)
+        if self._uneven:
+            self._uneven, self._sampled = False, self._b.shape[0]
+            self._weights[:] = 0
+            for known in (self._columns, self._b_parts, self._a_parts):
+                known.clear()
+            expected = self._of(blocks)
+        return expected
+
+    def _of(self, blocks: Sequence[Block]) -> Expected:
         m, k = blocks[0].m, blocks[0].k
         b_squares = [
             sum(
@@ -153,29 +171,36 @@ class SecretProducts:
         """What rounding typically does to the elements of each of some columns.
 
         Of results of 16 bits that depends on how large the elements are, which random sums of a few
-        rows of A tell; else on how large B's columns are, for which a part of the depth will do.
+        rows of A tell; else on how large B's columns are, for which a part of the depth will do,
+        and only what they are to one another matters.
         """
         dtype, depth = self._a.dtype, self._b.shape[0]
-        if self._some is None:
-            rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
-            self._some = Buffer(self._a.array[rows], dtype).float32().astype(np.float64)
-            if dtype is not DType.FP32:
-                signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
-                self._some = (signs @ self._some) / np.sqrt(_SAMPLED_ROWS)
-        k, sketches = Span(0, depth), self._some
-        if dtype is DType.FP32:
-            size = min(depth, max(_SAMPLED_DEPTH, depth // 8))
-            start = int(self._rng.integers(depth - size + 1))
-            k, sketches = Span(start, start + size), self._some[:0, :size]
-        [products], [squares] = self._project(
-            self._b.region(k, n).T, sketches, np.ones(k.size), None
-        )
         with np.errstate(all="ignore"):
-            a_square = np.square(self._some).sum() / len(self._some)
-            length = np.square(products).mean(0) if len(products) else np.zeros(n.size)
-            squares *= depth / k.size
-            typical = np.sqrt(variance(a_square, squares, length, 1.0, depth, dtype))
+            if dtype is DType.FP32:
+                size = self._sampled
+                start = int(self._rng.integers(depth - size + 1))
+                part, none = self._b.region(Span(start, start + size), n).T, np.zeros((0, size))
+                _, [squares] = self._project(part, none, np.ones(size), None)
+                typical = np.sqrt(squares / size)
+                if (known := typical[typical > 0]).size:
+                    typical[typical == 0] = np.median(known)
+            else:
+                if self._some is None:
+                    self._some = self._random_sums()
+                [products], [squares] = self._project(
+                    self._b.region(Span(0, depth), n).T, self._some, np.ones(depth), None
+                )
+                a_square = np.square(self._some).sum() / len(self._some)
+                length = np.square(products).mean(0)
+                typical = np.sqrt(variance(a_square, squares, length, 1.0, depth, dtype))
         return np.where(np.isfinite(typical) & (typical > 0), typical, 1.0)
+
+    def _random_sums(self) -> Doubles:
+        """Sums of a few random rows of A, with random signs; shape (sketches, K)."""
+        rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
+        some = Buffer(self._a.array[rows], self._a.dtype).float32().astype(np.float64)
+        signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
+        return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
     def _a_part(self, m: Span, k: Span, wanted: Span) -> tuple[Doubles, dict[Span, Doubles]]:
         """Squared norms of some rows of A over some depth, and its products with B r by columns."""
@@ -215,6 +240,8 @@ class SecretProducts:
             )
             for span, some, square in zip(together, products, squares.sum(1), strict=True):
                 self._b_parts[k, span] = (some, float(square))
+                if self._sampled < self._b.shape[0]:
+                    self._uneven |= not square <= _UNEVEN * span.size * k.size
             part = self._b_parts[k, n]
         return part
 

@@ -372,3 +372,28 @@ def test_a_large_column_hides_nothing_in_the_others(size: float) -> None:
         wrong[seed, 300 + seed] += 0.8 * ordinary
         result = Buffer(arrays.narrow(wrong, DType.BF16), DType.BF16)
         assert GemmCheck(a, b, [block], np.random.default_rng(seed)).judge(block, result).fault
+
+
+@pytest.mark.parametrize(("dtype", "out"), DTYPES)
+@pytest.mark.parametrize(("ordinary", "largest"), [(0, 1), (0, 1e4), (1, 1e4)])
+def test_a_column_with_one_large_element_hides_nothing_in_the_others(
+    ordinary: float, largest: float, dtype: DType, out: DType
+) -> None:
+    """As behind ReLU, or of a token that all attend to: a part of the depth says little."""
+    m, n, k = 64, 48, 2048
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        b = rng.standard_normal((k, n))
+        b[:, 7] *= ordinary
+        b[rng.integers(k), 7] = largest
+        sides = [rng.standard_normal((m, k)), b]
+        a, b = (Buffer(arrays.narrow(s.astype(np.float32), dtype), dtype) for s in sides)
+        block = Block(Span(0, m), Span(0, n), (Span(0, k),))
+        result = arrays.empty(m, n, out)
+        NumpyBackend().matmul(a, b, result)
+        check = GemmCheck(a, b, [block], np.random.default_rng(seed))
+        assert check.judge(block, result) == Judgement() or out is not DType.FP32
+        values = result.float32()
+        values[3, 5] += 0.1 * k**0.5 if out is DType.FP32 else 4 * k**0.5
+        wrong = Buffer(arrays.narrow(values, out), out)
+        assert check.judge(block, wrong).fault is not None
