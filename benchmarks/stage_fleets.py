@@ -12,7 +12,9 @@ Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and
 1024 devices of the published fleet OPT-13B. Every message of a step travels, by sizes alone. Sent
 and summed in bf16, computed in fp32. A plan is made for each number of micro-batches, and the best
 is taken. Frozen parameters travel in the first step, which is not counted. The PS's optimizer
-counts. Exit code 1 if a goal is missed, or if plan and virtual time differ by more than 5 %.
+counts. With `--coding off` the bytes of a step are compared with the least that
+`StepWork.floor_bytes` knows. Exit code 1 if a goal is missed, or if plan and virtual time differ by
+more than 5 %.
 
 `--crossing` compares predicted steps by stages with the server alone, for equal computers with
 links of their own, and checks by virtual time on both sides of where stages begin to win. Exit code
@@ -62,6 +64,7 @@ HOME: Final = (
 )
 RANK: Final = 8
 DIFFERENCE: Final = 0.05
+FLOOR_LIMIT: Final = 1.1
 
 _GBIT: Final = 1e9 / 8
 _MBIT: Final = 1e6 / 8
@@ -225,6 +228,7 @@ class Row:
         tiles_s: a step by tiles as predicted; 0 if it was not.
         found, steps: the plan, and what it took; None if there is none.
         names: of devices.
+        coding: on which links payloads counted as coded.
         took_s: wall seconds of the emulation.
     """
 
@@ -233,6 +237,7 @@ class Row:
     alone_s: float
     tiles_s: float
     names: dict[int, str]
+    coding: CodingPolicy
     found: Planned | None = None
     steps: EmulatedSteps | None = None
     took_s: float = 0.0
@@ -253,6 +258,15 @@ class Row:
     def good(self) -> bool:
         """Say whether the goal is met, and the plan as good as it should be."""
         return self.virtual_s <= self.line.goal_s and abs(1 - self.ratio) <= DIFFERENCE
+
+    @property
+    def floor_ratio(self) -> float | None:
+        """Return the bytes of the last step over the least; None where some were coded."""
+        if self.found is None or self.steps is None or self.coding is not CodingPolicy.OFF:
+            return None
+        last = self.steps.steps[-1]
+        least = sum(self.found.model.work(self.found.plan).floor_bytes(DType.BF16.itemsize))
+        return (last.downlink_bytes + last.uplink_bytes) / least
 
     def memory(self) -> dict[int, tuple[int, int]]:
         """Return by device what was planned, and what was found with the runs as planned.
@@ -301,11 +315,11 @@ def measured(line: Line, settings: Settings) -> Row:
     try:
         found = planned(makes, rates, card, settings)
     except PlanError as error:
-        return Row(line, str(error), alone_s, tiles_s, names)
+        return Row(line, str(error), alone_s, tiles_s, names, settings.coding)
     began_s = time.perf_counter()
     steps = emulated(runtime, found, settings.steps)
     took_s = time.perf_counter() - began_s
-    return Row(line, "", alone_s, tiles_s, names, found, steps, took_s)
+    return Row(line, "", alone_s, tiles_s, names, settings.coding, found, steps, took_s)
 
 
 def stages_text(stages: Sequence[PlannedStage], names: dict[int, str]) -> str:
@@ -347,7 +361,7 @@ def show(row: Row) -> Iterator[str]:
     most = max(memory.values())
     shares = [got / wanted for wanted, got in memory.values()]
     batches = len(found.model.tokens)
-    parts = (
+    parts: tuple[str, ...] = (
         f"{batches} micro-batches; layers {stages_text(plan.stages, row.names)}",
         plan.reason,
         f"first step {row.steps.steps[0].seconds + found.ps.optimizer_s:.2f} s, optimizer "
@@ -356,6 +370,12 @@ def show(row: Row) -> Iterator[str]:
         f"of all, {min(shares):.2f} to {max(shares):.2f} of the plan; planned in "
         f"{found.took_s:.1f} s, emulated in {row.took_s:.1f} s",
     )
+    if row.floor_ratio is not None:
+        met = "met" if row.floor_ratio <= FLOOR_LIMIT else "NOT met"
+        text = (
+            f"{row.floor_ratio:.3f} times the least bytes of a step, at most {FLOOR_LIMIT}: {met}"
+        )
+        parts = (*parts, text)
     for part in parts:
         yield from textwrap.wrap(part, _WIDTH - 2)
 
@@ -399,6 +419,7 @@ def as_json(row: Row) -> dict[str, Any]:
         "ratio": row.ratio,
         "downlink_bytes": [step.downlink_bytes for step in row.steps.steps],
         "uplink_bytes": [step.uplink_bytes for step in row.steps.steps],
+        "floor_ratio": row.floor_ratio,
         "ps_kept_bytes": row.steps.steps[-1].kept_bytes,
         "memory_bytes": {
             row.names[device]: {"planned": wanted, "found": got}

@@ -383,10 +383,10 @@ def test_a_column_with_one_large_element_hides_nothing_in_the_others(
     m, n, k = 64, 48, 2048
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        b = rng.standard_normal((k, n))
-        b[:, 7] *= ordinary
-        b[rng.integers(k), 7] = largest
-        sides = [rng.standard_normal((m, k)), b]
+        right = rng.standard_normal((k, n))
+        right[:, 7] *= ordinary
+        right[rng.integers(k), 7] = largest
+        sides = [rng.standard_normal((m, k)), right]
         a, b = (Buffer(arrays.narrow(s.astype(np.float32), dtype), dtype) for s in sides)
         block = Block(Span(0, m), Span(0, n), (Span(0, k),))
         result = arrays.empty(m, n, out)
