@@ -49,6 +49,9 @@ final class Api {
     private static final int GET_ERROR_MESSAGE = 2;
     private static final int RELEASE_STATUS = 93;
     private static final int VERSION = 11; // which has all of these
+    // A library that nothing refers to is closed by JNA, with all that it gave.
+    private static final NativeLibrary LIBRARY =
+            NativeLibrary.getInstance(System.getProperty("onnxruntime"));
     private static final Pointer TABLE = table();
 
     private Api() {}
@@ -95,8 +98,7 @@ final class Api {
     }
 
     private static Pointer table() {
-        NativeLibrary library = NativeLibrary.getInstance(System.getProperty("onnxruntime"));
-        Pointer base = library.getFunction("OrtGetApiBase").invokePointer(new Object[0]);
+        Pointer base = LIBRARY.getFunction("OrtGetApiBase").invokePointer(new Object[0]);
         return Function.getFunction(base.getPointer(0)).invokePointer(new Object[] {VERSION});
     }
 }
