@@ -13,8 +13,8 @@ Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and
 and summed in bf16, computed in fp32. A plan is made for each number of micro-batches, and the best
 is taken. Frozen parameters travel in the first step, which is not counted. The PS's optimizer
 counts. With `--coding off` the bytes of a step are compared with the least that
-`StepWork.floor_bytes` knows. Exit code 1 if a goal is missed, or if plan and virtual time differ by
-more than 5 %.
+`StepWork.floor_bytes` knows. Exit code 1 if a goal is missed, if a step sends more than 1.1 times
+these, or if plan and virtual time differ by more than 5 %.
 
 `--crossing` compares predicted steps by stages with the server alone, for equal computers with
 links of their own, and checks by virtual time on both sides of where stages begin to win. Exit code
@@ -256,8 +256,9 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Say whether the goal is met, and the plan as good as it should be."""
-        return self.virtual_s <= self.line.goal_s and abs(1 - self.ratio) <= DIFFERENCE
+        """Say whether the goal is met, the plan as good as it should be, and its bytes few."""
+        lean = self.floor_ratio is None or self.floor_ratio <= FLOOR_LIMIT
+        return lean and self.virtual_s <= self.line.goal_s and abs(1 - self.ratio) <= DIFFERENCE
 
     @property
     def floor_ratio(self) -> float | None:
