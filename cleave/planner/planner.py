@@ -32,6 +32,7 @@ from cleave.planner.plan import (
     Region,
     Residency,
 )
+from cleave.planner.plan_cache import CachedPlan, PlanCache
 from cleave.planner.replan import with_device, without_device
 from cleave.planner.shape import BestTile, RateArrays, best_tile, snapped
 from cleave.planner.tiles import USABLE_MEMORY, busy_s, planned_tiles, resident_plan, spans_s
@@ -47,7 +48,6 @@ _SAMPLE: Final = 512  # devices that stand for all when subsets are compared
 _MEMORY_MARGIN: Final = 0.9  # tiles turn out a little larger than the fluid ones
 _WORTH_NOT_ALIGNING: Final = 0.005  # share of the makespan
 _MOST_PIECES: Final = 8  # that a device's share may be cut into to fit its memory
-_CACHED_PLANS: Final = 4096
 _FEW_CHANGES: Final = 4  # devices that come and go before everything is planned anew
 _WORTH_REPLANNING: Final = 1.1  # a changed plan that takes so much longer is used once
 _BARELY_USABLE: Final = 3.0  # and one that takes so much longer not at all
@@ -82,9 +82,8 @@ class TilePlanner:
 
     ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
     method: PlanMethod = PlanMethod.THREE_D
-    _cache: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+    _cache: PlanCache = field(default_factory=PlanCache)
     _latest: dict[tuple[Gemm, ElementBytes], _Latest] = field(default_factory=dict)
-    _provisional: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(
         self,
@@ -98,41 +97,37 @@ class TilePlanner:
             raise PlanError("the fleet is empty; a plan needs at least one device")
         if not gemm.volume:
             raise PlanError(f"a GEMM of {gemm.m}x{gemm.n}x{gemm.k} has nothing to multiply")
-        fresh = self._without_residencies(gemm, element, devices)
+        fresh = self._without_residencies(gemm, element, devices).plan
         reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
         return min([fresh, *filter(None, reusing)], key=self._score_s)
 
     def _without_residencies(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
-    ) -> Plan:
+    ) -> CachedPlan:
         """Return a plan from the cache, or make one and keep it there."""
-        key = (gemm, element, tuple(devices))
-        fresh = self._cache.get(key)
-        if fresh is None or key in self._provisional:
-            if len(self._cache) >= _CACHED_PLANS:
-                self._cache.clear()
-                self._latest.clear()
-                self._provisional.clear()
-            useful = self._useful(gemm, element, devices)
-            if len(useful) < len(devices):
-                # Often there is a plan for these, and a straggler only changed its rates.
-                found = self._without_residencies(gemm, element, useful)
-                ordered = sorted(devices, key=lambda d: d.device)  # sums depend on their order
-                bound_s = self._bound_s(gemm, element, RateArrays.of(ordered))
-                self._cache[key] = fresh = replace(found, bound_s=bound_s)
-                self._provisional.discard(key)
-                if (gemm, element, tuple(useful)) in self._provisional:
-                    self._provisional.add(key)
-                return fresh
-            fresh = None if fresh else self._changed(gemm, element, devices)
-            self._provisional.discard(key)
-            if fresh is None:
+        found = self._cache.find(gemm, element, devices)
+        if found is not None and not found.provisional:
+            return found
+        if self._cache.full:
+            self._cache.clear()
+            self._latest.clear()
+            found = None
+        useful = self._useful(gemm, element, devices)
+        if len(useful) < len(devices):
+            # Often there is a plan for these, and a straggler only changed its rates.
+            made = self._without_residencies(gemm, element, useful)
+            ordered = sorted(devices, key=lambda d: d.device)  # sums depend on their order
+            bound_s = self._bound_s(gemm, element, RateArrays.of(ordered))
+            made = replace(made, plan=replace(made.plan, bound_s=bound_s))
+        else:
+            changed = None if found else self._changed(gemm, element, devices)
+            if changed is None:
                 with collector_paused():
-                    fresh = self._fresh(gemm, element, devices)
-            elif fresh.makespan_s > _WORTH_REPLANNING * self._latest[gemm, element].planned_s:
-                self._provisional.add(key)  # good enough to go on at once, but only once
-            self._cache[key] = fresh
-        return fresh
+                    made = CachedPlan(self._fresh(gemm, element, devices))
+            else:  # where it is much slower, good enough to go on at once, but only once
+                planned_s = self._latest[gemm, element].planned_s
+                made = CachedPlan(changed, changed.makespan_s > _WORTH_REPLANNING * planned_s)
+        return self._cache.keep(gemm, element, devices, made)
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
         """See `PartPlanner.plan_part`: tries few sets of devices and few arrangements."""

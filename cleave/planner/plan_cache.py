@@ -1,0 +1,86 @@
+"""Plans kept by the GEMM and by the fleet that they were made for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan
+
+_MOST_PLANS: Final = 4096
+
+_Fleet = tuple[DeviceRates, ...]
+_Of = tuple[Gemm, ElementBytes, _Fleet]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPlan:
+    """A plan and how long it may be used.
+
+    Attributes:
+        provisional: it is good enough to go on at once, but the next time another is to be made.
+    """
+
+    plan: Plan
+    provisional: bool = False
+
+
+class PlanCache:
+    """Finds plans by GEMM and fleet, and by what fleets have in common.
+
+    A device that comes back has a new number and mostly its old rates. So fleets whose devices
+    have the same rates in the order of their numbers share a plan, in which only the numbers
+    differ. As a planner goes through devices in that order, it would make the same one.
+    """
+
+    def __init__(self) -> None:
+        self._by_fleet: dict[_Of, CachedPlan] = {}
+        self._by_rates: dict[_Of, tuple[tuple[int, ...], CachedPlan]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Return whether it is time to start anew."""
+        return len(self._by_fleet) >= _MOST_PLANS
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._by_fleet.clear()
+        self._by_rates.clear()
+
+    def find(
+        self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
+    ) -> CachedPlan | None:
+        """Return the plan kept for this fleet or for one of equal rates; None if there is none."""
+        fleet = gemm, element, tuple(devices)
+        found = self._by_fleet.get(fleet)
+        if found is None:
+            numbers, rates = _split(devices)
+            similar = self._by_rates.get((gemm, element, rates))
+            if similar is not None:
+                renamed = dict(zip(similar[0], numbers, strict=True))
+                tiles = tuple(t._replace(device=renamed[t.device]) for t in similar[1].plan.tiles)
+                found = replace(similar[1], plan=replace(similar[1].plan, tiles=tiles))
+                self._by_fleet[fleet] = found
+        return found
+
+    def keep(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        cached: CachedPlan,
+    ) -> CachedPlan:
+        """Keep a plan in place of an earlier one; return it."""
+        numbers, rates = _split(devices)
+        self._by_fleet[gemm, element, tuple(devices)] = cached
+        self._by_rates[gemm, element, rates] = numbers, cached
+        return cached
+
+
+def _split(devices: Sequence[DeviceRates]) -> tuple[tuple[int, ...], _Fleet]:
+    """Return the devices' numbers, ascending, and in that order their rates alone."""
+    ordered = sorted(devices, key=lambda device: device.device)
+    numbers = tuple(device.device for device in ordered)
+    return numbers, tuple(replace(device, device=0) for device in ordered)
