@@ -37,18 +37,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cleave serve` does, b
 
 import argparse
 import asyncio
+import itertools
 import json
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,6 +88,7 @@ WORK_WITHIN_S: Final = 1.0  # a member that was given nothing by then floods all
 IDLE_S: Final = 4.0
 LIFE_S: Final = 86400.0  # of join codes
 HOLD_S: Final = 8.0  # how long a stranger keeps a connection
+SLOW_TICK_S: Final = 0.005
 SLOW_FROM: Final = tuple(f"127.0.0.{n}" for n in (2, 3, 4, 5))
 NEWCOMER_FROM: Final = "127.0.0.6"
 
@@ -137,11 +139,7 @@ class Attacker:
             case "nothing":
                 await asyncio.Event().wait()
             case "slow handshakes":
-                ways = (
-                    self._again_and_again(partial(self._slow, a), SLOW_PER_S * times)
-                    for a in SLOW_FROM
-                )
-                await asyncio.gather(*ways)
+                await self._slow_handshakes(SLOW_PER_S * times)
             case _:
                 pause_s = 1 / (COMINGS_PER_S * times) if kind == COMING else 2 * BEAT_S
                 await self._member(kind, FLOOD_PER_S * times, pause_s)
@@ -182,15 +180,38 @@ class Attacker:
                 self.done["bytes of unfinished messages"] += PIECE_BYTES
             await asyncio.sleep(HOLD_S)
 
-    async def _slow(self, address: str) -> None:
-        reader, writer = await asyncio.open_connection(
-            self._host, self._port, local_addr=(address, 0)
-        )
+    async def _slow_handshakes(self, per_s: float) -> None:
+        """Hold connections open that only began to speak, so many new ones from each address.
+
+        Bare sockets: through asyncio they would take a fifth of a core of a machine that the server
+        shares with its attacker.
+        """
+        held: deque[tuple[float, socket.socket]] = deque()
+        addresses, began_s, count = itertools.cycle(SLOW_FROM), time.monotonic(), 0
         try:
-            writer.write(b"GET /ws HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-            await reader.read()
+            while True:
+                now_s = time.monotonic()
+                while held and held[0][0] <= now_s:
+                    held.popleft()[1].close()
+                    self.done["ended"] += 1
+                due = round((now_s - began_s) * per_s * len(SLOW_FROM))
+                for _ in range(count, due):
+                    self.done["connections"] += 1
+                    held.append((now_s + HOLD_S, self._slow(next(addresses))))
+                count = due
+                await asyncio.sleep(SLOW_TICK_S)
         finally:
-            writer.close()
+            for _, slow in held:
+                slow.close()
+
+    def _slow(self, address: str) -> socket.socket:
+        slow = socket.socket()
+        slow.setblocking(False)
+        slow.bind((address, 0))
+        with suppress(OSError):  # not connected yet, or cut already: it is held all the same
+            slow.connect_ex((self._host, self._port))
+            slow.send(b"GET /ws HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        return slow
 
     async def _member(self, kind: str, per_s: float, pause_s: float) -> None:
         """Join, do what is asked until nothing is left, and flood; come back when disconnected."""

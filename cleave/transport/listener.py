@@ -34,7 +34,7 @@ from cleave.transport.rate_limit import RateLimit
 from cleave.transport.rejection_log import RejectionLog
 
 _REFUSALS_AT_ONCE: Final = 128  # before the loop looks at its other connections
-_REST_S: Final = 0.02  # after a refusal: most of what it costs is that the loop wakes up for it
+_REST_S: Final = 0.05  # after a refusal: most of what it costs is that the loop wakes up for it
 _FAREWELL_S: Final = 1.0  # to tell a late peer why, before its socket is shut
 _LAST_FRAMES: Final = 256  # taken in after the other side closed, at most
 _END_OF_REQUEST: Final = b"\r\n\r\n"
