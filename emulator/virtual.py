@@ -128,7 +128,6 @@ class VirtualRuntime(Runtime):
         self.now_s = 0.0
         self.events = 0
         self.observers: list[Callable[[Activity], None]] = []
-        secrets = random.Random(f"{seed} secrets")
         super().__init__(
             SessionManager(
                 verify=verify,
@@ -140,7 +139,7 @@ class VirtualRuntime(Runtime):
                 card=ps,
                 expected_devices=max(1, len(profiles)),
             ),
-            lambda: np.random.default_rng(secrets.getrandbits(128)),
+            np.random.default_rng(random.Random(f"{seed} secrets").getrandbits(128)),
         )
         if self.manager.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from cleave.arrays import Buffer, DType, unpack
@@ -17,10 +15,10 @@ class BlockChecks:
     """The checks of the GEMMs under way. It may be called by one thread at a time.
 
     Args:
-        rng: makes a generator of secret vectors for each GEMM.
+        rng: draws all secret vectors; seed it from the system's randomness.
     """
 
-    def __init__(self, rng: Callable[[], np.random.Generator]) -> None:
+    def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self._project = Projector()
         self._checks: dict[int, GemmCheck] = {}
@@ -33,7 +31,7 @@ class BlockChecks:
             assert plan is not None
             blocks = (block for tile in plan.tiles for block in wavefront(tile.cut))
             a, b = future.a.matrix, future.b.matrix
-            check = GemmCheck(a, b, blocks, self._rng(), self._project)
+            check = GemmCheck(a, b, blocks, self._rng, self._project)
             self._checks[future.job.id] = check
         detail = task.detail
         block = detail.block

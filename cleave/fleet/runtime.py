@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -117,13 +117,13 @@ class Runtime(ABC):
 
     Args:
         manager: the core whose instructions it carries out.
-        rng: makes a generator of secret vectors for the checks of each GEMM.
+        rng: draws the secret vectors of all checks.
     """
 
     clock: ClassVar[str]
     """`virtual` or `wall`: the clock that `FleetCounters.fleet_s` counts on."""
 
-    def __init__(self, manager: SessionManager, rng: Callable[[], np.random.Generator]) -> None:
+    def __init__(self, manager: SessionManager, rng: np.random.Generator) -> None:
         self.manager = manager
         self._checks = BlockChecks(rng)
         self._futures: dict[int, GemmFuture] = {}

@@ -98,7 +98,7 @@ class LiveRuntime(Runtime):
         manager: SessionManager,
         events: EventListener | None = None,
     ) -> None:
-        super().__init__(manager, lambda: np.random.default_rng(secrets.randbits(128)))
+        super().__init__(manager, np.random.default_rng(secrets.randbits(128)))
         self._tell_listener = events or _nobody
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None

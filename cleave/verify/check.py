@@ -3,8 +3,8 @@
 For a block C = A B that a device returned and a secret vector r, C r must be A (B r): three
 products with a vector instead of one with a matrix (Freivalds 1977). Two independent vectors (four
 for operands of 16 bits) for each GEMM and column, drawn fresh and used for nothing else
-(`cleave.verify.products`); a block wider than `GROUP` columns is several such tests, side by side.
-All of it is done in double precision.
+(`cleave.verify.products`); a block wider than `products.GROUP` columns is several such tests, side
+by side. All of it is done in double precision.
 
 Honest results are rounded. A row is *in doubt* if its residual exceeds `ROW_LIMIT` standard
 deviations of the rounding error (`cleave.verify.rounding.variance`). All rows are in doubt if the
@@ -20,7 +20,8 @@ fault; one that is merely not the right rounding is counted, and `Reputation` ju
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,13 +30,10 @@ import numpy.typing as npt
 
 from cleave import arrays
 from cleave.arrays import Buffer, Doubles, DType
-from cleave.gemm import Block, Span, even_cuts
+from cleave.gemm import Block, Span
 from cleave.verify.products import SecretProducts
 from cleave.verify.projection import Bounds, Pass, numpy_pass
 from cleave.verify.rounding import Product, variance
-
-GROUP: Final = 512
-"""Columns that are tested together: the more, the larger an error that hides in their rounding."""
 
 ROW_LIMIT: Final = 6.0
 SPREAD_LIMIT: Final = 1.5
@@ -120,8 +118,7 @@ class GemmCheck:
         self._b = b
         self._rng = rng
         self._pass = project
-        groups = dict.fromkeys(group for block in blocks for group in _groups(block))
-        self._products = SecretProducts(a, b, list(groups), rng, self._project)
+        self._products = SecretProducts(a, b, list(blocks), rng, self._project)
 
     def judge(self, block: Block, result: Buffer) -> Judgement:
         """Check a block.
@@ -142,25 +139,23 @@ class GemmCheck:
 
     def _doubt(self, block: Block, result: Buffer) -> npt.NDArray[np.bool_]:
         """Which rows of a block are off by more than rounding explains, in any of its groups."""
-        groups = _groups(block)
-        expected = self._products.of(groups)
+        expected = self._products.of(block)
         columns = self._products.columns(block.n)
-        bounds = np.array([block.n.start, *(group.n.stop for group in groups)]) - block.n.start
-        found, lengths = self._project(result, columns.vectors, columns.weights, bounds)
-        total = np.add.reduceat(columns.weights, bounds[:-1])
+        found, lengths = self._project(result, columns.vectors, columns.weights, columns.bounds)
         rounding = variance(
-            expected.a_squares, expected.b_squares[:, None], lengths, total[:, None],
+            expected.a_squares, expected.b_squares[:, None], lengths, columns.totals[:, None],
             block.k.size, result.dtype,
         )  # fmt: skip
-        share = np.abs(found - expected.products)
-        share /= np.sqrt(rounding)[:, None]
-        doubt = ~(share.max(1) <= ROW_LIMIT)  # so that NaN is doubtful, too
+        found -= expected.products
+        share = np.square(found, out=found)  # of the variance
+        share /= rounding[:, None]
+        doubt = ~(share.max((0, 1)) <= ROW_LIMIT**2)  # so that NaN is doubtful, too
         if not doubt.any():
-            self.largest = max(self.largest, float(share.max(initial=0)) / ROW_LIMIT)
-        spread = np.square(share, out=share).sum((1, 2))
-        allowed = SPREAD_LIMIT * share[0].size + _FEW_ROWS
-        all_of = ~doubt.any(1) & (spread > allowed)
-        return np.asarray(doubt.any(0) | all_of.any())
+            self.largest = max(self.largest, math.sqrt(share.max(initial=0)) / ROW_LIMIT)
+        spread = share.sum((1, 2))
+        certain = share.max((1, 2)) <= ROW_LIMIT**2  # groups without a row in doubt
+        noisy = certain & (spread > SPREAD_LIMIT * share[0].size + _FEW_ROWS)
+        return np.asarray(doubt | noisy.any())
 
     def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
         """Do rows again, in double precision: all where half of them are in doubt."""
@@ -214,14 +209,6 @@ class GemmCheck:
         self.read_bytes += matrix.nbytes
         self.flops += 2 * (len(vectors) + (weights is not None)) * matrix.array.size
         return self._pass(matrix, vectors, weights, bounds)
-
-
-def _groups(block: Block) -> Sequence[Block]:
-    """A block as one or several of few columns."""
-    if block.n.size <= GROUP:
-        return (block,)
-    cuts = even_cuts(block.n, -(-block.n.size // GROUP))
-    return [Block(block.m, n, block.pieces) for n in cuts]
 
 
 def _fault(

@@ -21,14 +21,14 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from itertools import pairwise, starmap
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from cleave.arrays import Buffer, Doubles, DType
 from cleave.gemm import Block, Span
-from cleave.verify.projection import Pass
+from cleave.verify.projection import Bounds, Pass
 from cleave.verify.rounding import variance
 
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
@@ -36,7 +36,11 @@ VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
 entries of every vector are alike to within the rounding: with that of 16 bits two vectors let some
 hundredths of a percent of such errors of five root mean squares through, four the square of it."""
 
-_LEAST_ENTRY: Final = 0.75  # magnitudes go up to as much above 1
+GROUP: Final = 512
+"""Columns that are tested together: the more, the larger an error that hides in their rounding."""
+
+_LEAST_ENTRY: Final = 0.75
+_ENTRY_RANGE: Final = 0.5  # magnitudes go up to so much more
 _SAMPLED_ROWS: Final = 16  # of A, to estimate how large the columns of C are
 _SKETCHES: Final = 4  # random sums of these rows
 _SAMPLED_DEPTH: Final = 128  # of B's columns, at least, to estimate how large they are
@@ -50,26 +54,41 @@ class Columns(NamedTuple):
     Attributes:
         vectors: r_j w_j, shape (vectors, columns).
         weights: w_j^2, shape (columns,).
-        total: the sum of the weights.
+        bounds: where groups begin and end: 0, ..., columns; see `group_bounds`.
+        totals: the sum of the weights of each group, shape (groups,).
     """
 
     vectors: Doubles
     weights: Doubles
-    total: float
+    bounds: Bounds
+    totals: Doubles
 
 
 class Expected(NamedTuple):
-    """What the server expects of a block, or of several blocks with the same rows and depth.
+    """What the server expects of a block, whose columns are taken in groups.
 
     Attributes:
-        products: A (B r), shape (blocks, vectors, rows).
+        products: A (B r), shape (groups, vectors, rows).
         a_squares: |a_i|^2, shape (rows,).
-        b_squares: sum of w_j^2 |b_j|^2, shape (blocks,).
+        b_squares: sum of w_j^2 |b_j|^2, shape (groups,).
     """
 
     products: Doubles
     a_squares: Doubles
     b_squares: Doubles
+
+
+class _BPart(NamedTuple):
+    """B r over some depth, shape (groups, vectors, depth), and the sums of w_j^2 |b_j|^2 there."""
+
+    products: Doubles
+    squares: Doubles
+
+
+def group_bounds(n: Span) -> Bounds:
+    """Return where the groups of some columns begin and end, each of at most `GROUP` columns."""
+    groups = max(1, -(-n.size // GROUP))
+    return n.start + n.size * np.arange(groups + 1) // groups
 
 
 class SecretProducts:
@@ -90,8 +109,8 @@ class SecretProducts:
         self._project = project
         self._count = VECTORS[a.dtype]
         self._rng = rng
-        drawn = rng.uniform(_LEAST_ENTRY, 2 - _LEAST_ENTRY, (self._count, b.shape[1]))
-        self._entries: Doubles = np.where(rng.random(drawn.shape) < 0.5, -drawn, drawn)
+        drawn = rng.uniform(-_ENTRY_RANGE, _ENTRY_RANGE, (self._count, b.shape[1]))
+        self._entries: Doubles = drawn + np.copysign(_LEAST_ENTRY, drawn)
         self._weights = np.zeros(b.shape[1])  # w_j; 0 where they are not known yet
         self._columns: dict[Span, Columns] = {}
         self._some: Doubles | None = None  # random sums of rows of A
@@ -104,68 +123,59 @@ class SecretProducts:
         self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
         self._at_depth: dict[Span, set[Span]] = defaultdict(set)
         for block in blocks:
+            parts = self._parts(block.n)
             for k in self._cuts.depths(block.k):
                 for m in self._cuts.rows(block.m):
                     self._meets[m, k][block.n] = None
-                self._at_depth[k].update(self._cuts.columns(block.n))
-        self._b_parts: dict[tuple[Span, Span], tuple[Doubles, float]] = {}
+                self._at_depth[k].update(parts)
+        self._b_parts: dict[tuple[Span, Span], _BPart] = {}
         self._a_parts: dict[tuple[Span, Span], tuple[Doubles, dict[Span, Doubles]]] = {}
 
     def columns(self, n: Span) -> Columns:
-        """Return the secret vectors of some columns."""
+        """Return the secret vectors of the columns of a block."""
         columns = self._columns.get(n)
         if columns is None:
-            weights = self._weights[n.start : n.stop]
-            unknown = weights == 0
-            if unknown.any():
-                # Of fp32 a part of the depth is read, for all columns at once; of 16 bits all, just
-                # before it is read again.
-                n_at_once = Span(0, self._b.shape[1]) if self._a.dtype is DType.FP32 else n
-                found = self._weights[n_at_once.start : n_at_once.stop]
-                unknown = found == 0
-                found[unknown] = 1 / self._typical(n_at_once)[unknown]
-            vectors, weights = self._entries[:, n.start : n.stop] * weights, np.square(weights)
-            columns = self._columns[n] = Columns(vectors, weights, float(weights.sum()))
+            vectors, weights = self._weighted(n)
+            bounds = group_bounds(n) - n.start
+            totals = np.add.reduceat(weights, bounds[:-1])
+            columns = self._columns[n] = Columns(vectors, weights, bounds, totals)
         return columns
 
-    def of(self, blocks: Sequence[Block]) -> Expected:
-        """Return what is expected of the rows of some blocks with the same rows and depth."""
-        expected = self._of(blocks)
+    def of(self, block: Block) -> Expected:
+        """Return what is expected of a block."""
+        expected = self._of(block)
         if self._uneven:
             self._uneven, self._sampled = False, self._b.shape[0]
             self._weights[:] = 0
             for known in (self._columns, self._b_parts, self._a_parts):
                 known.clear()
-            expected = self._of(blocks)
+            expected = self._of(block)
         return expected
 
-    def _of(self, blocks: Sequence[Block]) -> Expected:
-        m, k = blocks[0].m, blocks[0].k
-        b_squares = [
-            sum(
-                self._b_part(depth, columns)[1]
-                for depth in self._cuts.depths(k)
-                for columns in self._cuts.columns(block.n)
-            )
-            for block in blocks
-        ]
+    def _of(self, block: Block) -> Expected:
+        depths = self._cuts.depths(block.k)
+        b_squares = sum((self._b_of(k, block.n).squares for k in depths), np.zeros(()))
         all_squares, all_products = [], []
-        for rows in self._cuts.rows(m):
-            squares: Any = 0.0
-            products: Any = 0.0
-            for depth in self._cuts.depths(k):
-                parts = [self._a_part(rows, depth, block.n) for block in blocks]
-                squares = squares + parts[0][0]
-                products = products + np.array(
-                    [part[1][block.n] for part, block in zip(parts, blocks, strict=True)]
-                )
-            all_squares.append(squares)
-            all_products.append(products)
+        for rows in self._cuts.rows(block.m):
+            parts = [self._a_part(rows, k, block.n) for k in depths]
+            all_squares.append(sum((squares for squares, _ in parts[1:]), parts[0][0]))
+            all_products.append(sum((products for _, products in parts[1:]), parts[0][1]))
         if len(all_squares) == 1:  # the usual case: nothing to put together
-            return Expected(all_products[0], all_squares[0], np.array(b_squares))
-        return Expected(
-            np.concatenate(all_products, axis=2), np.concatenate(all_squares), np.array(b_squares)
-        )
+            return Expected(all_products[0], all_squares[0], b_squares)
+        products = np.concatenate(all_products, axis=2)
+        return Expected(products, np.concatenate(all_squares), b_squares)
+
+    def _weighted(self, n: Span) -> tuple[Doubles, Doubles]:
+        """The vectors r_j w_j and the weights w_j^2 of some columns."""
+        weights = self._weights[n.start : n.stop]
+        if not weights.all():
+            # Of fp32 a part of the depth is read, for all columns at once; of 16 bits all, just
+            # before it is read again.
+            n_at_once = Span(0, self._b.shape[1]) if self._a.dtype is DType.FP32 else n
+            found = self._weights[n_at_once.start : n_at_once.stop]
+            unknown = found == 0
+            found[unknown] = 1 / self._typical(n_at_once)[unknown]
+        return self._entries[:, n.start : n.stop] * weights, np.square(weights)
 
     def _typical(self, n: Span) -> Doubles:
         """What rounding typically does to the elements of each of some columns.
@@ -182,7 +192,7 @@ class SecretProducts:
                 part, none = self._b.region(Span(start, start + size), n).T, np.zeros((0, size))
                 _, [squares] = self._project(part, none, np.ones(size), None)
                 typical = np.sqrt(squares / size)
-                if (known := typical[typical > 0]).size:
+                if not typical.all() and (known := typical[typical > 0]).size:
                     typical[typical == 0] = np.median(known)
             else:
                 if self._some is None:
@@ -202,46 +212,65 @@ class SecretProducts:
         signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
         return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
-    def _a_part(self, m: Span, k: Span, wanted: Span) -> tuple[Doubles, dict[Span, Doubles]]:
-        """Squared norms of some rows of A over some depth, and its products with B r by columns."""
+    def _a_part(self, m: Span, k: Span, n: Span) -> tuple[Doubles, Doubles]:
+        """Squared norms of some rows of A over some depth, and its products with B r of columns."""
         part = self._a_parts.get((m, k))
-        if part is None or wanted not in part[1]:  # it is there, and not: a block of no plan
+        if part is None or n not in part[1]:  # it is there, and not: a block of no plan
             columns = list(self._meets.get((m, k), ()) if part is None else ())
-            if wanted not in columns:
-                columns.append(wanted)
-            vectors = np.concatenate([self._b_vectors(k, n) for n in columns])
+            if n not in columns:
+                columns.append(n)
+            b_parts = [self._b_of(k, one).products for one in columns]
+            vectors = np.concatenate([b.reshape(-1, k.size) for b in b_parts])
             [products], [squares] = self._project(
                 self._a.region(m, k), vectors, np.ones(k.size), None
             )
-            split = {n: products[self._count * i :][: self._count] for i, n in enumerate(columns)}
-            part = self._a_parts[m, k] = (squares, split | (part[1] if part else {}))
-        return part
+            known, at = part[1] if part else {}, 0
+            for one, b in zip(columns, b_parts, strict=True):
+                groups = len(b)
+                end = at + groups * self._count
+                known[one] = products[at:end].reshape(groups, self._count, m.size)
+                at = end
+            part = self._a_parts[m, k] = squares, known
+        return part[0], part[1][n]
 
-    def _b_vectors(self, k: Span, n: Span) -> Doubles:
-        """B r over some depth, for the columns of a block; shape (vectors, k)."""
-        parts = []
-        for depth in self._cuts.depths(k):
-            sums: Any = 0.0
-            for columns in self._cuts.columns(n):
-                sums = sums + self._b_part(depth, columns)[0]
-            parts.append(sums)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    def _parts(self, n: Span) -> list[Span]:
+        """The columns of a block, as they are read."""
+        if self._cuts.n is None:
+            return [n]
+        groups = starmap(Span, pairwise(group_bounds(n).tolist()))
+        return [part for group in groups for part in self._cuts.columns(group)]
 
-    def _b_part(self, k: Span, n: Span) -> tuple[Doubles, float]:
-        """B r over some depth and columns, and the sum of the squares of its weighted elements."""
+    def _b_of(self, k: Span, n: Span) -> _BPart:
+        """B r over some depth, for the columns of a block."""
+        if self._cuts.n is None:
+            return self._b_part(k, n)
+        products, squares = [], []
+        for group in starmap(Span, pairwise(group_bounds(n).tolist())):
+            parts = [self._b_part(k, part) for part in self._cuts.columns(group)]
+            products.append(sum((part.products[0] for part in parts[1:]), parts[0].products[0]))
+            squares.append(sum(float(part.squares[0]) for part in parts))
+        return _BPart(np.array(products), np.array(squares))
+
+    def _b_part(self, k: Span, n: Span) -> _BPart:
+        """B r over some depth and columns that are read at once."""
         part = self._b_parts.get((k, n))
         if part is None:
             together = self._beside(k, n)
             whole = Span(together[0].start, together[-1].stop)
-            columns = self.columns(whole)
-            bounds = np.array([whole.start, *(span.stop for span in together)]) - whole.start
+            of_each = [group_bounds(span) for span in together]
+            bounds = np.concatenate([of_each[0][:1], *(some[1:] for some in of_each)])
+            vectors, weights = self._weighted(whole)
             products, squares = self._project(
-                self._b.region(k, whole), columns.vectors, columns.weights, bounds
+                self._b.region(k, whole), vectors, weights, bounds - whole.start
             )
-            for span, some, square in zip(together, products, squares.sum(1), strict=True):
-                self._b_parts[k, span] = (some, float(square))
-                if self._sampled < self._b.shape[0]:
-                    self._uneven |= not square <= _UNEVEN * span.size * k.size
+            sums = squares.sum(1)
+            if self._sampled < self._b.shape[0]:
+                self._uneven |= not (sums <= _UNEVEN * k.size * np.diff(bounds)).all()
+            at = 0
+            for span, some in zip(together, of_each, strict=True):
+                end = at + len(some) - 1
+                self._b_parts[k, span] = _BPart(products[at:end], sums[at:end])
+                at = end
             part = self._b_parts[k, n]
         return part
 
@@ -293,5 +322,6 @@ def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _C
     read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})
     if read_a + read_b <= _SHARED_PASSES * (a[0] * a[1] + b[0] * b[1]):
         return _Cuts()
-    bounds = ({bound for x in blocks for bound in getattr(x, side)} for side in "mnk")
-    return _Cuts(*(sorted(side) for side in bounds))
+    n_bounds = {bound for n in {x.n for x in blocks} for bound in group_bounds(n).tolist()}
+    m_bounds, k_bounds = ({bound for x in blocks for bound in getattr(x, side)} for side in "mk")
+    return _Cuts(sorted(m_bounds), sorted(n_bounds), sorted(k_bounds))
