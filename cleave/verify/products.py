@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Final, NamedTuple
@@ -43,7 +43,7 @@ _LEAST_ENTRY: Final = 0.75
 _ENTRY_RANGE: Final = 0.5  # magnitudes go up to so much more
 _SAMPLED_ROWS: Final = 16  # of A, to estimate how large the columns of C are
 _SKETCHES: Final = 4  # random sums of these rows
-_SAMPLED_DEPTH: Final = 128  # of B's columns, at least, to estimate how large they are
+_SAMPLED_DEPTH: Final = 64  # of B's columns, at least, to estimate how large they are
 _UNEVEN: Final = 4.0  # times as large as estimated: then the estimate is made anew
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
 
@@ -71,11 +71,14 @@ class Expected(NamedTuple):
         products: A (B r), shape (groups, vectors, rows).
         a_squares: |a_i|^2, shape (rows,).
         b_squares: sum of w_j^2 |b_j|^2, shape (groups,).
+        precision: one over the variance of fp32 results, however small they are, shape (groups, 1,
+            rows).
     """
 
     products: Doubles
     a_squares: Doubles
     b_squares: Doubles
+    precision: Doubles
 
 
 class _BPart(NamedTuple):
@@ -83,6 +86,14 @@ class _BPart(NamedTuple):
 
     products: Doubles
     squares: Doubles
+
+
+class _APart(NamedTuple):
+    """A (B r) of some rows and columns over some depth, the rows' squares, and the precision."""
+
+    products: Doubles
+    squares: Doubles
+    precision: Doubles
 
 
 def group_bounds(n: Span) -> Bounds:
@@ -117,7 +128,7 @@ class SecretProducts:
         depth = b.shape[0]
         self._sampled = depth
         if a.dtype is DType.FP32:
-            self._sampled = min(depth, max(_SAMPLED_DEPTH, depth // 8))
+            self._sampled = min(depth, max(_SAMPLED_DEPTH, depth // 16))
         self._uneven = False  # the sample said too little
         self._cuts = _cuts(a.shape, b.shape, blocks)
         self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
@@ -128,8 +139,11 @@ class SecretProducts:
                 for m in self._cuts.rows(block.m):
                     self._meets[m, k][block.n] = None
                 self._at_depth[k].update(parts)
+        self._rows_of: dict[tuple[Span, tuple[Span, ...]], list[Span]] = defaultdict(list)
+        for (m, k), columns in self._meets.items():
+            self._rows_of[k, tuple(columns)].append(m)
         self._b_parts: dict[tuple[Span, Span], _BPart] = {}
-        self._a_parts: dict[tuple[Span, Span], tuple[Doubles, dict[Span, Doubles]]] = {}
+        self._a_parts: dict[tuple[Span, Span], dict[Span, _APart]] = {}
 
     def columns(self, n: Span) -> Columns:
         """Return the secret vectors of the columns of a block."""
@@ -155,15 +169,23 @@ class SecretProducts:
     def _of(self, block: Block) -> Expected:
         depths = self._cuts.depths(block.k)
         b_squares = sum((self._b_of(k, block.n).squares for k in depths), np.zeros(()))
-        all_squares, all_products = [], []
-        for rows in self._cuts.rows(block.m):
-            parts = [self._a_part(rows, k, block.n) for k in depths]
-            all_squares.append(sum((squares for squares, _ in parts[1:]), parts[0][0]))
-            all_products.append(sum((products for _, products in parts[1:]), parts[0][1]))
-        if len(all_squares) == 1:  # the usual case: nothing to put together
-            return Expected(all_products[0], all_squares[0], b_squares)
-        products = np.concatenate(all_products, axis=2)
-        return Expected(products, np.concatenate(all_squares), b_squares)
+        rows = self._cuts.rows(block.m)
+        if len(rows) == len(depths) == 1:  # the usual case: nothing to put together
+            part = self._a_part(block.m, block.k, block.n)
+            return Expected(part.products, part.squares, b_squares, part.precision)
+        all_products, all_squares = [], []
+        for m in rows:
+            parts = [self._a_part(m, k, block.n) for k in depths]
+            all_products.append(sum((part.products for part in parts[1:]), parts[0].products))
+            all_squares.append(sum((part.squares for part in parts[1:]), parts[0].squares))
+        products, squares = np.concatenate(all_products, axis=2), np.concatenate(all_squares)
+        precision = self._precision(squares, b_squares, block.k, block.n)
+        return Expected(products, squares, b_squares, precision)
+
+    def _precision(self, a_squares: Doubles, b_squares: Doubles, k: Span, n: Span) -> Doubles:
+        totals = self.columns(n).totals[:, None]
+        least = variance(a_squares, b_squares[:, None], np.zeros(()), totals, k.size, DType.FP32)
+        return 1 / least[:, None]
 
     def _weighted(self, n: Span) -> tuple[Doubles, Doubles]:
         """The vectors r_j w_j and the weights w_j^2 of some columns."""
@@ -212,26 +234,42 @@ class SecretProducts:
         signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
         return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
-    def _a_part(self, m: Span, k: Span, n: Span) -> tuple[Doubles, Doubles]:
-        """Squared norms of some rows of A over some depth, and its products with B r of columns."""
-        part = self._a_parts.get((m, k))
-        if part is None or n not in part[1]:  # it is there, and not: a block of no plan
-            columns = list(self._meets.get((m, k), ()) if part is None else ())
-            if n not in columns:
-                columns.append(n)
-            b_parts = [self._b_of(k, one).products for one in columns]
-            vectors = np.concatenate([b.reshape(-1, k.size) for b in b_parts])
-            [products], [squares] = self._project(
-                self._a.region(m, k), vectors, np.ones(k.size), None
-            )
-            known, at = part[1] if part else {}, 0
-            for one, b in zip(columns, b_parts, strict=True):
-                groups = len(b)
-                end = at + groups * self._count
-                known[one] = products[at:end].reshape(groups, self._count, m.size)
-                at = end
-            part = self._a_parts[m, k] = squares, known
-        return part[0], part[1][n]
+    def _a_part(self, m: Span, k: Span, n: Span) -> _APart:
+        """A (B r) of some rows and columns over some depth."""
+        parts = self._a_parts.get((m, k), {})
+        if n not in parts:
+            planned = self._meets.get((m, k), {})
+            beside = not parts and n in planned  # else it is of a block of no plan
+            columns = dict.fromkeys((*(() if parts else planned), n))
+            self._read_a(self._rows_beside(m, k) if beside else [m], k, list(columns))
+            parts = self._a_parts[m, k]
+        return parts[n]
+
+    def _read_a(self, rows: Sequence[Span], k: Span, columns: Sequence[Span]) -> None:
+        """Multiply neighbouring rows of A with B r of some columns."""
+        whole = Span(rows[0].start, rows[-1].stop)
+        b_parts = [self._b_of(k, n) for n in columns]
+        vectors = np.concatenate([b.products.reshape(-1, k.size) for b in b_parts])
+        [products], [squares] = self._project(
+            self._a.region(whole, k), vectors, np.ones(k.size), None
+        )
+        first = 0
+        for n, b in zip(columns, b_parts, strict=True):
+            groups = len(b.squares)
+            last = first + groups * self._count
+            of_columns = products[first:last].reshape(groups, self._count, whole.size)
+            precision = self._precision(squares, b.squares, k, n)
+            first = last
+            for m in rows:
+                inside = slice(m.start - whole.start, m.stop - whole.start)
+                self._a_parts.setdefault((m, k), {})[n] = _APart(
+                    of_columns[..., inside], squares[inside], precision[..., inside]
+                )
+
+    def _rows_beside(self, m: Span, k: Span) -> Sequence[Span]:
+        """Rows that are read together with some: those that meet the same columns."""
+        rows = self._rows_of[k, tuple(self._meets[m, k])]
+        return _side_by_side((span for span in rows if (span, k) not in self._a_parts), m)
 
     def _parts(self, n: Span) -> list[Span]:
         """The columns of a block, as they are read."""
@@ -274,20 +312,26 @@ class SecretProducts:
             part = self._b_parts[k, n]
         return part
 
-    def _beside(self, k: Span, n: Span) -> list[Span]:
+    def _beside(self, k: Span, n: Span) -> Sequence[Span]:
         """Columns that are read together with some: of fp32 those of the blocks of that depth, as
         far as they lie side by side, so that rows of B are read whole."""
         if self._a.dtype is not DType.FP32:  # read just before for their size, and at hand still
             return [n]
-        unread = sorted(span for span in self._at_depth[k] if (k, span) not in self._b_parts)
-        if n not in unread:
-            return [n]
-        first = last = unread.index(n)
-        while first > 0 and unread[first - 1].stop == unread[first].start:
-            first -= 1
-        while last + 1 < len(unread) and unread[last].stop == unread[last + 1].start:
-            last += 1
-        return unread[first : last + 1]
+        unread = (span for span in self._at_depth[k] if (k, span) not in self._b_parts)
+        return _side_by_side(unread, n)
+
+
+def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
+    """Return those of some spans that, with a span among them, lie side by side without gaps."""
+    ordered = sorted(spans)
+    if span not in ordered:
+        return [span]
+    first = last = ordered.index(span)
+    while first > 0 and ordered[first - 1].stop == ordered[first].start:
+        first -= 1
+    while last + 1 < len(ordered) and ordered[last].stop == ordered[last + 1].start:
+        last += 1
+    return ordered[first : last + 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,10 @@ def compiled_pass() -> Pass:
             matrix = Buffer(matrix.float32(), DType.FP32)
         bounds, out, squares = _room(matrix, len(vectors), weights, bounds)
         given = _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float64)
-        kernel = loops[matrix.dtype, _lies_across(matrix.array)]
-        kernel(*_flat(matrix.array), np.ascontiguousarray(vectors), given, bounds, out, squares)
+        lies_across = _lies_across(matrix.array)
+        flat, stride = _flat(matrix.array.T if lies_across else matrix.array)
+        kernel = loops[matrix.dtype, lies_across]
+        kernel(flat, stride, np.ascontiguousarray(vectors), given, bounds, out, squares)
         return out, squares
 
     return project
@@ -143,10 +145,9 @@ def _room(
     return bounds, out, np.zeros((groups, 0 if weights is None else rows))
 
 
-def _flat(part: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
+def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
     """All of a matrix's memory from its first element to its last, and the elements from one
-    line, that is row or column, to the next."""
-    lines = part.T if _lies_across(part) else part
+    line to the next."""
     step, unit = lines.strides
     size = lines.itemsize
     if (unit != size and lines.shape[1] > 1) or step % size or step < 0:
