@@ -1,7 +1,8 @@
 """The checks on honest results of real training: none may be called wrong.
 
     python -m benchmarks.false_alarms [--steps 20] [--warm 200] [--batch 2] [--seq 128]
-                                      [--model opt llama] [--dtype fp32 bf16 fp16] [--quick]
+                                      [--model opt llama] [--dtype fp32 bf16 fp16]
+                                      [--when start warm] [--quick]
                                       [--executor numpy torch "in turn" js wasm ...]
 
 Trains OPT-125M and a Llama of the same size on real text with plain torch, and takes every product
@@ -317,13 +318,15 @@ def judge_training(judge: Judge, options: argparse.Namespace) -> int:
         training = Training(
             find_model("opt-125m") if name == "opt" else LLAMA, judge, options.batch, options.seq
         )
-        for when in ("at the start", f"after {warm} steps"):
+        for when in options.when:
+            if when == "warm":
+                training.steps(warm)
+            title = f"after {warm} steps" if when == "warm" else "at the start"
             for dtype in options.dtype:
                 loss = training.steps(steps, dtype, judged=True)
-                title = f"{training.spec.name}, {steps} steps in {dtype} {when}, loss {loss:.3f}"
-                accused += judge.report(title)
-            if when == "at the start":
-                training.steps(warm)
+                accused += judge.report(
+                    f"{training.spec.name}, {steps} steps in {dtype} {title}, loss {loss:.3f}"
+                )
     return accused
 
 
@@ -337,6 +340,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="judge one product of so many")
     parser.add_argument("--model", nargs="+", choices=("opt", "llama"), default=["opt", "llama"])
     parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16", "fp16"])
+    parser.add_argument(
+        "--when", nargs="+", choices=("start", "warm"), default=["start", "warm"],
+        help="judge steps at the start, after the warm steps, or both",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="2 steps, after 5 others")
     parser.add_argument(
         "--executor",
