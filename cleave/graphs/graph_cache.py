@@ -6,11 +6,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import msgpack
 import msgspec
 
 from cleave.machine.cache_folder import cache_folder
@@ -80,7 +78,7 @@ class GraphCache:
         try:
             handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
             with os.fdopen(handle, "wb") as file:
-                file.write(msgpack.packb(asdict(made)))
+                file.write(msgspec.msgpack.encode(made))
             os.replace(name, path)
         except OSError:
             return  # the next run makes it again
@@ -88,6 +86,6 @@ class GraphCache:
 
 def _read(path: Path, kind: type[Kept]) -> Kept | None:
     try:
-        return msgspec.convert(msgpack.unpackb(path.read_bytes()), kind)
-    except (OSError, ValueError, msgpack.UnpackException):
+        return msgspec.msgpack.decode(path.read_bytes(), type=kind)
+    except (OSError, ValueError):  # of which msgspec's errors are a kind
         return None

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
-from cleave.protocol import limits
+from msgspec import Meta
 
-Ids: TypeAlias = Annotated[tuple[int, ...], limits.MAX_IDS]
-Inputs: TypeAlias = Annotated[tuple[int, ...], limits.MAX_RUN_INPUTS]
+from cleave.protocol import limits
+from cleave.protocol.texts import clean
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**limits.OBJECT_ID_BITS - 1)]
+"""An id, a number of things, or a size."""
+
+Real: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A finite number."""
+
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+"""A rate or a time: finite and not negative."""
+
+Text: TypeAlias = Annotated[str, Meta(max_length=limits.MAX_TEXT)]
+Ids: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=limits.MAX_IDS)]
+Inputs: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=limits.MAX_RUN_INPUTS)]
+Texts: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_IDS)]
 
 REQUIRED: Final = {"required": True}
 """Marks a field that a reader must find, whatever its default is here."""
@@ -48,8 +63,11 @@ class _OpenEnum(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or len(value) > limits.MAX_TEXT:
             return None
+        tidy = clean(value)
+        if tidy != value:
+            return cls(tidy)
         other = str.__new__(cls, value)
         other._name_ = other._value_ = value
         return other
@@ -84,22 +102,22 @@ class Hello:
     TYPE: ClassVar[str] = "hello"
     FEATURE: ClassVar[Feature | None] = None
     role: Role = field(metadata=REQUIRED)
-    version: int = field(default=limits.VERSION, metadata=REQUIRED)
-    credential: str = field(default="", repr=False, metadata=SECRET | VERBATIM)
-    name: str = ""
-    ops: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    memory_bytes: int = 0
-    profile: str = ""
-    flops_per_s: float = 0.0
-    downlink_bytes_per_s: float = 0.0
-    uplink_bytes_per_s: float = 0.0
-    latency_s: float = 0.0
+    version: Count = field(default=limits.VERSION, metadata=REQUIRED)
+    credential: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
+    name: Text = ""
+    ops: Texts = ()
+    dtypes: Texts = ()
+    memory_bytes: Count = 0
+    profile: Text = ""
+    flops_per_s: Rate = 0.0
+    downlink_bytes_per_s: Rate = 0.0
+    uplink_bytes_per_s: Rate = 0.0
+    latency_s: Rate = 0.0
     measure: bool = False
-    join_code: str = field(default="", repr=False, metadata=SECRET | VERBATIM)
-    kind: str = ""
+    join_code: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
+    kind: Text = ""
     versions: Ids = ()
-    features: tuple[str, ...] = ()
+    features: Texts = ()
 
 
 @dataclass(slots=True)
@@ -108,12 +126,12 @@ class Welcome:
 
     TYPE: ClassVar[str] = "welcome"
     FEATURE: ClassVar[Feature | None] = None
-    device: int
-    version: int = limits.VERSION
-    heartbeat_s: float = limits.HEARTBEAT_S
-    server: str = ""
-    credential: str = field(default="", repr=False, metadata=SECRET | VERBATIM)
-    features: tuple[str, ...] = ()
+    device: Count
+    version: Count = limits.VERSION
+    heartbeat_s: Rate = limits.HEARTBEAT_S
+    server: Text = ""
+    credential: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
+    features: Texts = ()
 
 
 @dataclass(slots=True)
@@ -122,10 +140,10 @@ class Put:
 
     TYPE: ClassVar[str] = "put"
     FEATURE: ClassVar[Feature | None] = None
-    id: int
-    rows: int
-    columns: int
-    dtype: str
+    id: Count
+    rows: Count
+    columns: Count
+    dtype: Text
     payload: Any = None
 
 
@@ -135,10 +153,10 @@ class PutCoded:
 
     TYPE: ClassVar[str] = "put_coded"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
-    id: int
-    rows: int
-    columns: int
-    dtype: str
+    id: Count
+    rows: Count
+    columns: Count
+    dtype: Text
     payload: Any = None
 
 
@@ -160,12 +178,12 @@ class Run:
 
     TYPE: ClassVar[str] = "run"
     FEATURE: ClassVar[Feature | None] = None
-    id: int
-    op: str
+    id: Count
+    op: Text
     inputs: Inputs
     transpose_a: bool
     transpose_b: bool
-    out: str
+    out: Text
 
 
 @dataclass(slots=True)
@@ -174,7 +192,7 @@ class Graph:
 
     TYPE: ClassVar[str] = "graph"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
-    id: int
+    id: Count
     payload: Any = None
 
 
@@ -184,7 +202,7 @@ class Concat:
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
-    id: int
+    id: Count
     ids: Inputs
 
 
@@ -199,12 +217,12 @@ class RunGraph:
 
     TYPE: ClassVar[str] = "run_graph"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
-    id: int
-    graph: int
+    id: Count
+    graph: Count
     inputs: Inputs
     outputs: Inputs
     output_bytes: Inputs
-    flops: int = 0
+    flops: Count = 0
 
 
 @dataclass(slots=True)
@@ -213,12 +231,12 @@ class Fetch:
 
     TYPE: ClassVar[str] = "fetch"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
-    id: int
-    array: int
-    first_row: int
-    rows: int
-    columns: int
-    out: str
+    id: Count
+    array: Count
+    first_row: Count
+    rows: Count
+    columns: Count
+    out: Text
 
 
 @dataclass(slots=True)
@@ -227,8 +245,8 @@ class Computed:
 
     TYPE: ClassVar[str] = "computed"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
-    id: int
-    compute_s: float
+    id: Count
+    compute_s: Rate
 
 
 @dataclass(slots=True)
@@ -237,11 +255,11 @@ class Result:
 
     TYPE: ClassVar[str] = "result"
     FEATURE: ClassVar[Feature | None] = None
-    id: int
-    rows: int
-    columns: int
-    dtype: str
-    compute_s: float
+    id: Count
+    rows: Count
+    columns: Count
+    dtype: Text
+    compute_s: Rate
     payload: Any = None
 
 
@@ -251,11 +269,11 @@ class ResultCoded:
 
     TYPE: ClassVar[str] = "result_coded"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
-    id: int
-    rows: int
-    columns: int
-    dtype: str
-    compute_s: float
+    id: Count
+    rows: Count
+    columns: Count
+    dtype: Text
+    compute_s: Rate
     payload: Any = None
 
 
@@ -265,8 +283,8 @@ class TaskError:
 
     TYPE: ClassVar[str] = "task_error"
     FEATURE: ClassVar[Feature | None] = None
-    id: int
-    reason: str
+    id: Count
+    reason: Text
 
 
 @dataclass(slots=True)
@@ -293,9 +311,9 @@ class Measured:
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE
-    downlink_bytes_per_s: float
-    uplink_bytes_per_s: float
-    latency_s: float
+    downlink_bytes_per_s: Rate
+    uplink_bytes_per_s: Rate
+    latency_s: Rate
 
 
 @dataclass(slots=True)
@@ -312,7 +330,7 @@ class Telemetry:
 
     TYPE: ClassVar[str] = "telemetry"
     FEATURE: ClassVar[Feature | None] = None
-    values: dict[str, float] = field(default_factory=dict)
+    values: dict[Text, Real] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -329,9 +347,9 @@ class Bye:
 
     TYPE: ClassVar[str] = "bye"
     FEATURE: ClassVar[Feature | None] = None
-    reason: str = ""
+    reason: Text = ""
     code: ByeCode = ByeCode.UNSTATED
-    retry_after_s: float = 0.0
+    retry_after_s: Rate = 0.0
 
 
 @dataclass(slots=True)
@@ -341,8 +359,8 @@ class Error:
     TYPE: ClassVar[str] = "error"
     FEATURE: ClassVar[Feature | None] = None
     code: ErrorCode
-    message: str
-    retry_after_s: float = 0.0
+    message: Text
+    retry_after_s: Rate = 0.0
     versions: Ids = ()
 
     def __post_init__(self) -> None:
@@ -355,9 +373,9 @@ class Request:
 
     TYPE: ClassVar[str] = "request"
     FEATURE: ClassVar[Feature | None] = None
-    id: int
-    action: str
-    arguments: dict[str, Any] = field(default_factory=dict, metadata=SECRET | VERBATIM)
+    id: Count
+    action: Text
+    arguments: dict[Text, Any] = field(default_factory=dict, metadata=SECRET | VERBATIM)
 
 
 @dataclass(slots=True)
@@ -366,9 +384,9 @@ class Reply:
 
     TYPE: ClassVar[str] = "reply"
     FEATURE: ClassVar[Feature | None] = None
-    id: int
+    id: Count
     ok: bool
-    data: dict[str, Any] = field(default_factory=dict, repr=False, metadata=SECRET)
+    data: dict[Text, Any] = field(default_factory=dict, repr=False, metadata=SECRET)
 
 
 @dataclass(slots=True)
@@ -377,8 +395,8 @@ class JobRecord:
 
     TYPE: ClassVar[str] = "job_record"
     FEATURE: ClassVar[Feature | None] = None
-    job: str
-    record: dict[str, Any] = field(default_factory=dict)
+    job: Text
+    record: dict[Text, Any] = field(default_factory=dict)
 
 
 Message: TypeAlias = (

@@ -20,8 +20,8 @@ def clean_plain(value: Any) -> Any:
     """Return an untyped value with all its texts cleaned, keys included."""
     if isinstance(value, str):
         return clean(value)
-    if isinstance(value, list):
-        return [clean_plain(item) for item in value]
+    if isinstance(value, list | tuple):
+        return type(value)(clean_plain(item) for item in value)
     if isinstance(value, dict):
         return {clean(key): clean_plain(item) for key, item in value.items()}
     return value

@@ -194,9 +194,9 @@ def _minimal(cls: type[Any]) -> tuple[Any, ...]:
     samples = {
         "Role": Role.DEVICE,
         "ErrorCode": ErrorCode.LIMIT,
-        "int": 1,
-        "float": 0.5,
-        "str": "x",
+        "Count": 1,
+        "Rate": 0.5,
+        "Text": "x",
         "bool": True,
         "Ids": (),
         "Inputs": (),
@@ -370,13 +370,13 @@ def test_all_that_a_peer_says_is_clean_once_it_is_read() -> None:
     for name, cls in TYPES.items():
         for field in fields(cls):
             hint = str(field.type)
-            if hint in ("str", "ByeCode", "ErrorCode"):
+            if hint in ("Text", "ByeCode", "ErrorCode"):
                 dirty, tidy = ESCAPES, SHOWN
-            elif hint == "tuple[str, ...]":
+            elif hint == "Texts":
                 dirty, tidy = (ESCAPES,), (SHOWN,)  # type: ignore[assignment]
-            elif hint == "dict[str, float]":
+            elif hint == "dict[Text, Real]":
                 dirty, tidy = {ESCAPES: 1.0}, {SHOWN: 1.0}  # type: ignore[assignment]
-            elif hint == "dict[str, Any]":
+            elif hint == "dict[Text, Any]":
                 dirty = {ESCAPES: [{"x": ESCAPES}]}  # type: ignore[assignment]
                 tidy = {SHOWN: [{"x": SHOWN}]}  # type: ignore[assignment]
             else:
