@@ -1,13 +1,13 @@
 """Training under faults: every step finishes, every product is right, no bit of a loss changes.
 
-    python -m benchmarks.chaos [--quick] [--executor torch] [--seed 1]
+    python -m benchmarks.chaos [--quick] [--backend torch] [--seed 1]
 
 OPT-tiny, 200 steps, 12 device processes behind a proxy that delays, duplicates, truncates,
 corrupts, reorders and drops messages, cuts, silences and slows links; processes are killed and
 stopped; a tenth of the devices is lost in every step. All faults are drawn from the seed
 (`tests/faults`); those that happened are written to a log.
 
-With `--executor invariant` products do not depend on how they are cut, and losses must equal those
+With `--backend invariant` products do not depend on how they are cut, and losses must equal those
 of an undisturbed run to the last bit. With `torch` or `numpy` every product is compared with its
 rounding bound, and the first 20 losses must agree with plain PyTorch within 1e-4.
 
@@ -82,7 +82,7 @@ class Options:
     steps: int
     devices: int
     seed: int
-    executor: str
+    backend: str
     without: frozenset[Fault]
     log: Path
 
@@ -125,7 +125,7 @@ class Verdicts:
 
 def undisturbed(job: JobSpec, options: Options) -> list[float]:
     """Return the losses of the same training without a fault."""
-    if options.executor != "invariant":  # plain PyTorch
+    if options.backend != "invariant":  # plain PyTorch
         return run_steps(make_trainer(job, None), min(options.steps, FIRST_LOSSES))
     with cleave.emulated(1, backend=InvariantBackend()) as fleet:
         fleet.planner = FullDepthPlanner()
@@ -141,7 +141,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
     outcome = Outcome()
     chances = {fault: p for fault, p in CHANCES.items() if fault not in options.without}
     weights = {fault: w for fault, w in LOSS_WEIGHTS.items() if fault not in options.without}
-    invariant = options.executor == "invariant"
+    invariant = options.backend == "invariant"
     planner: Planner = FullDepthPlanner() if invariant else TilePlanner()
     with (
         placements(ledger),
@@ -156,7 +156,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
             lambda slot: processes.gone(slot),
         ) as proxy,
         Processes(
-            proxy.url, options.devices, ("--executor", options.executor, "--probe")
+            proxy.url, options.devices, ("--backend", options.backend, "--probe")
         ) as processes,
     ):
         audit(served.live, ledger, InvariantBackend() if invariant else None)
@@ -242,7 +242,7 @@ def report(options: Options, plain: list[float], outcome: Outcome, ledger: Ledge
         f"{outcome.wall_s / max(1, done):.1f} s, the slowest {outcome.slowest_s:.1f} s"
     )
     verdicts.say(f"{done} of {options.steps} steps finished", done == options.steps)
-    if options.executor == "invariant":
+    if options.backend == "invariant":
         same = sum(a == b for a, b in zip(outcome.losses, plain, strict=False))
         text = f"{same} of {done} losses bit-equal with the undisturbed run"
         verdicts.say(text, 0 < same == done)
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=FULL_STEPS)
     parser.add_argument("--devices", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--executor", choices=("invariant", "torch", "numpy"), default="invariant")
+    parser.add_argument("--backend", choices=("invariant", "torch", "numpy"), default="invariant")
     parser.add_argument("--quick", action="store_true", help="12 steps, 6 devices")
     names = [fault.value for fault in (*OF_MESSAGES, Fault.SLOW, *LOSSES)]
     parser.add_argument("--without", choices=names, nargs="+", default=[], help="leave faults out")
@@ -286,19 +286,19 @@ def main() -> None:
     log = given.log or Path(tempfile.mkdtemp(prefix="cleave-chaos-")) / "log.txt"
     steps, devices = (12, 6) if given.quick else (given.steps, given.devices)
     without = frozenset(Fault(name) for name in given.without)
-    options = Options(steps, devices, given.seed, given.executor, without, log)
+    options = Options(steps, devices, given.seed, given.backend, without, log)
 
     # However few steps are done, they are the first of the same run: its warm-up is a tenth of it.
     planned = max(steps, FULL_STEPS)
     # Bits are compared on little text, since exact products are slow. Losses of so few tokens part
     # by 3e-4 within 20 steps from rounding alone, without a fault; those of a usual batch by 2e-5.
-    batch, seq = (1, 64) if options.executor == "invariant" else (4, 128)
+    batch, seq = (1, 64) if options.backend == "invariant" else (4, 128)
     job = JobSpec(
         "opt-tiny", steps=planned, batch=batch, seq=seq, checkpoint_every=0, method="tiles"
     )
     print(
         f"opt-tiny, {steps} steps of {batch} x {seq} tokens, {devices} device processes, "
-        f"executor {options.executor}, seed {options.seed}; log: {log}",
+        f"backend {options.backend}, seed {options.seed}; log: {log}",
         flush=True,
     )
     began_s = time.perf_counter()

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 if __name__ == "__main__":  # before torch: a forked process has one thread, so it may use no more
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -182,7 +183,7 @@ def kill_while_writing(folder: Path, quick: bool, seed: int) -> None:
 # --- runs ---
 
 
-class OrderedExecutor:
+class OrderedBackend:
     """A backend that adds products one after the other, in the order of k, for any tile."""
 
     name = "ordered"
@@ -338,8 +339,10 @@ def main() -> None:
     options = parser.parse_args()
     kills = options.kills or (2 if options.quick else 200)
     torch.set_num_threads(1)
-    vars(virtual)["default_executor"] = OrderedExecutor
-    with tempfile.TemporaryDirectory(prefix="cleave-crash-") as folder:
+    with (
+        mock.patch.object(virtual, "default_backend", OrderedBackend),
+        tempfile.TemporaryDirectory(prefix="cleave-crash-") as folder,
+    ):
         root = Path(folder)
         kill_while_writing(root, options.quick, options.seed)
         course = undisturbed(root)

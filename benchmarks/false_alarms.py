@@ -3,7 +3,7 @@
     python -m benchmarks.false_alarms [--steps 20] [--warm 200] [--batch 2] [--seq 128]
                                       [--model opt llama] [--dtype fp32 bf16 fp16]
                                       [--when start warm] [--quick]
-                                      [--executor numpy torch "in turn" js wasm ...]
+                                      [--backend numpy torch "in turn" js wasm ...]
 
 Trains OPT-125M and a Llama of the same size on real text with plain torch, and takes every product
 of `--steps` steps at the start and after `--warm` steps, under fp32, bf16 and fp16 autocast. Each
@@ -153,7 +153,7 @@ class Judge:
         self._own = TorchBackend()
         self._rng = np.random.default_rng(0)
         self._draw = np.random.default_rng(1)
-        self._seen: set[Any] = set()  # what slow executors had a product of since the last report
+        self._seen: set[Any] = set()  # what slow backends had a product of since the last report
 
     def operand(self, buffer: Buffer) -> Operand:
         """See `Fleet.operand`."""
@@ -176,7 +176,7 @@ class Judge:
             return
         for number, fleet in enumerate(FLEETS):
             names = list(self.backends)
-            if number:  # the second plan has one executor after the other
+            if number:  # the second plan has one backend after the other
                 names = [names[self.products // self.every % len(names)]]
             blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
             self.judge(a, b, dtype, blocks, {name: self.backends[name] for name in names})
@@ -249,7 +249,7 @@ class Judge:
         """Print what was found since the last report; return the number of results called wrong."""
         accused = 0
         print(
-            f"{title}\n  {'product':11} {'executor':9} {'check':9} {'blocks':>8} {'accused':>8} "
+            f"{title}\n  {'product':11} {'backend':9} {'check':9} {'blocks':>8} {'accused':>8} "
             f"{'again':>9} {'largest':>8} {'misrounded':>16}"
         )
         for (kind, name, path), t in sorted(self.tallies.items()):
@@ -346,7 +346,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="2 steps, after 5 others")
     parser.add_argument(
-        "--executor",
+        "--backend",
         nargs="+",
         choices=(*BACKENDS, *CLIENT_KERNELS),
         help="default: all that are installed here",
@@ -355,10 +355,10 @@ def main() -> None:
         "--slow-every", type=int, default=250, help="the same for the kernels of other clients"
     )
     options = parser.parse_args()
-    wanted = options.executor or (*BACKENDS, *CLIENT_KERNELS)
+    wanted = options.backend or (*BACKENDS, *CLIENT_KERNELS)
     with client_kernels([name for name in CLIENT_KERNELS if name in wanted]) as others:
         for name, reason in others.missing.items():
-            if options.executor:
+            if options.backend:
                 raise UsageError(f"{name} cannot be judged here: {reason}")
             print(f"not judged: {name}, {reason}")
         judge = Judge(

@@ -69,7 +69,7 @@ def main() -> None:
                     server.fleet.submit(Side(a), Side(b, True), out).result()
                 used.append(resident_bytes(process.pid) / 1e6)
             process.wait()
-        print(f"executor {event['executor']}, Python {sys.version.split()[0]}, no torch")
+        print(f"backend {event['executor']}, Python {sys.version.split()[0]}, no torch")
         print(
             f"  ready after {statistics.median(ready_s):.2f} s (below 1); worst {max(ready_s):.2f}"
         )

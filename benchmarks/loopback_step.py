@@ -74,7 +74,7 @@ def measure(devices: int, pairs: int, soak: int) -> None:
     job = JobSpec(model="opt-125m", batch=2, seq=32, steps=1000, checkpoint_every=0, method="tiles")
     with (
         cleave.serve() as server,
-        joined(server.url, devices, "--executor", "numpy", "--threads", "1") as processes,
+        joined(server.url, devices, "--backend", "numpy", "--threads", "1") as processes,
     ):
         wait_for_devices(server.fleet, devices)
         plain, offloaded = make_trainer(job, None), make_trainer(job, server.fleet)

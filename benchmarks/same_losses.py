@@ -50,7 +50,7 @@ def main() -> None:
             ours = losses(job, fleet)
         print(f"  8 emulated devices: {difference(ours, plain):.2e} (below {limit:g})", flush=True)
         with cleave.serve() as served:
-            flags = ("--executor", "numpy", "--threads", "1")
+            flags = ("--backend", "numpy", "--threads", "1")
             with joined(served.url, 3, *flags) as processes:
                 wait_for_devices(served.fleet, 3)
                 victim = processes[0].process

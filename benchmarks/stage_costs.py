@@ -11,7 +11,7 @@ memory  A `cleave join` process that offers 2 GB runs OPT-125M by stages, alone,
         fp32 and bf16: what its resident memory grew by at most against what the plan says it
         needs, and against what it offers. Goal: within 10 %, and never above the offer.
         The server's own peak stands beside; the plan predicts none.
-idle    Start and resident memory of a `cleave join --executor numpy` process that got no stage,
+idle    Start and resident memory of a `cleave join --backend numpy` process that got no stage,
         five times, and whether ONNX Runtime is loaded in it (it must not be). Torch is not
         imported then, as where it is not installed; `benchmarks.light_guest` has that case.
 
@@ -192,7 +192,7 @@ def idle(repeats: int) -> Iterator[Figure]:
     for _ in range(repeats):
         with cleave.serve() as server:
             began_s = time.perf_counter()
-            with joined(server.url, 1, "--executor", "numpy", "--threads", "1") as devices:
+            with joined(server.url, 1, "--backend", "numpy", "--threads", "1") as devices:
                 starts.append(time.perf_counter() - began_s)
                 wait_for_devices(server.fleet, 1)
                 pid = devices[0].process.pid

@@ -114,7 +114,7 @@ def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
         trainers = {}
         for checking in (True, False):
             server = stack.enter_context(cleave.serve(verify=checking))
-            options = ("--executor", "numpy", "--threads", "1")
+            options = ("--backend", "numpy", "--threads", "1")
             stack.enter_context(joined(server.url, 1, *options))
             wait_for_devices(server.fleet, 1)
             trainers[checking] = server, make_trainer(job, server.fleet)

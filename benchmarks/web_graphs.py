@@ -71,7 +71,7 @@ def emulated_device(server: Server) -> Iterator[None]:
 @contextmanager
 def native_device(server: Server) -> Iterator[None]:
     """Have `cleave join` as a device, with one thread."""
-    command = ("join", server.url, "--provider", "cpu", "--executor", "numpy", "--json")
+    command = ("join", server.url, "--provider", "cpu", "--backend", "numpy", "--json")
     with started(*command, "--threads", "1") as (_, lines):
         wait_for_event(lines, "ready")
         yield

@@ -47,7 +47,7 @@ def real_time(
 
     need_descriptors(len(members))
     target = parse_join_url(read_url(server)) if server else None
-    executor = default_backend() if compute else None
+    backend = default_backend() if compute else None
     unchecked = () if compute else ("--verify", "off")  # zeros are wrong results
     with nullcontext(None) if target else own_server(*unchecked) as own:
         if own is not None:
@@ -56,7 +56,7 @@ def real_time(
             _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
         assert target is not None
         fleet = RealTimeFleet(
-            members, target, executor, speed=speed, seed=seed, start_hour=start_hour
+            members, target, backend, speed=speed, seed=seed, start_hour=start_hour
         )
         fleet.observers.extend(watch.observers)
         try:

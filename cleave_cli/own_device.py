@@ -15,11 +15,11 @@ _MOST_BYTES = 4 * 10**9  # more than any tile that is timed needs
 
 
 @contextmanager
-def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
+def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
     """Yield a timer of tiles on a `cleave join` process, which ends with the block.
 
     Args:
-        executor: name of the backend that it multiplies with.
+        backend: name of the backend that it multiplies with.
         threads: number of threads, on as many cores; 0 for all cores.
     """
     import numpy as np
@@ -33,7 +33,7 @@ def own_device(executor: str, threads: int) -> Iterator[SessionTimer]:
     offered = min(_MOST_BYTES, total_bytes // 2)
     with serve() as server, url_file(server.url) as source:  # command lines are no secrets
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]
-        command += ["--executor", executor, "--memory", str(offered // 10**6)]
+        command += ["--backend", backend, "--memory", str(offered // 10**6)]
         command += ["--once"]  # with its server it ends
         if threads:
             command += ["--cores", str(threads)]

@@ -263,7 +263,7 @@ def known_name(name: str) -> str:
     """
     name = _SHORT.get(name, name)
     if name not in NAMES:
-        raise UsageError(f"unknown executor {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")
+        raise UsageError(f"unknown backend {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")
     return name
 
 
@@ -305,10 +305,10 @@ def choose(
         except Exception as error:  # noqa: BLE001 - a driver may fail in any way; others may work
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
-            faults.append(f"the executor {candidate.name} is not used: {fault}")
+            faults.append(f"the backend {candidate.name} is not used: {fault}")
             notify(faults[-1])
     if not speeds:
-        raise CleaveError(f"{'; '.join(faults)}; choose another with --executor")
+        raise CleaveError(f"{'; '.join(faults)}; choose another with --backend")
     if len(speeds) == 1:
         return speeds[0]
     return min(speeds, key=lambda speed: _time_in_both(speed, clock))
@@ -323,9 +323,9 @@ def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
 def _absent(name: str, available: Sequence[Candidate]) -> str:
     if not any(candidate.name.startswith("torch") for candidate in available):
         return (
-            f"the executor {name} needs torch, which is not installed here; "
-            f"install cleave[train] or use --executor numpy"
+            f"the backend {name} needs torch, which is not installed here; "
+            f"install cleave[train] or use --backend numpy"
         )
     device = name.partition(":")[2]
     there = ", ".join(candidate.name for candidate in available)
-    return f"the executor {name} needs {device}, which torch does not find; here are {there}"
+    return f"the backend {name} needs {device}, which torch does not find; here are {there}"

@@ -31,11 +31,13 @@ Url = Annotated[
     str, typer.Argument(help="The join URL that `cleave serve` prints, or @FILE that holds it.")
 ]
 Name = Annotated[str, typer.Option(help="What to call this device.")]
-ExecutorName = Annotated[
+BackendName = Annotated[
     str,
     typer.Option(
+        "--backend",
         "--executor",
-        help="What multiplies: auto, numpy, torch, torch:cpu, cuda, mps or xpu.",
+        help="What multiplies: auto, numpy, torch, torch:cpu, cuda, mps or xpu. "
+        "(--executor is the old name.)",
     ),
 ]
 ProviderName = Annotated[
@@ -73,7 +75,7 @@ IdleAfter = Annotated[float, typer.Option(help="Minutes without use after which 
 def join(
     url: Url,
     name: Name = "",
-    executor: ExecutorName = "auto",
+    backend: BackendName = "auto",
     provider: ProviderName = "auto",
     memory: Memory = "1000",
     threads: Threads = 0,
@@ -142,7 +144,7 @@ def join(
     from cleave.transport.join_url import parse_join_url
     from cleave.transport.url_file import read_url
 
-    known_name(executor)
+    known_name(backend)
     asked = parse_provider(provider)
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
@@ -198,7 +200,7 @@ def join(
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         if not chosen:
-            chosen.append(choose(executor, notify=lambda text: event("note", text, text=text)))
+            chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
         # Read again each time: whoever restarts the server may have written a new one.
         target = parse_join_url(read_url(url))
         credential, code = saved.keys(target, called)

@@ -47,7 +47,14 @@ def device(
     kind: Annotated[
         str, typer.Option(help="phone, tablet, laptop, desktop, sbc, server or cloud-gpu.")
     ] = "",
-    executor: Annotated[str, typer.Option(help="What multiplies: auto, numpy or torch.")] = "auto",
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            "--executor",
+            help="What multiplies: auto, numpy or torch. (--executor is the old name.)",
+        ),
+    ] = "auto",
     threads: Annotated[int, typer.Option(help="Threads to multiply with; 0 for all.")] = 0,
     memory: Annotated[
         int, typer.Option(help="Memory to offer for arrays, in MB; 0 for half of it.")
@@ -102,7 +109,7 @@ def device(
     from profiles.measuring import device as profiling
     from profiles.profile_file import write_profile
 
-    known_name(executor)
+    known_name(backend)
     if plot is not None:
         check_plot(plot)
     if name and profiling.valid_name(name) != name:
@@ -127,7 +134,7 @@ def device(
         seed=seed,
     )
     hold_strips_well()  # as a device does
-    chosen = choose(executor).backend
+    chosen = choose(backend).backend
     with _progress() as bar:
         task = bar.add_task("starting", total=settings.total_s)
 

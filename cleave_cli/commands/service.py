@@ -38,7 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 def install(
     url: join.Url,
     name: join.Name = "",
-    executor: join.ExecutorName = "auto",
+    backend: join.BackendName = "auto",
     provider: join.ProviderName = "auto",
     memory: join.Memory = "1000",
     threads: join.Threads = 0,
@@ -78,7 +78,7 @@ def install(
 
     secret = read_url(url)
     parse_join_url(secret)
-    known_name(executor)
+    known_name(backend)
     parse_provider(provider)
     join.known_threads(threads)
     if cores:
@@ -94,7 +94,7 @@ def install(
         "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
         "--idle-after": f"{idle_after:g}", "--max-data": max_data, "--memory": memory,
         "--cores": cores,
-        "--threads": threads, "--executor": executor, "--provider": provider,
+        "--threads": threads, "--backend": backend, "--provider": provider,
         "--name": name, "--profile": profile,
     }  # fmt: skip
     options = [f"{option}={value}" for option, value in given.items() if value]

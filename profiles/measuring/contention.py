@@ -35,14 +35,14 @@ def process_counts(cores: int) -> list[int]:
 
 
 def measure_contention(
-    executor: str, seconds: float, progress: Callable[[int], None] | None = None
+    backend: str, seconds: float, progress: Callable[[int], None] | None = None
 ) -> tuple[float, ...]:
     """Return how many times as long a tile takes with 1, 2, ... processes, up to one per core.
 
     Counts between measured ones are interpolated.
 
     Args:
-        executor: the name of the backend.
+        backend: the name of the backend.
         seconds: how long each count is measured.
         progress: called after each count.
 
@@ -52,7 +52,7 @@ def measure_contention(
     cores = usable_cores()
     measured: dict[int, float] = {}
     with ExitStack() as stack:
-        workers = [stack.enter_context(_Worker(executor, core)) for core in cores]
+        workers = [stack.enter_context(_Worker(backend, core)) for core in cores]
         for worker in workers:
             worker.answer()  # it is ready
         for count in process_counts(len(cores)):
@@ -75,9 +75,9 @@ def _interpolated(measured: dict[int, float], count: int) -> float:
 class _Worker:
     """One process of this module."""
 
-    def __init__(self, executor: str, core: int) -> None:
+    def __init__(self, backend: str, core: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "profiles.measuring.contention", executor, str(core)],
+            [sys.executable, "-m", "profiles.measuring.contention", backend, str(core)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -113,7 +113,7 @@ class _Worker:
 
 def work(arguments: Sequence[str]) -> None:
     """Run one of the processes: arguments `EXECUTOR CORE`, then commands from stdin."""
-    executor_name, core = arguments
+    backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})
     from cleave.arrays import DType
@@ -123,7 +123,7 @@ def work(arguments: Sequence[str]) -> None:
     from profiles.performance import Layout
 
     hold_strips_well()
-    bench = Bench(backend_named(executor_name), 2 * SIDE * SIDE)
+    bench = Bench(backend_named(backend_name), 2 * SIDE * SIDE)
     order = bench.order(SIDE, SIDE, SIDE, Layout.NN, DType.FP32, DType.FP32)
     bench.once(order)  # loads kernels
     sys.stdout.write("0\n")

@@ -96,7 +96,7 @@ class Settings:
 
 def measure_device(
     settings: Settings,
-    executor: MatmulBackend,
+    backend: MatmulBackend,
     progress: Progress = lambda _what, _seconds: None,
     *,
     clock: Clock = time.perf_counter,
@@ -108,7 +108,7 @@ def measure_device(
 
     Args:
         settings: what is measured, and for how long.
-        executor: the backend that multiplies, with its threads set.
+        backend: the backend that multiplies, with its threads set.
         progress: called with what is being measured and the seconds done so far.
         clock, sleep: time.
         sensors: those of this machine.
@@ -121,7 +121,7 @@ def measure_device(
     here, sensors = machine.this_machine(), sensors or Sensors()
     rng = np.random.default_rng(settings.seed)
     elements = max(settings.grid.elements, 2 * LARGEST_CUBE**2)
-    bench = Bench(executor, elements, clock, rng)
+    bench = Bench(backend, elements, clock, rng)
     assumed: list[str] = []
     over_s = 0.0
 
@@ -149,7 +149,7 @@ def measure_device(
         progress("processes at once", over_s)
         began_s = clock()
         slowdowns = contention.measure_contention(
-            executor.name,
+            backend.name,
             settings.contention_s,
             lambda _: progress(
                 "processes at once", over_s + min(settings.contention_total_s, clock() - began_s)
@@ -162,7 +162,7 @@ def measure_device(
         settings,
         rng,
         lambda what, s: progress(what, over_s + s),
-        f"measured, {executor.name}",
+        f"measured, {backend.name}",
     )
     kind = settings.kind
     if kind is None:
@@ -192,7 +192,7 @@ def measure_device(
             cpu=here.cpu,
             cores=here.cores,
             threads=settings.threads or here.cores,
-            executor=executor.name,
+            executor=backend.name,
             system=here.system,
         ),
     )

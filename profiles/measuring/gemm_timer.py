@@ -54,7 +54,7 @@ class Bench:
     caches; `profiles.measuring.tile_timer` times those.
 
     Args:
-        executor: the backend that multiplies.
+        backend: the backend that multiplies.
         elements: the most elements that both inputs of a tile have together.
         clock: in seconds.
         rng: draws the numbers that are multiplied.
@@ -62,13 +62,13 @@ class Bench:
 
     def __init__(
         self,
-        executor: MatmulBackend,
+        backend: MatmulBackend,
         elements: int,
         clock: Clock = time.perf_counter,
         rng: np.random.Generator | None = None,
     ) -> None:
         self.strips = (1,)
-        self.executor, self.clock = executor, clock
+        self.backend, self.clock = backend, clock
         rng = rng or np.random.default_rng(0)
         self._numbers = rng.standard_normal(elements, np.float32)
         self._bytes: dict[DType, memoryview] = {}
@@ -95,7 +95,7 @@ class Bench:
         pairs = [(_as_received(left), _as_received(right)) for left, right in order.pairs]
         arrived = replace(order, pairs=pairs)
         began_s = self.clock()
-        execute(self.executor, arrived).pack()
+        execute(self.backend, arrived).pack()
         return self.clock() - began_s
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:

@@ -115,7 +115,7 @@ def test_in_a_mixed_fleet_it_trains_to_the_losses_of_plain_pytorch(
     """It shares a layer with a process; another process has the layer after."""
     plain = opt_nano()
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(), clip=1.0)
-    python = ("--executor", "numpy", "--threads", "1", "--json")
+    python = ("--backend", "numpy", "--threads", "1", "--json")
     with (
         cleave.serve(stages_on="any") as listening,
         device(graph_classes, listening.url, tmp_path) as (process, said),

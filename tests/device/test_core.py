@@ -202,7 +202,7 @@ def test_a_result_is_sent_once() -> None:
     assert core.failed(1, "boom") == []
 
 
-def test_an_executor_that_fails_is_reported() -> None:
+def test_a_backend_that_fails_is_reported() -> None:
     core = _core(_put(1, 2, 3), _put(2, 3, 5))
     core.received(_run(1, 1, 2))
     assert core.failed(1, "out of memory") == [messages.TaskError(1, "out of memory")]

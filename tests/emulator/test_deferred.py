@@ -153,5 +153,5 @@ def test_nothing_placed_leaves_the_output_alone() -> None:
     assert (out.float32() == 1).all()
 
 
-def test_there_is_always_an_executor() -> None:
+def test_there_is_always_a_backend() -> None:
     assert default_backend().name in ("numpy", "torch")

@@ -1,8 +1,8 @@
-"""A device process for chaos: joins with an executor of choice, and again when its session ends.
+"""A device process for chaos: joins with a backend of choice, and again when its session ends.
 
-    python -m tests.faults.device URL [--executor invariant] [--probe]
+    python -m tests.faults.device URL [--backend invariant] [--probe]
 
-The product has no executor for tests, so it is built in here. The process ends when nothing answers
+The product has no backend for tests, so it is built in here. The process ends when nothing answers
 any more.
 """
 
@@ -62,11 +62,11 @@ async def serve(url: str, backend: MatmulBackend, *, probe: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
-    parser.add_argument("--executor", choices=BACKENDS, default="invariant")
+    parser.add_argument("--backend", choices=BACKENDS, default="invariant")
     parser.add_argument("--probe", action="store_true", help="have the link measured at joining")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
-    backend = BACKENDS[options.executor]()
+    backend = BACKENDS[options.backend]()
     asyncio.run(serve(options.url, backend, probe=options.probe))
 
 

@@ -5,7 +5,7 @@ sums are exact, so that they have no order: every row of A and column of B is sc
 element and split into two slices of few bits, whose products and sums fp64 holds without rounding
 (error-free splitting, as in the Ozaki scheme). The slices depend on whole rows and columns, so
 plans must be of full depth: `FullDepthPlanner`. A sum that is cut in depth is rounded on its way to
-the parameter server, and no executor can undo that.
+the parameter server, and no backend can undo that.
 """
 
 from __future__ import annotations

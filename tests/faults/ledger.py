@@ -31,7 +31,7 @@ class Ledger:
         placed: results put in their places.
         miscounted: elements that did not get each multiply-add exactly once.
         beyond: elements further from the plain product than rounding explains.
-        different: elements that are not those of the reference executor, to the bit.
+        different: elements that are not those of the reference backend, to the bit.
         worst: the largest error, as a share of its bound.
     """
 

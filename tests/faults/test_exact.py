@@ -1,4 +1,4 @@
-"""The invariant executor: bits that do not depend on cuts, and products as good as fp32's."""
+"""The invariant backend: bits that do not depend on cuts, and products as good as fp32's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out.array
 
 
-def test_it_passes_the_check_of_every_executor() -> None:
+def test_it_passes_the_check_of_every_backend() -> None:
     class Accumulating(InvariantBackend):
         """Sums in several parts, which are part of that check, as fp32 adds them."""
 

@@ -190,7 +190,7 @@ def test_real_and_emulated_devices_train_together(
         if where == "plain":
             train(job, RunFolder(tmp_path / where), TrainContext(None, seen.append))
         else:
-            join = ("join", served.url, "--executor", "numpy", "--threads", "1", "--json")
+            join = ("join", served.url, "--backend", "numpy", "--threads", "1", "--json")
             fast = [FleetDevice(f"fast-{i}", 1e11, 1e9, 1e9, 0.0, 2**30) for i in range(4)]
             with started(*join), emulation(served.url, fast) as running:
                 until(lambda: served.fleet.device_count == 5)

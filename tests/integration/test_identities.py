@@ -46,7 +46,7 @@ from tests.integration.test_emulate import DEVICE as DEVICE_PROFILE
 from tests.integration.test_emulate import emulation
 
 Lines = Iterator[dict[str, Any]]
-DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 
 
 class Device:

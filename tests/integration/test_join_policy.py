@@ -16,7 +16,7 @@ import cleave
 from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
 
 NOWHERE = "ws://127.0.0.1:9/ws#c=x"
-LIGHT = ("--executor", "numpy", "--json")
+LIGHT = ("--backend", "numpy", "--json")
 
 
 def _hours_that_exclude_now() -> str:
@@ -101,7 +101,7 @@ def test_it_keeps_to_its_cores_and_lets_others_go_first() -> None:
         (("--when", "bored"), "idle"),
         (("--cores", "4000"), "has"),
         (("--memory", "many"), "50%"),
-        (("--executor", "abacus"), "unknown executor"),
+        (("--backend", "abacus"), "unknown backend"),
         (("--max-temp", "-3"), "Celsius"),
         (("--max-data", "5GB/week"), "5GB/day"),
     ],

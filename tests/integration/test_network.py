@@ -48,7 +48,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 
-DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_joining_nothing_is_said() -> None:
         ("ws://127.0.0.1:9/ws#c=x", "no server answers"),
         ("http://127.0.0.1:9", "no join URL"),
     ]:
-        answer = run("join", url, "--executor", "numpy")
+        answer = run("join", url, "--backend", "numpy")
         assert answer.returncode in (1, 2)
         assert words in answer.stderr
         assert "Traceback" not in answer.stderr
@@ -356,7 +356,7 @@ def test_a_profile_that_nobody_knows_is_refused() -> None:
 
 def test_a_wrong_credential_ends_join_with_a_sentence(served: Server) -> None:
     url = served.url.split("#")[0] + "#c=wrong"
-    answer = run("join", url, "--executor", "numpy")
+    answer = run("join", url, "--backend", "numpy")
     assert answer.returncode == 1
     assert "credential" in answer.stderr
 

@@ -13,7 +13,7 @@ from cleave.transport.join_url import parse_join_url
 from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 from tests.integration.test_viewers import asked, viewed
 
-DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 
 
 def table(part: dict[str, Any]) -> list[dict[str, Any]]:

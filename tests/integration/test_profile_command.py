@@ -33,7 +33,7 @@ BRIEF = (
     "1.5",
     "--sustained",
     "0.5",
-    "--executor",
+    "--backend",
     "numpy",
     "--threads",
     "1",
@@ -142,7 +142,8 @@ BAD_DEVICES: dict[str, tuple[tuple[str, ...], str]] = {
     "sustained": (("--sustained", "-5"), "--sustained is -5"),
     "kind": (("--kind", "toaster"), "toaster"),
     "name": (("--name", "My Laptop"), "my-laptop"),
-    "executor": (("--executor", "abacus"), "abacus"),
+    "backend": (("--backend", "abacus"), "abacus"),
+    "backend by its old name": (("--executor", "abacus"), "abacus"),
     "suffix": (("-o", "x.json"), ".toml"),
     "folder": (("-o", "nowhere/x.toml"), "nowhere"),
     "seed": (("--seed", "-1"), "--seed"),
@@ -173,7 +174,7 @@ def test_a_device_that_ends_is_not_waited_for(served: Server) -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(FleetError, match="ended before it had joined"):
         SessionTimer(served, rng, ended=lambda: True)
-    with started("join", served.url, "--executor", "numpy") as (process, _):
+    with started("join", served.url, "--backend", "numpy") as (process, _):
         timer = SessionTimer(served, rng, ended=lambda: process.poll() is not None)
         process.kill()
         process.wait()

@@ -19,7 +19,7 @@ from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import CHECKPOINTS, TrainContext, train
 from tests.integration.processes import PATIENCE_S, here, records, run, started, wait_for_event
 
-DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 STEPS = 20
 
 

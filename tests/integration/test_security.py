@@ -54,7 +54,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 
-DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 SECURE = Security(tls=TlsMode.AUTO)
 NEVER_S = 3600.0
 
@@ -138,7 +138,7 @@ def test_work_is_done_over_tls_and_another_certificate_is_a_sentence(tmp_path: P
         (link,) = asyncio.run(measure_link(server.url, 1))
         assert link.downlink_bytes_per_s > 0
         wrong = JoinUrl(url.address, url.credential, fingerprint="sha256:" + "0" * 64)
-        refused = run("join", wrong.text, "--executor", "numpy")
+        refused = run("join", wrong.text, "--backend", "numpy")
         assert refused.returncode == 1
         assert f"another certificate ({url.fingerprint})" in refused.stderr
         assert "Traceback" not in refused.stderr

@@ -129,7 +129,7 @@ def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
     ids = torch.randint(3, 96, (6, TOKENS))
     targets = torch.full_like(ids, -100)
     targets[:, :-1] = ids[:, 1:]
-    device = ("--provider", provider, "--executor", "numpy", "--threads", "1", "--json")
+    device = ("--provider", provider, "--backend", "numpy", "--threads", "1", "--json")
     with (
         cleave.serve(stages_on="any") as server,
         started("join", server.url, *device) as (_, lines),

@@ -17,7 +17,7 @@ from cleave.training.trainer import CHECKPOINTS
 from tests.disks import small_disk
 from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 
-DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 STEPS = 9
 
 

@@ -1,4 +1,4 @@
-"""Executors against float64, for every dtype, orientation and odd shape."""
+"""Backends against float64, for every dtype, orientation and odd shape."""
 
 from collections.abc import Callable
 from itertools import product
@@ -162,7 +162,7 @@ def test_sums_of_pairs_are_rounded_once(name: str) -> None:
 
 
 @names
-def test_executors_say_their_name_and_speed(name: str) -> None:
+def test_backends_say_their_name_and_speed(name: str) -> None:
     backend = _backend(name)
     assert backend.name == name.partition(" ")[0]
     speed = backends.measure(backend, side=16, repeats=1)
@@ -170,23 +170,23 @@ def test_executors_say_their_name_and_speed(name: str) -> None:
     assert speed.flops_per_s > 0
 
 
-def test_executors_by_their_names() -> None:
+def test_backends_by_their_names() -> None:
     assert type(backends.backend_named("numpy")) is NumpyBackend
     pytest.importorskip("torch")
     for name in ("torch", "torch:cuda"):  # to make one needs no such device
         assert backends.backend_named(name).name == name
 
 
-# --- the check that an executor must pass ---
+# --- the check that a backend must pass ---
 
 
 @names
-def test_right_executors_pass_the_check(name: str) -> None:
+def test_right_backends_pass_the_check(name: str) -> None:
     assert self_check(_backend(name)) is None
 
 
 class _Watch:
-    """A clock that goes when an executor says so."""
+    """A clock that goes when a backend says so."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -236,7 +236,7 @@ def _spoiled(dtype: DType, factor: float) -> Callable[[Buffer], Buffer]:
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_an_executor_that_is_wrong_in_one_dtype_is_found(dtype: DType) -> None:
+def test_a_backend_that_is_wrong_in_one_dtype_is_found(dtype: DType) -> None:
     fault = self_check(_Faulty(_spoiled(dtype, 1.05)))
     assert fault is not None
     assert dtype.value in fault
@@ -270,7 +270,7 @@ def test_forgetting_what_was_there_is_found() -> None:
 def test_choosing_among_what_is_here() -> None:
     assert backends.choose("numpy").backend.name == "numpy"
     assert backends.choose("auto").backend.name in ("numpy", "torch")
-    with pytest.raises(UsageError, match=r"unknown executor 'abacus'; use one of .*mps"):
+    with pytest.raises(UsageError, match=r"unknown backend 'abacus'; use one of .*mps"):
         backends.choose("abacus")
 
 
@@ -318,12 +318,12 @@ def test_only_what_was_asked_for_is_tried(name: str, chosen: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), [("mps", "bf16"), ("torch:cuda", "too old")])
-def test_an_executor_that_does_not_work_is_an_error_when_asked_for(name: str, why: str) -> None:
-    with pytest.raises(CleaveError, match=f"{why}.*--executor"):
+def test_a_backend_that_does_not_work_is_an_error_when_asked_for(name: str, why: str) -> None:
+    with pytest.raises(CleaveError, match=f"{why}.*--backend"):
         backends.choose(name, available=_all(_Watch()))
 
 
-def test_an_executor_that_is_not_here() -> None:
+def test_a_backend_that_is_not_here() -> None:
     with pytest.raises(UsageError, match=r"torch:xpu needs xpu, which torch.*here are numpy"):
         backends.choose("xpu", available=_all(_Watch()))
     with pytest.raises(UsageError, match=r"needs torch, which is not installed.*numpy"):

@@ -1,4 +1,4 @@
-"""Measuring a device: with an executor and a clock that are made up, the result is known."""
+"""Measuring a device: with a backend and a clock that are made up, the result is known."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Clock:
         self.now_s += seconds
 
 
-class ModelledExecutor:
+class ModelledBackend:
     """Takes as long as a model says, on a made-up clock, and multiplies nothing."""
 
     name = "modelled"
@@ -71,10 +71,10 @@ class ModelledExecutor:
         self.clock.now_s += slower * self.model.seconds(rows, b.shape[1], depth)
 
 
-def _bench(slows_after_s: float = 1e9) -> tuple[Bench, ModelledExecutor]:
+def _bench(slows_after_s: float = 1e9) -> tuple[Bench, ModelledBackend]:
     clock = Clock()
-    executor = ModelledExecutor(clock, slows_after_s)
-    return Bench(executor, max(SMALL.elements, 2 * 1024 * 1024), clock), executor
+    backend = ModelledBackend(clock, slows_after_s)
+    return Bench(backend, max(SMALL.elements, 2 * 1024 * 1024), clock), backend
 
 
 def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> DeviceProfile:
@@ -85,7 +85,7 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
     )  # fmt: skip
     return measure_device(
         settings,
-        ModelledExecutor(clock),
+        ModelledBackend(clock),
         clock=clock,
         sleep=clock.sleep,
         sensors=Sensors(tmp_path),
@@ -100,7 +100,7 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
 def test_an_order_is_a_product_of_its_shape(layout: Layout, variant: Variant) -> None:
     bench = Bench(NumpyBackend(), 1000)
     order = bench.order(3, 5, 7, layout, variant.dtype, variant.out)
-    block = execute(bench.executor, order)
+    block = execute(bench.backend, order)
     assert block.shape == (3, 5)
     assert block.dtype is variant.out
     assert order.flops == 2 * 3 * 5 * 7
@@ -131,13 +131,13 @@ def test_shapes_too_large_for_the_time_are_left_out() -> None:
 
 
 def test_samples_are_the_times_of_the_shapes() -> None:
-    bench, executor = _bench()
+    bench, backend = _bench()
     rng = np.random.default_rng(0)
     samples = measure_samples(bench, FP32, Layout.TN, SMALL, 3.0, rng, bench.clock)
     assert len(samples) == 90
     for s in samples:
         assert s.layout is Layout.TN
-        assert s.seconds == pytest.approx(executor.model.seconds(s.a, s.b, s.c), rel=1e-3)
+        assert s.seconds == pytest.approx(backend.model.seconds(s.a, s.b, s.c), rel=1e-3)
 
 
 def test_the_time_is_kept_but_a_model_has_samples_enough() -> None:
@@ -145,9 +145,9 @@ def test_the_time_is_kept_but_a_model_has_samples_enough() -> None:
     rng = np.random.default_rng(0)
     samples = measure_samples(bench, FP32, Layout.NN, SMALL, 1e-6, rng, bench.clock)
     assert len(samples) == 15
-    bench, executor = _bench()
+    bench, backend = _bench()
     measure_samples(bench, FP32, Layout.NN, SMALL, 0.5, np.random.default_rng(0), bench.clock)
-    assert executor.clock.now_s < 0.6
+    assert backend.clock.now_s < 0.6
 
 
 class SlowAtFirst:
@@ -207,8 +207,8 @@ def test_a_device_that_throttles(tmp_path: Path) -> None:
 
 
 def test_a_disturbed_start_is_not_the_full_speed(tmp_path: Path) -> None:
-    bench, executor = _bench()
-    executor.disturbed_until_s = 10.0
+    bench, backend = _bench()
+    backend.disturbed_until_s = 10.0
     run = measure_sustained(bench, 90.0, Sensors(tmp_path))
     assert run.speeds[0][1] == pytest.approx(0.4)
     assert run.speeds[-1][1] == 1.0
@@ -252,7 +252,7 @@ def test_a_process_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_profile_of_a_known_device(tmp_path: Path) -> None:
     profile = _measured(tmp_path)
     assert set(profile.compute) == {variant.name for variant in QUICK_VARIANTS}
-    model = ModelledExecutor(Clock()).model
+    model = ModelledBackend(Clock()).model
     for entry in profile.compute.values():
         assert list(entry.models) == [Layout.NN, Layout.NT, Layout.TN]
         for layout, report in entry.fits.items():

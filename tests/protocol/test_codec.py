@@ -495,7 +495,7 @@ def _fitting_put(draw: st.DrawFn) -> Put:
 
 @dataclass
 class _Finish:
-    """Not a message: the executor is done with a run, well or not."""
+    """Not a message: the backend is done with a run, well or not."""
 
     run: int
     well: bool

@@ -140,7 +140,7 @@ def _plan(gemm: Gemm, tiles: list[tuple[int, TileCut]], makespan_s: float = 1.0)
 
 @dataclass
 class Peer:
-    """A device, its links, and what its executor has to do."""
+    """A device, its links, and what its backend has to do."""
 
     id: int
     core: DeviceCore

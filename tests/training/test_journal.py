@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.crash import OrderedExecutor
+from benchmarks.crash import OrderedBackend
 from cleave.arrays import Buffer, DType, empty
 from cleave.errors import UsageError
 from cleave.fleet.product import Side
@@ -297,7 +297,7 @@ def run(
     return [record.loss for record in seen if isinstance(record, StepRecord)], seen
 
 
-class Snapshots(OrderedExecutor, NumpyBackend):
+class Snapshots(OrderedBackend, NumpyBackend):
     """Copies the run's folder at some products: what a SIGKILL at that moment leaves."""
 
     def __init__(self, at: tuple[int, ...], copy: Callable[[int], None]) -> None:

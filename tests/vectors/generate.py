@@ -2,7 +2,7 @@
 
 Messages come from the Python codec, odd and invalid ones are put together by hand below. Products
 are computed here with Python's integers and rounded with `struct`, without numpy or torch, so that
-they check the executors as well.
+they check the backends as well.
 """
 
 from __future__ import annotations

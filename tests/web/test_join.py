@@ -27,7 +27,7 @@ from tests.integration.processes import (
 from tests.web.browser import WEB_CLIENT
 
 PATIENCE_MS = 1000 * PATIENCE_S
-DEVICE = ("--executor", "numpy", "--threads", "1", "--json")
+DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 STEPS = 2
 Plain = Callable[[JobSpec], list[float]]
 

@@ -1,6 +1,6 @@
 """What can multiply here: every backend and every torch device, checked and timed.
 
-    python -m benchmarks.executor_devices
+    python -m benchmarks.backend_devices
 
 It prints for each: the result of its numeric self-check; GFLOP/s with operands and result in the
 host's memory (where tiles arrive and leave); GFLOP/s with everything on the device; and both
@@ -36,12 +36,12 @@ def best_s(work: Callable[[], object], repeats: int = 5) -> float:
     return min(times)
 
 
-def from_host(executor: MatmulBackend, side: int, dtype: DType) -> float:
+def from_host(backend: MatmulBackend, side: int, dtype: DType) -> float:
     """Return FLOP/s of square products whose operands and result are in the host's memory."""
     a, b, out = (empty(side, side, dtype) for _ in range(3))
     for buffer in (a, b):
         buffer.array[...] = 0
-    return 2 * side**3 / best_s(lambda: executor.matmul(a, b, out))
+    return 2 * side**3 / best_s(lambda: backend.matmul(a, b, out))
 
 
 def on_device(device: str, side: int, dtype: DType) -> float:
@@ -62,16 +62,16 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     options = parser.parse_args()
-    executors = {c.name: c.make() for c in candidates()}
-    for name, executor in executors.items():
-        print(f"{name}: self-check: {self_check(executor) or 'passed'}")
+    backends = {c.name: c.make() for c in candidates()}
+    for name, backend in backends.items():
+        print(f"{name}: self-check: {self_check(backend) or 'passed'}")
     for dtype in map(DType, options.dtypes):
         for side in options.sides:
             print(f"{side} x {side} x {side}, {dtype.value}: GFLOP/s (times torch:cpu)")
-            cpu_host = from_host(executors["torch:cpu"], side, dtype)
+            cpu_host = from_host(backends["torch:cpu"], side, dtype)
             cpu_alone = on_device("cpu", side, dtype)
-            for name, executor in executors.items():
-                host = from_host(executor, side, dtype)
+            for name, backend in backends.items():
+                host = from_host(backend, side, dtype)
                 line = f"  {name:12} with transfers {host / 1e9:9.1f} ({host / cpu_host:.2f})"
                 if name.startswith("torch:"):
                     alone = on_device(name.partition(":")[2], side, dtype)
