@@ -162,8 +162,7 @@ def test_layers_of_blocks_do_what_they_do_at_once(family: str, padded: bool) -> 
     ("family", "padded"),
     [
         ("opt", True),  # a bias, and a mask
-        ("mistral", True),  # a sliding window, and grouped keys with a mask
-        ("gemma2", False),  # no mask; products that are squeezed, and a sliding window
+        ("gemma2", True),  # products that are squeezed, a sliding window, grouped keys, and a mask
     ],
 )
 def test_graphs_of_blocks_do_what_the_layer_does_at_once(family: str, padded: bool) -> None:

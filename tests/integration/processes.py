@@ -141,11 +141,21 @@ def stages_job(corpus_file: Path, steps: int) -> JobSpec:
     return JobSpec("opt-nano", str(corpus_file), steps, batch=4, seq=16, checkpoint_every=0)
 
 
-def own_address(place: dict[str, Any]) -> str:
-    """The address, with a code, at which a device joins that is the operator's own."""
-    said = run("pair", "--own", "--server", place["operator_url"], "--json")
+def address(place: dict[str, Any], *options: str) -> str:
+    """The address, with another code, at which a device joins."""
+    said = run("pair", *options, "--server", place["operator_url"], "--json")
     url: str = records(said.stdout)[-1]["url"]
     return url
+
+
+def own_address(place: dict[str, Any]) -> str:
+    """The same for a device that is the operator's own."""
+    return address(place, "--own")
+
+
+def page_address(url: str) -> str:
+    """The page at which a browser joins at an address."""
+    return url.replace("ws", "http", 1).replace("/ws#", "/join#")
 
 
 def losses(records: Iterable[dict[str, Any]]) -> list[float]:

@@ -506,7 +506,9 @@ def test_a_bug_in_a_group_of_tasks_is_named(caplog: pytest.LogCaptureFixture) ->
         there.send(hello(parse_join_url(server.operator_url).credential, Role.OPERATOR))
         with pytest.raises(ConnectionClosed):
             there.recv(PATIENCE_S)
-    assert caplog.messages == ["unexpected RuntimeError in a session: it broke"]
+    # Servers of other tests live in this process, too, and warn of what they refused.
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["unexpected RuntimeError in a session: it broke"]
 
 
 def test_no_secret_is_on_a_command_line() -> None:

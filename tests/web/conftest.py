@@ -6,11 +6,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 from playwright.sync_api import Browser
 
+from tests.integration.processes import server
 from tests.web.browser import CHROMIUM, WEB_CLIENT, build_lab, chromium
 
 
@@ -35,6 +37,13 @@ def browser() -> Iterator[Browser]:
     _needs_node_and_browser()
     with chromium() as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A server for all tests that need none of their own: its first job takes seconds to begin."""
+    with server(tmp_path_factory.mktemp("lasting")) as place:
+        yield place
 
 
 @pytest.fixture(scope="session")

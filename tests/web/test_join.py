@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,8 +16,9 @@ from cleave.training.job import JobSpec
 from cleave.transport.addresses import app_link
 from tests.integration.processes import (
     PATIENCE_S,
+    address,
     losses,
-    records,
+    page_address,
     run,
     server,
     started,
@@ -81,17 +83,17 @@ def forced(url: str, kernel: str) -> str:
 def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
     browser: Browser,
     corpus_file: Path,
-    tmp_path: Path,
+    lasting: dict[str, Any],
     plain_losses: Plain,
     kernel: str,
     model: str,
 ) -> None:
     expected = plain_losses(training_job(corpus_file, STEPS, model))
     assert len(expected) == STEPS
-    with server(tmp_path) as place, visit(browser) as page:
-        join(page, forced(place["page_url"], kernel))
+    with visit(browser) as page:
+        join(page, forced(page_address(address(lasting)), kernel))
         assert page.locator("[data-kernel]").get_attribute("data-kernel") == kernel
-        command = (*training(corpus_file, STEPS, model), "--server", place["operator_url"])
+        command = (*training(corpus_file, STEPS, model), "--server", lasting["operator_url"])
         with started(*command) as (trainer, lines):
             seen = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
@@ -107,8 +109,7 @@ def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
 ) -> None:
     expected = plain_losses(training_job(corpus_file, STEPS))
     with server(tmp_path) as place:
-        code = run("pair", "--server", place["operator_url"], "--json")
-        second = records(code.stdout)[-1]["url"]
+        second = address(place)
         command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
         with visit(browser) as page, started(*command) as (trainer, steps):
             join(page, forced(place["page_url"], "webgpu"))  # emulated: slow, so caught at work

@@ -12,11 +12,18 @@ from benchmarks.client_kernels import page_kernels
 from tests.products import assert_multiplies
 from tests.web.browser import serving
 
-KERNELS = ("js", "wasm", "webgpu")
+WAYS = [
+    pytest.param(isolated, kernel, id=f"{kernel}-{'isolated' if isolated else 'not-isolated'}")
+    for isolated, kernels in ((True, ("js", "wasm", "webgpu")), (False, ("js", "wasm")))
+    for kernel in kernels
+]
+"""Whether threads may share memory, and the kernel; the GPU's asks for none."""
+
+each_way = pytest.mark.parametrize(("page", "kernel"), WAYS, indirect=["page"])
 FP32_ROUNDING = 2.0**-24
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["isolated", "not-isolated"])
+@pytest.fixture(scope="module")
 def page(request: pytest.FixtureRequest, browser: Browser, lab: Path) -> Iterator[Page]:
     with serving(lab, isolated=request.param) as url:
         page = browser.new_page()
@@ -27,7 +34,7 @@ def page(request: pytest.FixtureRequest, browser: Browser, lab: Path) -> Iterato
         page.close()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@each_way
 def test_errors_against_double_precision_are_those_of_rounding(page: Page, kernel: str) -> None:
     errors = page.evaluate("(kernel) => lab.errors(kernel, 2)", kernel)
     assert errors["share"] <= 1.0
@@ -36,13 +43,13 @@ def test_errors_against_double_precision_are_those_of_rounding(page: Page, kerne
         assert error <= (depth + 1) * FP32_ROUNDING, size
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@each_way
 def test_a_crowd_of_products_some_of_them_cancelled(page: Page, kernel: str) -> None:
     """Two threads at once; matrices are forgotten while products of them still wait."""
     assert page.evaluate("(kernel) => lab.crowd(kernel, 2, 40)", kernel) <= 1.0
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@each_way
 def test_products_that_python_hands_over(page: Page, lab: Path, kernel: str) -> None:
     """Benchmarks have the kernels multiply so."""
     with page_kernels(page, lab, [kernel]) as kernels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from tests.integration.processes import (
     PATIENCE_S,
     losses,
     own_address,
+    page_address,
     server,
     stages_job,
     started,
@@ -40,7 +42,7 @@ pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.slow]
 
 def own_page(place: dict[str, Any]) -> str:
     """The same for a browser: the join page."""
-    return own_address(place).replace("ws", "http", 1).replace("/ws#", "/join#")
+    return page_address(own_address(place))
 
 
 def without_isolation(route: Route) -> None:
@@ -50,9 +52,11 @@ def without_isolation(route: Route) -> None:
     route.fulfill(response=response, headers=headers)
 
 
-def test_a_page_over_plain_http_says_what_it_lacks(browser: Browser, tmp_path: Path) -> None:
-    with server(tmp_path) as place, visit(browser) as page:
-        address = urlsplit(own_page(place))
+def test_a_page_over_plain_http_says_what_it_lacks(
+    browser: Browser, lasting: dict[str, Any]
+) -> None:
+    with visit(browser) as page:
+        address = urlsplit(own_page(lasting))
         page.goto(address._replace(netloc=f"{OTHER_HOST}:{address.port}").geturl())
         said = page.locator("form").inner_text()
         assert "neither the GPU (WebGPU) nor shared memory" in " ".join(said.split())
@@ -60,14 +64,19 @@ def test_a_page_over_plain_http_says_what_it_lacks(browser: Browser, tmp_path: P
 
 @pytest.mark.parametrize("way", ["secure", "plain", "gpu"])
 def test_a_browser_alone_trains_by_stages(
-    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, way: str
+    browser: Browser,
+    corpus_file: Path,
+    tmp_path: Path,
+    lasting: dict[str, Any],
+    plain_losses: Plain,
+    way: str,
 ) -> None:
     """In two threads behind a certificate that nobody signed, in one without shared memory, and on
     the GPU, whose ONNX Runtime alone is loaded then."""
     expected = plain_losses(stages_job(corpus_file, STEPS))
-    options = ("--tls", "auto") if way == "secure" else ()
     loaded: list[str] = []
-    with server(tmp_path, *options) as place, visit(browser) as page:
+    secure = server(tmp_path, "--tls", "auto") if way == "secure" else nullcontext(lasting)
+    with secure as place, visit(browser) as page:
         page.add_init_script(
             "Object.defineProperty(navigator, 'hardwareConcurrency', { value: 3 })"
         )
