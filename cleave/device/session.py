@@ -74,7 +74,7 @@ class DeviceSession:
         connection: to the PS.
         computer: what multiplies.
         hello: what the device says of itself.
-        on_ready: called with the device's number once the PS has welcomed it.
+        on_welcomed: called with the device's number once the PS has welcomed it.
         on_idle: called, once a second at most, when the device has dropped what it held.
         on_welcome: called with the PS's welcome, which may hold a credential to keep.
         telemetry: called every `TELEMETRY_S` in a thread; what it returns is sent to the PS, if
@@ -92,7 +92,7 @@ class DeviceSession:
         connection: Connection,
         computer: Computer,
         hello: messages.Hello,
-        on_ready: Callable[[int], None] | None = None,
+        on_welcomed: Callable[[int], None] | None = None,
         on_idle: Callable[[], None] | None = None,
         on_welcome: Callable[[messages.Welcome], None] | None = None,
         telemetry: Callable[[], dict[str, float]] | None = None,
@@ -112,7 +112,7 @@ class DeviceSession:
         self._connection = connection
         self._computer = computer
         self._hello = hello
-        self._on_ready = on_ready or (lambda _: None)
+        self._on_welcomed = on_welcomed or (lambda _: None)
         self._on_idle = on_idle or (lambda: None)
         self._on_welcome = on_welcome or (lambda _: None)
         self._check = check or (lambda _: None)
@@ -154,7 +154,7 @@ class DeviceSession:
         try:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(self._send_all())
-                jobs = (self._heartbeat(), self._watch(), self._tell())
+                jobs = (self._heartbeat(), self._watch(), self._send_telemetry())
                 beside = (sending, *map(group.create_task, jobs))
                 try:
                     return await self._serve(sending)
@@ -209,7 +209,7 @@ class DeviceSession:
                 case messages.Welcome():
                     self._on_welcome(message)
                     self._act(self.core.received(message))
-                    self._on_ready(message.device)
+                    self._on_welcomed(message.device)
                     self._welcomed.set()
                 case messages.PutCoded() if payload_bytes(message.payload) >= CODED_LEAST_BYTES:
                     # What comes next waits, so that the order stays.
@@ -287,7 +287,7 @@ class DeviceSession:
                     await self._connection.close()
                     return
 
-    async def _tell(self) -> None:
+    async def _send_telemetry(self) -> None:
         await self._welcomed.wait()
         while self._telemetry is not None:
             values = await asyncio.to_thread(self._telemetry)

@@ -46,8 +46,8 @@ class DeviceMemory:
         """Return the devices that hold an array, or will."""
         return self._holders.get(array, frozenset())
 
-    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """See `HeldArrays.stored`."""
+    def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
+        """See `HeldArrays.array_of`."""
         of_operand = self._arrays.setdefault(operand, {})
         array = of_operand.get((rows, columns))
         if array is None:

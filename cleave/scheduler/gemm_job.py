@@ -184,10 +184,10 @@ class GemmJob:
             )
 
     def _a(self, device_memory: HeldArrays, m: Span, k: Span) -> ArrayRef:
-        return device_memory.stored(self.a.operand, *self.a.region(m, k), self.element.sent)
+        return device_memory.array_of(self.a.operand, *self.a.region(m, k), self.element.sent)
 
     def _b(self, device_memory: HeldArrays, k: Span, n: Span) -> ArrayRef:
-        return device_memory.stored(self.b.operand, *self.b.region(k, n), self.element.sent)
+        return device_memory.array_of(self.b.operand, *self.b.region(k, n), self.element.sent)
 
     # --- what was lost, cut anew ---
 

@@ -211,14 +211,14 @@ class Scheduler:
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
         self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
-        self._welcome(event.rates.device, now_s)
+        self._give_work(event.rates.device, now_s)
 
     def _back(self, event: events.DeviceBack, now_s: float) -> None:
         device = self._devices.get(event.rates.device)
         if device is None or not device.aside:
             return
         device.rates, device.aside, device.one_run = event.rates, False, event.careful
-        self._welcome(device.id, now_s)
+        self._give_work(device.id, now_s)
 
     def _rated(self, event: events.DeviceRated, now_s: float) -> None:
         device = self._devices.get(event.rates.device)
@@ -229,7 +229,7 @@ class Scheduler:
             self.device_memory.clear(device)
             self._tell_forgotten(device)
 
-    def _welcome(self, newcomer: int, now_s: float) -> None:
+    def _give_work(self, newcomer: int, now_s: float) -> None:
         """Give a device the tasks that waited for one, and some of what others are busy with."""
         waiting, self._waiting = self._waiting, []
         for job in waiting:

@@ -77,7 +77,7 @@ class Repartition:
 class HeldArrays(Protocol):
     """Which arrays devices hold, or will hold when queued tasks have been sent."""
 
-    def stored(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
+    def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
         """Return the array for this region, a new one or the one that exists."""
         ...
 

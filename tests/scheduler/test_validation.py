@@ -19,7 +19,7 @@ class Books:
 
     def __init__(self) -> None:
         self.memory = DeviceMemory(Names(), list)
-        self.array = self.memory.stored(1, Span(0, 4), Span(0, 4), 4)
+        self.array = self.memory.array_of(1, Span(0, 4), Span(0, 4), 4)
         self.task = Task(7, (self.array,), 128, 64, None)
         self.devices = {
             id: DeviceLoad(DeviceRates(id, 1e6, 1e6, 1e9, memory_bytes=200)) for id in (1, 2)
