@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 X: Final = "x"
-"""A stage's input."""
+"""A layer's input, or the loss's."""
 
 Y: Final = "y"
-"""Its output."""
+"""A layer's output."""
 
 DX: Final = "dx"
 """The gradient with respect to the input."""

@@ -26,7 +26,7 @@ from cleave.scheduler.gemm_job import GemmTask
 
 @dataclass(slots=True)
 class DeferredProduct:
-    """The result of a computation that has not been done yet."""
+    """Stands for the result of a computation that has not been done yet."""
 
     order: Compute
     backend: MatmulBackend
@@ -47,7 +47,7 @@ class DeferredProduct:
 
 @dataclass(frozen=True, slots=True)
 class SizedProduct:
-    """A result of which only the size is emulated."""
+    """Stands for a result of which only the size is emulated."""
 
     nbytes: int
 
@@ -57,7 +57,7 @@ class SizedProduct:
 
 
 class SizedOutput:
-    """Like `Output`, for results of which only the size is emulated."""
+    """Takes the place of `Output` for results of which only the size is emulated."""
 
     def __init__(self, out: Buffer) -> None:
         return None
@@ -70,7 +70,7 @@ class SizedOutput:
 
 
 class DeferredOutput:
-    """Like `Output`, but multiplies tile by tile when the GEMM is complete."""
+    """Takes the place of `Output`, but multiplies tile by tile when the GEMM is complete."""
 
     def __init__(self, out: Buffer) -> None:
         self._output = Output(out)
@@ -91,7 +91,7 @@ class DeferredOutput:
         self._output.finish()
 
     def _multiply_whole(self, tile: Sequence[tuple[GemmTask, Any]]) -> bool:
-        """One multiplication for a tile whose strips lie side by side in memory."""
+        """Multiply a tile at once if its strips lie side by side in memory; say whether they do."""
         deferred: list[tuple[GemmTask, DeferredProduct]] = []
         for task, payload in tile:
             if not isinstance(payload, DeferredProduct):
@@ -125,17 +125,19 @@ class DeferredOutput:
 
 
 def _hull(spans: Iterable[Span]) -> Span:
+    """Return the span from the lowest start of these to the highest stop."""
     spans = list(spans)
     return Span(min(s.start for s in spans), max(s.stop for s in spans))
 
 
 def _oriented(array: Any, transposed: bool) -> Buffer:
+    """Return an array as it enters the product."""
     buffer = as_buffer(array)
     return buffer.T if transposed else buffer
 
 
 def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -> Buffer | None:
-    """One view over parts that are neighbours in memory; None when they are not."""
+    """Return one view over parts that are neighbours in memory; None when they are not."""
     row0, column0 = min(parts)
     corner = parts[row0, column0]
     if len(parts) == 1:
@@ -154,6 +156,7 @@ def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -
 
 
 def _address(view: Array) -> int:
+    """Return where an array begins in memory."""
     return int(view.__array_interface__["data"][0])
 
 

@@ -34,7 +34,7 @@ ASKED: Final = "asked to stop"
 
 
 class State(Enum):
-    """What an agent says that it is doing."""
+    """Tells what an agent is doing. `READY` means welcomed: the PS may still probe the device."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -47,7 +47,7 @@ _NOTHING_DONE: Final = DeviceStatus()
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A change of state, for people to see.
+    """Tells people of a change of state.
 
     Attributes:
         state: the new state.
@@ -63,10 +63,12 @@ class Notice:
 
 
 class AgentSession(Protocol):
-    """A connection to a server, such as `DeviceSession`."""
+    """Serves a device on a connection to a server, as `DeviceSession` does."""
 
     @property
-    def status(self) -> DeviceStatus: ...
+    def status(self) -> DeviceStatus:
+        """Return how it is doing."""
+        ...
 
     @property
     def comes_back_s(self) -> float | None:
@@ -92,15 +94,16 @@ Look: TypeAlias = Callable[[], Awaitable[Permission]]
 class Agent:
     """Keeps a machine connected to a server as long as it may work.
 
-    One that stays tries a server that cannot be reached again, less and less often. Any other must
-    be welcome at once. It then comes back whenever the connection is lost or the server stops,
-    until the server has no more use for it or refuses it for good.
+    With `stays`, it keeps trying a server that cannot be reached, less and less often. Without it,
+    `run` raises unless the first try is welcomed, or `known` says that the server welcomes such a
+    device. Either comes back whenever the connection is lost or the server stops, until the server
+    has no more use for it or refuses it for good.
 
     Args:
         connect: opens a session.
         say: called with every change of state.
         look: says whether the machine may work now; None: always.
-        stays: whether it stays; by default with a `look`.
+        stays: whether it keeps trying a server that cannot be reached; by default with a `look`.
         once: end after one session.
         known: says whether the server is known to welcome such a device, so that other errors than
             a refusal for good pass; by default once it has welcomed this one.
@@ -147,11 +150,11 @@ class Agent:
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop`; unless it stays, at most until the server needs the device no more.
+        """Run until `stop`; without `stays`, at most until the server needs the device no more.
 
         Raises:
             CleaveError: when the server refuses the device for good, or before it is known to
-                welcome it; unless it stays, also when no server can be reached at first.
+                welcome it; without `stays`, also when no server can be reached at first.
         """
         self._work = asyncio.ensure_future(self._come_and_go())
         try:
@@ -263,16 +266,19 @@ class Agent:
             pause.cancel()
 
     def _until_look_s(self, permission: Permission) -> float:
+        """Return the seconds until the machine is to be looked at again."""
         if permission.until_s is None:
             return LOOK_S
         return max(0.0, permission.until_s - self._clock())
 
     def _drain(self, session: AgentSession, reason: str) -> None:
+        """Let a session answer what it was asked, then end; report why."""
         self._draining = reason
         self._say(Notice(State.DRAINING, reason, session.status))
         session.drain()
 
     def _ready(self, device: int) -> None:
+        """Note that the server welcomed the session, and report it."""
         self._welcome = self._was_welcome = True
         self._say(Notice(State.READY, status=DeviceStatus(device)))
 
@@ -283,6 +289,7 @@ class Agent:
             self._say(notice)
 
     def _say(self, notice: Notice) -> None:
+        """Report a change of state."""
         self._said = notice.state
         self._tell(notice)
 
@@ -294,6 +301,7 @@ class Agent:
         return error.for_good
 
     def _next_wait_s(self) -> float:
+        """Return how long to wait before the next try, longer after each failure."""
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0

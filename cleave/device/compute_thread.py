@@ -37,7 +37,7 @@ class Computer(Protocol):
 
 
 class ComputeThread:
-    """Multiplies with a backend, in a thread of its own unless the work is small.
+    """Does orders (products, graphs, fetches) in one thread; small products at once.
 
     Args:
         backend: what multiplies.

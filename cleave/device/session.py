@@ -1,4 +1,4 @@
-"""The device's runtime: one connection, a device core, and what multiplies beside them."""
+"""A device's session: carries messages between a connection, the core and what does orders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ANSWER_S: Final = 60.0
 
 
 class RefusedError(CleaveError):
-    """The server ended the session with an error.
+    """Tells that the server ended the session with an error.
 
     Attributes:
         code: the error's code.
@@ -52,7 +52,7 @@ class RefusedError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """How a device session is doing, for people to see.
+    """Tells people how a device session is doing.
 
     Attributes:
         device: its number at the PS; 0 until it is welcome.
@@ -68,11 +68,13 @@ TELEMETRY_S: Final = 30.0
 
 
 class DeviceSession:
-    """One device on one connection.
+    """Serves one device on one connection.
+
+    It passes messages to the device's core, and starts and sends what that returns.
 
     Args:
         connection: to the PS.
-        computer: what multiplies.
+        computer: does the orders: products, graphs, fetches.
         hello: what the device says of itself.
         on_welcomed: called with the device's number once the PS has welcomed it.
         on_idle: called, once a second at most, when the device has dropped what it held.
@@ -169,6 +171,7 @@ class DeviceSession:
             await self._connection.close()
 
     async def _serve(self, sending: asyncio.Task[None]) -> str:
+        """Receive messages until the session ends; return why it ended."""
         try:
             return await self._receive_all()
         except ConnectionLostError as error:
@@ -184,6 +187,7 @@ class DeviceSession:
             raise
 
     async def _receive_all(self) -> str:
+        """Pass each message to the core and do what it says; return why the session ended."""
         while True:
             timeout_s = None if self.core.welcome else limits.HANDSHAKE_S
             try:
@@ -221,6 +225,7 @@ class DeviceSession:
                         self._notice_idle()
 
     def _notice_idle(self) -> None:
+        """Say, once a second at most, that the device has dropped what it held."""
         now_s = time.monotonic()
         held = self.core.occupied_bytes
         if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:
@@ -228,6 +233,7 @@ class DeviceSession:
             self._on_idle()
 
     def _act(self, actions: list[Action]) -> None:
+        """Start what the core wants computed, and queue the messages that it wants sent."""
         for action in actions:
             if isinstance(action, Order):
                 self._computer.start(action, self._answer)
@@ -235,16 +241,19 @@ class DeviceSession:
                 self._send(action)
 
     def _answer(self, order: Order, outcome: Outcome) -> None:
+        """Pass what came of an order to the core, and act on its answer."""
         if isinstance(outcome, str):
             self._act(self.core.failed(order.run, outcome))
         else:
             self._act(self.core.computed(order.run, *outcome))
 
     def _send(self, message: Message) -> None:
+        """Queue a message."""
         self._outbox.append(message)
         self._wake.set()
 
     async def _send_all(self) -> None:
+        """Encode and send queued messages in order, until the session ends."""
         try:
             while True:
                 while self._outbox:
@@ -288,6 +297,7 @@ class DeviceSession:
                     return
 
     async def _send_telemetry(self) -> None:
+        """Send, every `TELEMETRY_S`, what the device measured."""
         await self._welcomed.wait()
         while self._telemetry is not None:
             values = await asyncio.to_thread(self._telemetry)
@@ -296,6 +306,7 @@ class DeviceSession:
             await asyncio.sleep(TELEMETRY_S)
 
     async def _heartbeat(self) -> None:
+        """Send heartbeats, at twice the rate that the PS asks for."""
         await self._welcomed.wait()
         while self.core.welcome is not None:
             await asyncio.sleep(max(0.1, self.core.welcome.heartbeat_s / 2))

@@ -19,7 +19,7 @@ from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 
 @dataclass
 class Fleet:
-    """A fleet of devices that multiplies matrices.
+    """Multiplies matrices on a fleet of devices.
 
     What happens while it has no devices, and which multiplications are worth sending, is decided by
     its wrappers: `cleave.fleet.local_fallback`, `cleave.fleet.selection`.
@@ -80,6 +80,7 @@ class Fleet:
         return future
 
     def _await(self, future: GemmFuture) -> None:
+        """Return when a GEMM is done, in the thread that waits for it."""
         self.runtime.wait(future)
         self._under_way.pop(future.job.id, None)
 

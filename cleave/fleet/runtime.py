@@ -45,11 +45,12 @@ from cleave.verify import Judgement
 
 @dataclass(slots=True)
 class FleetCounters:
-    """What the fleet did since it was made; subtract two snapshots for a step.
+    """Counts what the fleet did since it was made; subtract two snapshots for a step.
 
     Attributes:
-        fleet_s: seconds on the fleet's clock (virtual or wall) during which GEMMs were awaited.
-        waited_s: wall seconds that the caller spent inside `GemmFuture.result`.
+        fleet_s: seconds on the fleet's clock (virtual or wall) during which the training thread
+            waited for GEMMs or a step by stages.
+        waited_s: wall seconds during which it did.
         verify_s: processor seconds spent on checking results.
         traffic: bytes of encoded messages, by what they are for.
         saved: bytes that these would have been more without coding, likewise.
@@ -97,7 +98,7 @@ class FleetCounters:
 
 
 class Placing(Protocol):
-    """Where the blocks of one product go: `cleave.fleet.product.Output`, or one like it."""
+    """Puts the blocks of one product in place: `cleave.fleet.product.Output`, or one like it."""
 
     def place(self, task: GemmTask, payload: object) -> None:
         """Put one block in its place."""
@@ -113,7 +114,7 @@ Information = Joined | Overdue | Aside | Note
 
 
 class Runtime(ABC):
-    """What moves time and bytes for a fleet.
+    """Carries out the core's instructions, and moves time and bytes for a fleet.
 
     Args:
         manager: the core whose instructions it carries out.
@@ -316,5 +317,6 @@ class Runtime(ABC):
         self._count_floor(*work.floor_bytes(DType(work.gradients).itemsize))
 
     def _count_floor(self, down_bytes: int, up_bytes: int) -> None:
+        """Count the bytes if everything were sent once."""
         self._counters.floor_down_bytes += down_bytes
         self._counters.floor_up_bytes += up_bytes

@@ -56,7 +56,7 @@ _FAR_SLOWER: Final = 50.0  # times less work than the median device
 
 
 class PlanMethod(Enum):
-    """The shapes of tiles: cut in three dimensions, or as published, in rows and columns only."""
+    """Names shapes of tiles: cut in three dimensions, or as published, in rows and columns only."""
 
     THREE_D = "3d"
     TWO_D = "2d"
@@ -64,7 +64,7 @@ class PlanMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """The newest plan of a GEMM, for which fleet, and what it took when last planned anew."""
+    """Holds a GEMM's newest plan, for which fleet, and what it took when last planned anew."""
 
     plan: Plan
     rates: dict[int, DeviceRates]
@@ -209,7 +209,7 @@ class TilePlanner:
         subsets: Iterable[Indices],
         bound_s: float,
     ) -> Plan | None:
-        """The best plan on any of these subsets; None when none has one."""
+        """Return the best plan on any of these subsets; None when none has one."""
         best: tuple[float, Plan] | None = None
         for subset in subsets:
             everyone = len(subset) == len(ordered)
@@ -233,7 +233,7 @@ class TilePlanner:
         *,
         everyone: bool,
     ) -> Plan | None:
-        """The best plan on these devices; None when nothing fits integers."""
+        """Return the best plan on these devices; None when nothing fits integers."""
         plans = [_Task(self, gemm, element, members, bound_s, everyone=everyone).plan()]
         if self.ps.block_s and len(members) <= _SMALL_FLEET and self.method is PlanMethod.THREE_D:
             # A cut in depth that gains little on the links costs the PS more than it gains.
@@ -307,14 +307,14 @@ class TilePlanner:
         ranked: RateArrays,
         sizes: Sequence[int],
     ) -> list[int]:
-        """The sizes of subsets with the least fluid time behind the PS's card."""
+        """Return the sizes of subsets with the least fluid time behind the PS's card."""
         times_s = self._fluid_times_s(gemm, element, ranked, sizes)
         return sorted(sizes, key=lambda size: (times_s[size], size))[:_PROMISING]
 
     def _fluid_times_s(
         self, gemm: Gemm, element: ElementBytes, ranked: RateArrays, sizes: Iterable[int]
     ) -> dict[int, float]:
-        """By size, about how long the first so many devices take, behind the PS's card."""
+        """Return, by size, about how long the first so many devices take, behind the PS's card."""
         unlimited = PsRates()
         times_s = {}
         for size in sizes:
@@ -333,7 +333,7 @@ class TilePlanner:
         return times_s
 
     def _behind_card(self, rates: RateArrays) -> RateArrays:
-        """Every link slowed alike, so that together they fit through the PS's card."""
+        """Slow every link alike, so that together they fit through the PS's card."""
         return rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
 
 
@@ -347,7 +347,11 @@ def _ladder(most: int) -> list[int]:
 
 
 def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
-    """The devices that can hold an equal share of C in a few pieces; the others stay idle."""
+    """Return the devices that can hold an equal share of C in a few pieces; the others stay idle.
+
+    Raises:
+        PlanError: when none has the memory for a single multiplication.
+    """
     side = (gemm.m * gemm.n / len(rates)) ** 0.5
     rows, columns = min(side, gemm.m), min(side, gemm.n)
     share = (rows + columns) * gemm.k * element.sent + rows * columns * element.finished
@@ -373,13 +377,15 @@ def _with_memory(element: ElementBytes, rates: RateArrays) -> Indices:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
+    """Holds an arrangement of tiles with sides that are no integers yet."""
+
     makespan_s: float
     fluid: Fluid
     balancer: Balancer
 
 
 class _Task:
-    """One GEMM on one set of devices, all of which may be used."""
+    """Plans one GEMM on one set of devices, all of which may be used."""
 
     def __init__(
         self,
@@ -425,7 +431,7 @@ class _Task:
         )
 
     def plan(self) -> Plan | None:
-        """The best plan found; None when nothing fits integers."""
+        """Return the best plan found; None when nothing fits integers."""
         slowdown = np.ones(len(self.rates))
         best: Plan | None = None
         for _ in range(3):
@@ -445,6 +451,7 @@ class _Task:
     def _tiling(
         self, slowdown: npt.NDArray[np.float64]
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+        """Return a plan and, by device, the seconds with all its tiles and with one."""
         memory = self.rates.memory * (USABLE_MEMORY * _MEMORY_MARGIN)
         free = best_tile(
             self.gemm,
@@ -491,7 +498,7 @@ class _Task:
         return None if chosen is None else self._finish(chosen[1], chosen[2])
 
     def _balanced(self, balancer: Balancer, drafts: Iterable[Draft]) -> list[_Candidate]:
-        """A few rounds of balancing for each: enough to tell which are good."""
+        """Balance each draft for a few rounds, enough to tell which are good."""
         found = []
         for draft in drafts:
             fluid = balancer.balance(
@@ -507,7 +514,7 @@ class _Task:
         return active[np.lexsort((active, -sides, -best.depth[active]))]
 
     def _integers(self, candidate: _Candidate) -> tuple[float, Boxes] | None:
-        """Tiles with their makespan; as aligned as balance allows."""
+        """Return tiles with their makespan, as aligned as balance allows."""
         balancer = candidate.balancer
         fluid = balancer.balance(
             candidate.fluid.arrangement,
@@ -531,6 +538,7 @@ class _Task:
     def _finish(
         self, boxes: Boxes, frame: Frame
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the plan of these boxes; see `_tiling`."""
         sides = (boxes.rows, boxes.columns) if frame.columns_cut_n else (boxes.columns, boxes.rows)
         spans = [starmap(Span, side.tolist()) for side in (*sides, boxes.depth)]
         tiles = planned_tiles(
@@ -559,7 +567,7 @@ class _Task:
 
 
 def _regions(boxes: Boxes, frame: Frame) -> tuple[Region, ...]:
-    """Runs of columns with equal slab counts."""
+    """Return runs of columns with equal slab counts."""
     columns: list[tuple[int, int, int, int]] = []  # start, stop, slabs, devices
     keyed = zip(boxes.columns.tolist(), boxes.slab.tolist(), strict=True)
     for (start, stop), group in groupby(keyed, key=lambda pair: pair[0]):

@@ -369,7 +369,7 @@ class Error:
 
 @dataclass(slots=True)
 class Request:
-    """Operator to PS: do something (`submit`, `attach`, `stop`, `status`)."""
+    """Operator to PS: do an action; `docs/protocol.md` lists those that there are."""
 
     TYPE: ClassVar[str] = "request"
     FEATURE: ClassVar[Feature | None] = None

@@ -17,14 +17,14 @@ from cleave.scheduler.tasks import ArrayRef, Task
 
 @dataclass(slots=True)
 class Names:
-    """The last names given to arrays and runs; they are never used again."""
+    """Counts the names given to arrays and runs, none of which is used twice."""
 
     arrays: int = 0
     runs: int = 0
 
 
 class DeviceMemory:
-    """Arrays and their holders; jobs see them as `HeldArrays`.
+    """Keeps which arrays exist and which devices hold them; jobs see it as `HeldArrays`.
 
     Args:
         names: where the next array's name comes from.

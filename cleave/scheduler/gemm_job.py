@@ -33,7 +33,7 @@ _PARTIAL = "fp32"  # partial sums travel and are added in fp32
 
 @dataclass(frozen=True, slots=True)
 class MatrixRef:
-    """A side of a GEMM: an operand, taken as it is stored or transposed."""
+    """Names a side of a GEMM: an operand, taken as it is stored or transposed."""
 
     operand: int
     transposed: bool
@@ -45,14 +45,25 @@ class MatrixRef:
 
 @dataclass(frozen=True, slots=True)
 class GemmTask:
-    """What runtimes need to know of a task: how to ask for it, and where its block goes."""
+    """Holds what the scheduler does not read of a task.
+
+    The session manager reads how to ask for it, and the runtime where its block goes.
+
+    Attributes:
+        block: what it yields, in the coordinates of the GEMM.
+        tile: number of its tile in `GemmJob.tiles`.
+        transpose_a, transpose_b: whether the arrays of that side are multiplied transposed.
+        partial: whether its block is a partial sum.
+        out: dtype of the result, as the protocol names it.
+        op: what the device is asked to do.
+    """
 
     block: Block
     tile: int
     transpose_a: bool
     transpose_b: bool
     partial: bool
-    out: str  # dtype of the result, as the protocol names it
+    out: str
     op: Op = Op.MATMUL
 
     @property
@@ -68,7 +79,7 @@ class GemmTask:
 
 @dataclass(slots=True)
 class TileProgress:
-    """The progress of a tile.
+    """Counts how much of a tile is done.
 
     Attributes:
         device: the device that it was planned for; if that is late or lost, others do some of it.
@@ -84,7 +95,7 @@ class TileProgress:
 
 
 class GemmJob:
-    """C = A @ B on a fleet.
+    """Does C = A @ B on a fleet, as a job of the scheduler.
 
     Attributes:
         tiles: by number, the tiles that have blocks; empty until the job is assigned.
@@ -155,10 +166,12 @@ class GemmJob:
         return assigned
 
     def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
+        """Add so many blocks per task to what is known of the tasks' tiles."""
         for task in tasks:
             self.tiles[task.detail.tile].blocks += each
 
     def _tasks(self, cut: TileCut, number: int, device_memory: HeldArrays) -> Iterator[Task]:
+        """Yield a task for each block of a tile, in wavefront order; name the arrays it needs."""
         partial = cut.tile.is_partial(self.gemm)
         each = self.element.partial if partial else self.element.finished
         out = _PARTIAL if partial else self.out
@@ -184,9 +197,11 @@ class GemmJob:
             )
 
     def _a(self, device_memory: HeldArrays, m: Span, k: Span) -> ArrayRef:
+        """Return the array of a part of A, under the id that it has or now gets."""
         return device_memory.array_of(self.a.operand, *self.a.region(m, k), self.element.sent)
 
     def _b(self, device_memory: HeldArrays, k: Span, n: Span) -> ArrayRef:
+        """Return the array of a part of B, under the id that it has or now gets."""
         return device_memory.array_of(self.b.operand, *self.b.region(k, n), self.element.sent)
 
     # --- what was lost, cut anew ---
@@ -229,6 +244,7 @@ class GemmJob:
         return found
 
     def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        """Return a plan for a part of the GEMM."""
         of_payloads = payload_rates(devices, self.dtype)
         if isinstance(self._planner, PartPlanner):
             return self._planner.plan_part(gemm, element, of_payloads)
@@ -312,6 +328,7 @@ class GemmJob:
         held_a: Mapping[int, Sequence[ArrayRef]],
         held_b: Mapping[int, Sequence[ArrayRef]],
     ) -> dict[int, int]:
+        """Return, by device, the bytes of its tile's inputs that it holds already."""
         total = {}
         for device, cut in tiles.items():
             names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
@@ -324,7 +341,7 @@ class GemmJob:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Consecutive row spans and column spans of a matrix side, all combinations present."""
+    """Holds consecutive row and column spans of a matrix side, all combinations present."""
 
     rows: tuple[Span, ...]
     columns: tuple[Span, ...]
@@ -343,10 +360,12 @@ def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
 
 
 def _hull(spans: Sequence[Span]) -> Span:
+    """Return the span from the start of the first of these to the end of the last."""
     return Span(spans[0].start, spans[-1].stop)
 
 
 def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
+    """Say whether tiles cover a GEMM, each element once."""
     if sum(tile.volume for tile in tiles) != gemm.volume:
         return False
     return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])

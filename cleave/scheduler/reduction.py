@@ -9,7 +9,7 @@ from cleave.scheduler.tasks import Task
 
 
 class ReductionOrder:
-    """Adds partial sums in the order of k: each waits for the lower ones of the same elements.
+    """Releases partial sums in the order of k: each waits for the lower ones of its elements.
 
     So results do not depend on the order in which devices answer.
     """

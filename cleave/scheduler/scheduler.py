@@ -65,7 +65,7 @@ _DROP_BATCH_BYTES: Final = 2**20
 
 @dataclass(slots=True)
 class Counters:
-    """What happened so far; `flops` are those of `results`."""
+    """Counts what happened so far; `flops` are those of `results`."""
 
     tasks: int = 0
     results: int = 0
@@ -77,7 +77,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """How long a job was predicted to take, and how long it took."""
+    """Tells how long a job was predicted to take, and how long it took."""
 
     id: int
     title: str
@@ -86,7 +86,10 @@ class FinishedJob:
 
 
 class Scheduler:
-    """Runs jobs on a fleet. See `Scheduler.handle`."""
+    """Decides which device does which task.
+
+    It takes events (`handle`) and returns instructions; it sends nothing.
+    """
 
     def __init__(self) -> None:
         self.counters = Counters()
@@ -210,10 +213,12 @@ class Scheduler:
     # --- devices come and go ---
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
+        """Take in a device that may be given work from now on, and give it some."""
         self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
         self._give_work(event.rates.device, now_s)
 
     def _back(self, event: events.DeviceBack, now_s: float) -> None:
+        """Give tasks again to a device that was set aside."""
         device = self._devices.get(event.rates.device)
         if device is None or not device.aside:
             return
@@ -221,6 +226,7 @@ class Scheduler:
         self._give_work(device.id, now_s)
 
     def _rated(self, event: events.DeviceRated, now_s: float) -> None:
+        """Plan with a device's new rates; drop what no longer fits its memory."""
         device = self._devices.get(event.rates.device)
         if device is None:
             return
@@ -242,6 +248,7 @@ class Scheduler:
             self._help_with_newcomer(newcomer, now_s)
 
     def _set_aside(self, event: events.DeviceAside, now_s: float) -> None:
+        """Give a device no more tasks for now; those that it was not sent go to others."""
         device = self._devices.get(event.device)
         if device is None or not device.present:
             return
@@ -259,6 +266,7 @@ class Scheduler:
         self._reassign(u for u in unsent if not self._copied(device.id, u))
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
+        """Give a device nothing new; it leaves when it has answered what it has."""
         device = self._devices.get(event.device)
         if device is None or device.draining:
             return
@@ -267,16 +275,19 @@ class Scheduler:
         self._finish_draining(device)
 
     def _finish_draining(self, device: DeviceLoad) -> None:
+        """Let a draining device leave once it has answered everything."""
         if device.id in self._devices and device.draining and not device.running:
             self._forget_device(device.id)
             self._instructions.append(Drained(device.id))
 
     def _lost(self, event: events.DeviceLost, now_s: float) -> None:
+        """Give the tasks of a device that is gone to others."""
         device = self._forget_device(event.device)
         if device is not None:
             self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
 
     def _forget_device(self, device_id: int) -> DeviceLoad | None:
+        """Forget a device and what it holds; return its load, if it was there."""
         device = self._devices.pop(device_id, None)
         if device is not None:
             self.device_memory.leave(device)
@@ -285,11 +296,13 @@ class Scheduler:
     # --- work ---
 
     def _submitted(self, event: events.Submitted, now_s: float) -> None:
+        """Take a new job and start it."""
         self._jobs[event.job.id] = event.job
         self._begun_s[event.job.id] = now_s
         self._start(event.job)
 
     def _start(self, job: Job) -> None:
+        """Assign a job and send what devices have room for; without devices let it wait."""
         rates = self._able(job)
         if not rates:
             self._waiting.append(job)
@@ -310,6 +323,7 @@ class Scheduler:
             self._pump(device)
 
     def _enqueue(self, device: DeviceLoad, task: Task) -> None:
+        """Put a task into a device's queue."""
         self.counters.tasks += 1
         device.queue.append(task)
         self.device_memory.retain(device, task)
@@ -330,6 +344,7 @@ class Scheduler:
                 self._reassign_of(job, group, repartition=repartition)
 
     def _reassign_of(self, job: Job, tasks: list[Task], *, repartition: bool) -> None:
+        """Give undone tasks of one job to devices, as they are or cut anew."""
         devices, now_s = self._devices, self._now_s
         able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(job)}
         if not able:
@@ -371,12 +386,15 @@ class Scheduler:
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
     def _holds(self, device_id: int, task: Task) -> bool:
+        """Say whether a device has the memory for a task."""
         return _need(task) <= self._devices[device_id].rates.memory_bytes
 
     def _may_take(self, device_id: int, task: Task) -> bool:
+        """Say whether a device has the memory for a task and has not failed it."""
         return device_id not in task.failed_on and self._holds(device_id, task)
 
     def _task_s(self, device_id: int, task: Task) -> float:
+        """Return how long a task should take a device, in seconds."""
         return self._devices[device_id].task_s(task)
 
     # --- tasks that two devices were given ---
@@ -554,6 +572,7 @@ class Scheduler:
             self._tell_forgotten(device)
 
     def _tell_forgotten(self, device: DeviceLoad) -> None:
+        """Tell a device to drop what nobody needs any more."""
         device.forget_bytes = 0
         while device.forget:
             some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
@@ -573,15 +592,18 @@ class Scheduler:
         return device, task
 
     def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
+        """Count an answer that nobody waits for."""
         self.counters.late += 1
         self._heard(event.device)
 
     def _heard(self, device_id: int) -> None:
+        """Note that a device answered; it is not overdue any more."""
         device = self._devices.get(device_id)
         if device is not None and device.heard(self._now_s):
             self._instructions.append(Overdue(device_id, False))
 
     def _result(self, event: events.ResultArrived, now_s: float) -> None:
+        """Take a result: end the run, place what may be placed now, send the device more."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return
@@ -601,6 +623,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
+        """Give a task that a device could not do to another, or keep it back."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return
@@ -620,6 +643,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _complete(self, job: int) -> None:
+        """Note that every result of a job may be placed."""
         done, begun_s = self._jobs.pop(job), self._begun_s.pop(job)
         self._stuck.pop(job, None)
         self._finished_s = self._now_s
@@ -629,6 +653,7 @@ class Scheduler:
         self._instructions.append(Done(job))
 
     def _fail(self, job: int, reason: str) -> None:
+        """End a job with a reason, and cancel its runs."""
         if self._jobs.pop(job, None) is None:
             return
         del self._begun_s[job]
@@ -655,17 +680,20 @@ class Scheduler:
     # --- operands ---
 
     def _operand_released(self, event: events.OperandReleased, now_s: float) -> None:
+        """Forget an operand; devices drop its arrays."""
         self.device_memory.forget(event.operand, self._devices)
         for device in self._devices.values():
             self._tell_if_much(device)
 
     def _paused(self, event: events.Paused, now_s: float) -> None:
+        """Tell every device now what it may drop."""
         for device in self._devices.values():
             self._tell_forgotten(device)
 
     # --- second thoughts ---
 
     def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
+        """End a job that is done elsewhere."""
         self._waiting = [job for job in self._waiting if job.id != event.job]
         self._fail(event.job, WITHDRAWN)
 

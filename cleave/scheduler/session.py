@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Session:
-    """One device session, as the PS sees it."""
+    """Holds what the PS knows of one session of a device."""
 
     id: int
     opened_s: float
@@ -85,7 +85,7 @@ class Session:
     measured_by: str = ""  # what it came by then, see `Admission`
     own: bool = False  # it is the operator's own
     telemetry: dict[str, float] = field(default_factory=dict)
-    expected: dict[int, Task] = field(default_factory=dict)
+    expected: dict[int, Task] = field(default_factory=dict)  # by run: asked, not answered
     cancelled_runs: CancelledRuns = field(default_factory=CancelledRuns)
     allowance: Allowance | None = None  # from its welcome on
     probe: Probe | None = None

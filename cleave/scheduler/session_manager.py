@@ -63,7 +63,9 @@ STUCK_S: Final = 60.0
 
 
 class SessionManager:
-    """The PS without its sockets, threads and clock.
+    """Turns devices' messages into events for the scheduler, and its instructions into messages.
+
+    It is the PS without its sockets, threads and clock.
 
     Args:
         credential: what `hello` must carry; empty for none.
@@ -165,6 +167,7 @@ class SessionManager:
         return session.state
 
     def _busy(self, session: Session) -> bool:
+        """Say whether a device has a task, or takes part in a step by stages."""
         return self.scheduler.busy(session.id) or self.stages.busy(session.id)
 
     # --- sessions ---
@@ -290,6 +293,7 @@ class SessionManager:
         self.history.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
+        """Take a device's hello: refuse the device, or welcome it and begin to probe it."""
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
         admission = self._joining.admit(message, session.address, len(self.sessions), now_s)
@@ -302,6 +306,7 @@ class SessionManager:
         return ended + self._carry_out(begun, now_s)
 
     def _from_device(self, session: Session, message: Message, now_s: float) -> Sequence[Decision]:
+        """Decide what a message of a welcomed device means."""
         trial = session.trial
         match message:
             case messages.Result() if session.probe is not None:
@@ -351,6 +356,7 @@ class SessionManager:
     def _result(
         self, session: Session, message: messages.Result | messages.Computed, now_s: float
     ) -> Sequence[Decision]:
+        """Take an answer: refuse its form, have it checked, or accept it."""
         task = session.expected.pop(message.id, None)
         if task is None:
             # Without its payload. A run whose result is being checked is still under way in the
@@ -379,6 +385,7 @@ class SessionManager:
         return [events.ResultArrived(session.id, message.id, message.payload)]
 
     def _stage_failed(self, session: Session, reason: str) -> Sequence[Decision]:
+        """Note that a device could not do an order of a step by stages."""
         session.counters.failures += 1
         return [
             Note(f"{session.name} could not do its part of a stage: {reason}"),
@@ -520,6 +527,7 @@ class SessionManager:
                 return []
 
     def _in_messages(self, instruction: Instruction, now_s: float) -> list[ForRuntime]:
+        """Turn an instruction of the scheduler into messages, and note what is awaited."""
         match instruction:
             case SendArray(device, array):
                 region = self._regions.get(array.id)
@@ -565,6 +573,7 @@ class SessionManager:
 
 
 def _run_message(run: int, task: Task) -> messages.Run:
+    """Return the message that asks a device for a task."""
     detail: GemmTask = task.detail
     return messages.Run(
         id=run,

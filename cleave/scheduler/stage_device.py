@@ -41,7 +41,7 @@ _FP32 = 4
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Sums of gradients on one device, and the micro-batches that are in them.
+    """Holds the sums of gradients on one device, and which micro-batches are in them.
 
     Attributes:
         device: where they are.
@@ -49,6 +49,7 @@ class Generation:
         batches: that are in the sums for certain.
         asked: that were asked for, and are not answered yet.
         taken: whether the sums were asked for, after which nothing is added.
+        landed: whether all of them are at the PS.
         found: the sums that have come, by layer, parameter and first row.
     """
 
@@ -62,7 +63,7 @@ class Generation:
 
 
 class StageDevice:
-    """One device's store, as far as stages use it.
+    """Keeps what one device holds for stages, and makes the messages that ask it for units.
 
     Args:
         device: its session.
@@ -243,6 +244,7 @@ class StageDevice:
         *,
         dx_wanted: bool,
     ) -> None:
+        """Run the backward passes of layers, last first, adding to the sums."""
         tokens = work.tokens[unit.batch]
         made = {names.DX: self._activation_bytes(work, unit.batch)}
         for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
@@ -262,6 +264,7 @@ class StageDevice:
     def _loss(
         self, work: StepWork, loss: LossWork, unit: Unit, generation: Generation, y: int
     ) -> tuple[int, int]:
+        """Run the loss; return it and the gradient of its input, as arrays."""
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[unit.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
         made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, unit.batch)}
@@ -292,11 +295,13 @@ class StageDevice:
         return found
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
+        """Send what a layer needs beside its input; return its arrays by graph input."""
         arrays = {**layer.parameters, **layer.beside[batch]}
         return {name: self._put(array) for name, array in arrays.items()}
 
     @staticmethod
     def _activation_bytes(work: StepWork, batch: int) -> int:
+        """Return the size of an activation on a device, in fp32."""
         return _FP32 * work.tokens[batch] * work.width
 
     # --- messages ---
@@ -307,21 +312,25 @@ class StageDevice:
         task: Task | None = None,
         kind: TrafficKind = TrafficKind.OTHER,
     ) -> None:
+        """Queue a message; with a task, an answer to it is expected."""
         self._out.append(SendStage(self.device, message, task, kind))
 
     def _next_array(self, nbytes: int) -> int:
+        """Return the id of a new array on the device."""
         self._ids.arrays += 1
         self._sizes[self._ids.arrays] = nbytes
         self.occupied_bytes += nbytes
         return self._ids.arrays
 
     def _next_run(self, unit: Unit, name: Any, output_bytes: int, flops: int, form: Any) -> Task:
+        """Return the task of a new order."""
         self._ids.runs += 1
         unit.answers[self._ids.runs] = output_bytes
         unit.flops += flops
         return Task(0, (), flops, output_bytes, StageOrder(unit, name, *form))
 
     def _put(self, array: StageArray) -> int:
+        """Return the id of an array, which is sent unless the device holds it."""
         id = self._sent.get(array)
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
@@ -339,10 +348,12 @@ class StageDevice:
         return self._ids.arrays
 
     def _send_put(self, id: int, array: StageArray) -> None:
+        """Queue the `put` of an array."""
         put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)
         self._send(put, kind=array.kind)
 
     def _put_graph(self, graph: StageGraph) -> int:
+        """Return the id of a graph, which is sent unless the device holds it."""
         id = self._sent.get(graph)
         if id is None:
             id = self._sent[graph] = self._next_array(graph.nbytes)
@@ -350,6 +361,7 @@ class StageDevice:
         return id
 
     def _forget(self, array: StageArray) -> None:
+        """Drop an array that the device was sent."""
         self._drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
@@ -386,11 +398,13 @@ class StageDevice:
     def _fetch(
         self, unit: Unit, name: Any, array: int, first: int, rows: int, columns: int, out: str
     ) -> None:
+        """Ask for rows of an array, to be kept under a name in the unit."""
         nbytes = rows * columns * _item_bytes(out)
         task = self._next_run(unit, name, nbytes, 0, (rows, columns, out))
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
     def _drop(self, arrays: Iterable[int]) -> None:
+        """Drop arrays and graphs."""
         ids = tuple(dict.fromkeys(arrays))
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)
@@ -398,6 +412,7 @@ class StageDevice:
 
 
 def _item_bytes(dtype: str) -> int:
+    """Return the size of an element."""
     return _FP32 if dtype == "fp32" else 2
 
 

@@ -45,7 +45,7 @@ MAX_FAILURES: Final = 4
 
 @dataclass(slots=True, eq=False)
 class _Stage:
-    """The state of one stage in the step.
+    """Holds the state of one stage in the step.
 
     A stage whose devices are lost may be divided: others like it each return a part of its sums.
 
@@ -98,7 +98,7 @@ class _Stage:
 
 
 class StageStep:
-    """One step by stages. Every call returns what is to be done.
+    """Decides which device does what in one step by stages. Every call returns what is to be done.
 
     Args:
         work: the step.
@@ -139,7 +139,11 @@ class StageStep:
     # --- what happens ---
 
     def begin(self) -> list[ForSteps]:
-        """Start the step."""
+        """Start the step.
+
+        Let devices drop what this step does not need, ask for what can begin, and send later stages
+        their parameters.
+        """
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
@@ -200,6 +204,7 @@ class StageStep:
         return self._go_on()
 
     def _lose(self, stage: _Stage, device: int, units: Iterable[Unit]) -> None:
+        """Forget what a lost device held of a stage, so that it is done again."""
         for unit in units:
             if unit.stage == self._stages.index(stage) and unit.kind is UnitKind.FORWARD:
                 stage.forward.discard(unit.batch)
@@ -256,6 +261,7 @@ class StageStep:
     # --- answers ---
 
     def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """Take an answer to an order; with the last one of its unit, finish that and go on."""
         unit = order.unit
         unit.answers.pop(run, None)
         if unit not in self._units:
@@ -271,6 +277,7 @@ class StageStep:
         return self._go_on()
 
     def _finish(self, unit: Unit) -> None:
+        """Take what came of a unit, by its kind."""
         stage = self._stages[unit.stage]
         match unit.kind:
             case UnitKind.FORWARD:
@@ -284,6 +291,7 @@ class StageStep:
                 generation.found, generation.landed = unit.found, True
 
     def _passed(self, unit: Unit, payload: Any) -> None:
+        """Take a forward pass: its output goes to the next stage, or to the PS for the loss."""
         stage = self._stages[unit.stage]
         if unit.batch not in stage.y:
             stage.y[unit.batch], stage.forward_by[unit.batch] = payload, unit.device
@@ -295,6 +303,7 @@ class StageStep:
             following.x[unit.batch] = self._activation(unit.batch, payload)
 
     def _added(self, stage: _Stage, unit: Unit) -> None:
+        """Take a backward pass: a generation has its gradients; dx goes to the stage before."""
         for generation in stage.generations:
             if generation.device == unit.device and unit.batch in generation.asked:
                 generation.asked.discard(unit.batch)
@@ -312,6 +321,7 @@ class StageStep:
             self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
 
     def _activation(self, batch: int, payload: Any) -> StageArray:
+        """Return what a device sent as an array that another device is sent."""
         return StageArray(self.work.tokens[batch], self.work.width, self.work.dtype, payload)
 
     # --- what to do next ---
@@ -354,6 +364,7 @@ class StageStep:
         return self._ask_some_backward(mine, device) or self._ask_some_forward(mine, device)
 
     def _ask_some_backward(self, mine: Iterable[tuple[int, _Stage]], device: int) -> bool:
+        """Ask a device for a backward pass that can begin; say whether there is one."""
         for number, stage in mine:
             batch = self._next_backward(stage, device)
             if batch is not None:
@@ -363,6 +374,7 @@ class StageStep:
         return False
 
     def _ask_some_forward(self, mine: Iterable[tuple[int, _Stage]], device: int) -> bool:
+        """Ask a device for a forward pass that can begin; say whether there is one."""
         for number, stage in mine:
             ready = stage.x.keys() - stage.forward
             if ready and stage.passes and not stage.plan.loss:
@@ -382,6 +394,7 @@ class StageStep:
         return next((batch for batch in ready if batch not in stage.kept), None)
 
     def _ask_forward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
+        """Ask a device for the forward pass of a micro-batch."""
         keep = self._next_kept(stage, device)
         unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
         stage.forward.add(batch)
@@ -404,6 +417,7 @@ class StageStep:
         return allowed.next(len(kept) - activations, activations)
 
     def _ask_backward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
+        """Ask a device for the backward pass of a micro-batch, with the loss in the last stage."""
         generation = stage.generation_on(device)
         generation.asked.add(batch)
         stage.backward.add(batch)
@@ -424,6 +438,7 @@ class StageStep:
     def _unit(
         self, kind: UnitKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
     ) -> Unit:
+        """Note that a device is asked for a unit."""
         unit = Unit(kind, stage, batch, device, keep)
         self._units.add(unit)
         return unit
@@ -458,6 +473,7 @@ class StageStep:
         )
 
     def _finish_step(self) -> None:
+        """End the step with its result, once the sums of all stages are here."""
         everything = len(self.work.x)
         for stage in self._stages:
             landed = [g for g in stage.generations if g.landed]
@@ -478,10 +494,12 @@ class StageStep:
         self._end(StepResult(self._losses, self._dx, gradients, records))
 
     def _end_failed(self, why: str) -> None:
+        """End the step with a failure, and say which devices failed."""
         reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
         self._end(StepFailed(f"{why}: {reasons}"))
 
     def _end(self, outcome: StepResult | StepFailed) -> None:
+        """End the step and tell the training thread."""
         self.ended = True
         self._units.clear()
         self._out.append(TellStep(outcome, self.work))
@@ -553,6 +571,7 @@ class StageStep:
         return max(0.0, 2 * len(self.work.x) - done) / max(1, self._left(stage))
 
     def _left(self, stage: _Stage) -> int:
+        """Return how many micro-batches a stage has left."""
         return len(self.work.x) - sum(len(g.batches) for g in stage.generations)
 
     def _own_s(self, rates: DeviceRates, besides: _Stage) -> float:
@@ -577,14 +596,17 @@ class StageStep:
         return 1.0
 
     def _has_landed(self, stage: _Stage) -> bool:
+        """Say whether a stage's sums over all micro-batches are here."""
         landed = sum(len(g.batches) for g in stage.generations if g.landed)
         return landed == len(self.work.x)
 
     def _arrays_of(self, stage: _Stage, device: int) -> Iterator[StageArray | StageGraph]:
+        """Yield what a device of a stage needs all through the step."""
         kept = self.work.kept_batches.get(device, NOTHING_KEPT)
         return arrays_of(self.work, stage.plan, kept)
 
     def _store(self, device: int) -> StageDevice:
+        """Return what a device holds, from now on also of one that held nothing."""
         if device not in self._stores:
             self._stores[device] = StageDevice(device, self._ids)
         return self._stores[device]

@@ -28,7 +28,7 @@ SumName: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class SumPiece:
-    """Rows of a sum that a device returns in one message.
+    """Names the rows of a sum that a device returns in one message.
 
     Attributes:
         name: the sum's layer and parameter, and the first row.
@@ -45,12 +45,12 @@ class SumPiece:
 
 
 class StageFailedError(CleaveError):
-    """A step by stages cannot be completed."""
+    """Tells that a step by stages cannot be completed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageArray:
-    """An array that devices are sent. It must not change while it is in use.
+    """Holds an array that devices are sent. It must not change while it is in use.
 
     Attributes:
         rows, columns, dtype: as `put` says them.
@@ -74,7 +74,7 @@ class StageArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGraph:
-    """A graph that devices are sent.
+    """Holds a graph that devices are sent.
 
     Attributes:
         model: the ONNX model.
@@ -93,7 +93,7 @@ class StageGraph:
 
 @dataclass(frozen=True, slots=True)
 class SumShape:
-    """The sum of a parameter's gradients, as rows and columns of fp32."""
+    """Gives the sum of a parameter's gradients a shape: rows and columns of fp32."""
 
     rows: int
     columns: int
@@ -106,7 +106,7 @@ class SumShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One layer in one step.
+    """Holds what devices need to know of one layer in one step.
 
     Attributes:
         forward, backward, from_activations: its graphs (see `cleave.graphs.layer_graphs`).
@@ -135,7 +135,7 @@ class LayerWork:
 
 @dataclass(frozen=True, slots=True)
 class LossWork:
-    """What follows the last layer, with the loss and all of its gradients.
+    """Holds what follows the last layer, with the loss and all of its gradients.
 
     Attributes:
         graph: see `cleave.graphs.loss_graph`.
@@ -154,7 +154,7 @@ class LossWork:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step by stages.
+    """Holds one step by stages: its arrays, its graphs, and which device does what.
 
     Attributes:
         layers: of the model, in order.
@@ -213,20 +213,23 @@ KeptLayer: TypeAlias = tuple[int, ...]
 
 
 class UnitKind(Enum):
-    """What a device does with a micro-batch at once."""
+    """Tells what a device does with a micro-batch at once."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     LAST = "forward, loss and backward"
-    """Of the stage that computes the loss: its output never travels."""
+    """Forward, loss and backward at once, of the stage that computes the loss.
+
+    Its output never travels.
+    """
 
     SUMS = "sums"
-    """The sums of gradients are sent to the PS."""
+    """The sums of gradients are sent to the PS, of all micro-batches that are in them."""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Something that a device was asked for: one order, or several, answered one by one.
+    """Names something that a device was asked for: one order, or several, each answered.
 
     Attributes:
         kind, stage, batch, device: what it is; `batch` is the number of the micro-batch.
@@ -253,7 +256,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """What the PS knows of one order to a device: the detail of its task.
+    """Tells what the PS knows of one order to a device: the detail of its task.
 
     Attributes:
         unit: what it belongs to.
@@ -279,7 +282,7 @@ class StageOrder:
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """The last layer's output of a micro-batch is here, and its gradient is wanted."""
+    """Tells that the last layer's output of a micro-batch is here: its gradient is wanted."""
 
     batch: int
     payload: Any
@@ -287,7 +290,7 @@ class OutputReady:
 
 @dataclass(frozen=True, slots=True)
 class SumsRecord:
-    """Sums of gradients as one device sent them.
+    """Holds sums of gradients as one device sent them.
 
     Attributes:
         device: whose they are.
@@ -302,7 +305,7 @@ class SumsRecord:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """What devices were given for a stage and what they returned, to be audited.
+    """Holds what devices were given for a stage and what they returned, to be audited.
 
     Attributes:
         plan: its layers.
@@ -324,7 +327,7 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step by stages is done.
+    """Holds what came of a step by stages that is done.
 
     Attributes:
         losses: by micro-batch, where devices computed them.
@@ -342,7 +345,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A step by stages cannot be completed.
+    """Tells that a step by stages cannot be completed.
 
     Attributes:
         reason: a text for people.

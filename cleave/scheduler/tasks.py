@@ -1,4 +1,4 @@
-"""What the scheduler handles: stored arrays, tasks, and the jobs that consist of tasks.
+"""What the scheduler handles: arrays, tasks, and the jobs that consist of tasks.
 
 The scheduler knows nothing of matrix multiplication. A `Job` turns itself into tasks with named
 inputs, says which arrived results may be assembled when, and knows when it is complete.
@@ -16,10 +16,10 @@ from cleave.planner.plan import DeviceRates
 
 @dataclass(frozen=True, slots=True)
 class ArrayRef:
-    """A named array in a device's memory: a region of an operand.
+    """Names an array that devices can be sent: a region of an operand.
 
     Attributes:
-        id: its name on the wire; never reused.
+        id: its name on the wire; never used for another.
         operand: which operand (one version of one matrix) it is cut from.
         rows, columns: which part of it, in the operand's own orientation.
         nbytes: its size.
@@ -34,14 +34,17 @@ class ArrayRef:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One computation on one device and the block that it yields.
+    """Asks one device for one computation, and names the block that it yields.
+
+    For a step by stages it is one order instead (`StageOrder`), with `job` 0 and no inputs.
 
     Attributes:
         job: id of its job.
         inputs: the arrays it needs, in the order of the operation's arguments.
         flops: floating-point operations that it takes.
         output_bytes: size of its result.
-        detail: what the runtimes need to send and assemble it; opaque to the scheduler.
+        detail: how to ask for it, which the session manager reads, and where its block goes, which
+            the runtime reads. The scheduler does not look at it.
         input_ratio, output_ratio: coded over plain bytes of inputs and result, where they travel
             coded.
         failures: how often a device could not do it.
@@ -63,7 +66,7 @@ class Task:
 
 @dataclass(slots=True)
 class Repartition:
-    """Undone tasks cut anew.
+    """Proposes tasks that replace undone ones.
 
     Attributes:
         assigned: (device, task) pairs of the new tasks, in order.
@@ -75,10 +78,13 @@ class Repartition:
 
 
 class HeldArrays(Protocol):
-    """Which arrays devices hold, or will hold when queued tasks have been sent."""
+    """Tells which arrays devices hold, or will hold when queued tasks have been sent."""
 
     def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """Return the array for this region, a new one or the one that exists."""
+        """Return the array that stands for a region; the first time, give it an id.
+
+        No device need have it yet.
+        """
         ...
 
     def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
@@ -87,10 +93,12 @@ class HeldArrays(Protocol):
 
 
 class Job(Protocol):
-    """Something that a fleet can do in tasks."""
+    """Does something on a fleet in tasks; the scheduler knows no more of it than this."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Return its number, never used for another job."""
+        ...
 
     @property
     def title(self) -> str:

@@ -74,7 +74,7 @@ OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How a server listens, and which devices and operators it admits.
+    """Tells how a server listens, and which devices and operators it admits.
 
     Attributes:
         host: the address to listen on; `0.0.0.0` for every network of this machine.
@@ -121,7 +121,7 @@ class ServerConfig:
 
 
 class Server:
-    """A parameter server in this process. Made by `serve`; closed when its block is left.
+    """Runs a parameter server in this process. Made by `serve`; closed when its block is left.
 
     Attributes:
         fleet: the devices that join, as training sees them.
@@ -177,6 +177,7 @@ class Server:
             )
 
     async def _main(self, host: str, port: int, started: threading.Event) -> None:
+        """Listen and serve, in the server's thread, until it is closed."""
         loop = self.live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         log = RejectionLog(lambda: datetime.now().astimezone(), loop.call_later)
@@ -224,6 +225,7 @@ class Server:
         log.flush()
 
     def _announce_addresses(self, port: int) -> None:
+        """Set the URLs, once the port is known."""
         shown, secure = self._exposure, self._exposure.context is not None
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
@@ -237,6 +239,7 @@ class Server:
         self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
+        """Read the hello within a time limit, then serve the session of a device or an operator."""
         assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
         socket.opened()
@@ -265,6 +268,7 @@ class Server:
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
     ) -> None:
+        """Refuse an operator or viewer, or serve its session."""
         auth = self.live.manager.auth
         if hello.version != limits.VERSION:
             error = messages.Error(
@@ -305,6 +309,7 @@ class Server:
         return None
 
     def _answer_plain(self, socket: GuardedConnection, method: str, asked: HttpRequest) -> Response:
+        """Answer a plain HTTP request."""
         if method not in ("GET", "HEAD"):
             socket.refused("it asked with another method than GET")
             answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
@@ -328,6 +333,7 @@ class Server:
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
+        """Return the join URL with a credential."""
         server = self.live.manager.auth.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
@@ -385,6 +391,7 @@ class Server:
 
 
 def _address(socket: ServerConnection) -> str:
+    """Return the address that a connection comes from."""
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
 
@@ -413,6 +420,7 @@ def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: s
 async def _refuse(
     socket: GuardedConnection, connection: Connection, message: messages.Error
 ) -> None:
+    """Answer a hello with an error, and close the connection."""
     _answered(socket, message)
     try:
         await connection.send(encode(message))

@@ -1,7 +1,10 @@
 """The live runtime: real time, real connections, one asyncio loop that owns all sessions.
 
-Only the loop's thread uses the session manager. The training thread passes a GEMM to the loop in
-`start` and waits for it in `wait`.
+Only the loop's thread changes the session manager. The training thread passes work to the loop: a
+GEMM in `start` and `withdraw`, an operand that is no longer used in `release`, and of steps by
+stages what `begin_step`, `give`, `quarantine`, `withdraw_step` and `end_steps` are given. It waits
+in `wait` and `next_outcome`. Without a lock it reads counters, which devices there are, what they
+can do, and why work is stuck.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ PACK_IN_THREAD_BYTES = 4 * 2**20
 
 @dataclass(slots=True)
 class _Outgoing:
+    """Holds a message that waits to be sent."""
+
     message: Message
     kind: TrafficKind = TrafficKind.OTHER
     array: SharedArray | None = None  # where it is to be coded
@@ -72,6 +77,8 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Peer:
+    """Holds what the runtime keeps of one connected device."""
+
     connection: Accepted
     record: Session
     times: BlockTimes = field(default_factory=BlockTimes)
@@ -84,7 +91,7 @@ class _Peer:
 
 
 class LiveRuntime(Runtime):
-    """The runtime that serves sessions in an asyncio loop, in real time; see the module's text.
+    """Serves sessions in an asyncio loop, in real time; see the module's text.
 
     Args:
         manager: the PS's core.
@@ -225,6 +232,7 @@ class LiveRuntime(Runtime):
         return reason
 
     async def _send_all(self, peer: _Peer) -> None:
+        """Encode and send a device's queued messages in order, until its session ends."""
         try:
             while True:
                 while peer.outbox:
@@ -265,6 +273,7 @@ class LiveRuntime(Runtime):
         return encode(message)
 
     def _announce(self, session: int) -> None:
+        """Tell the operator that a device joined."""
         record = self.manager.sessions[session]
         peer = self._peers[session]
         peer.name = _name(record)
@@ -282,6 +291,7 @@ class LiveRuntime(Runtime):
             )
 
     def _fleet_size(self) -> str:
+        """Say how many devices may be given work."""
         ready = self.manager.ready_devices
         if ready or self.manager.scheduler.idle:
             return f"{ready} device{'' if ready == 1 else 's'}"
@@ -341,6 +351,7 @@ class LiveRuntime(Runtime):
             _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
 
     def _tell_of_reissues(self) -> None:
+        """Tell the operator how many tasks were given to other devices since the last time."""
         done = self.manager.scheduler.counters
         given_again = done.reissued + done.speculative
         more = given_again - self._given_again
@@ -467,6 +478,7 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
+        """Submit a GEMM, in the loop; an error is raised where the GEMM is waited for."""
         try:
             self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
@@ -497,6 +509,7 @@ class LiveRuntime(Runtime):
             future.error, future.done = _CLOSING, True
 
     def _withdraw(self, job: int) -> None:
+        """Withdraw a GEMM, in the loop."""
         self.execute(self.manager.withdraw(job, self.now()))
 
     def advance_for_local_work(self, flops: float) -> None:
@@ -516,6 +529,7 @@ class LiveRuntime(Runtime):
             self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, dy)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
+        """Call the core about a step by stages, in the loop, and carry out what it answers."""
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
@@ -548,6 +562,7 @@ class LiveRuntime(Runtime):
             self.loop.call_soon_threadsafe(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
+        """End the session of a device for good, in the loop."""
         if (record := self.manager.sessions.get(device)) is not None:
             self._tell_listener(EventKind.WRONG, record, reason)
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
@@ -568,6 +583,7 @@ class LiveRuntime(Runtime):
             self.loop.call_soon_threadsafe(self._release, operand)
 
     def _release(self, operand: int) -> None:
+        """Forget an operand, in the loop."""
         self.execute(self.manager.release(operand, self.now()))
 
     def close(self) -> None:
@@ -582,6 +598,7 @@ def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
 
 
 def _name(record: Session) -> str:
+    """Return what people call a device."""
     return record.name or f"device {record.id}"
 
 
@@ -600,6 +617,7 @@ def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error
 
 
 def _wants_thread(message: messages.Put) -> bool:
+    """Say whether packing an array takes so long that it is done in a thread."""
     payload = message.payload
     strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
     return strided and payload.nbytes > PACK_IN_THREAD_BYTES

@@ -38,7 +38,7 @@ from cleave.workload.step import step_gemms
 
 @dataclass(frozen=True, slots=True)
 class FleetReports:
-    """Whom to tell.
+    """Holds what a job's fleet calls to report, and to ask whether the step was applied.
 
     Attributes:
         note: called with what a user should know.
@@ -54,18 +54,18 @@ class FleetReports:
 
 
 class JobFleet:
-    """The fleet of one job.
+    """Decides, before each step, how one job uses its fleet; wraps it for tiles.
 
     Args:
         job: the job.
-        spec: of its model.
+        spec: its model's sizes.
         model: the model, as transformers made it; its linear layers are changed in place.
         fleet: the devices.
         journal: keeps products, if any.
         checkpointing: whether layers keep only their inputs for the backward pass.
         clock: in seconds.
         stop: says whether training is to stop.
-        reports: whom to tell.
+        reports: what it calls to report.
 
     Attributes:
         staged: what trains the model by stages, once it was prepared.
@@ -169,6 +169,7 @@ class JobFleet:
             self._reports.note(said)
 
     def _new_staged(self) -> StagedModel | None:
+        """Make what trains the model by stages, from its plain layers; None where it cannot be."""
         random = rng_state()  # what is tried out is no part of the run
         restore(self._model)
         if self._checkpointing:
@@ -192,6 +193,7 @@ class JobFleet:
 
 
 def _fallback(job: JobSpec) -> Fallback | None:
+    """Return what multiplies while no device is there; None to wait."""
     if job.fallback != FallbackMode.LOCAL.value:
         return None
     return Fallback(TorchBackend(), job.fallback_after_s)

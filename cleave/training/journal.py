@@ -62,7 +62,7 @@ _JUDGED_STEPS: Final = 4
 
 @dataclass(slots=True)
 class JournalCounters:
-    """What a journal has done so far.
+    """Counts what a journal has done so far.
 
     Attributes:
         written, written_bytes: products appended, and their bytes.
@@ -84,7 +84,7 @@ class JournalCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a product is in the file, and the checksum of what it depends on."""
+    """Tells where a product is in the file, and the checksum of what it depends on."""
 
     offset: int
     nbytes: int
@@ -95,7 +95,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product that is to be written."""
+    """Holds a product that is to be written."""
 
     step: int
     place: int
@@ -105,7 +105,7 @@ class _Product:
 
 
 class Journal:
-    """The journal of one run. Called by the training thread only.
+    """Keeps the finished products of one run. Only the training thread calls it.
 
     Args:
         folder: the folder of its file; made when needed.
@@ -289,12 +289,14 @@ class Journal:
             self._judge()
 
     def _judge(self) -> None:
+        """Switch off if writing has cost more than the steps themselves."""
         step_s = sum(step for step, _ in self._judged) / len(self._judged)
         cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
         if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
             self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
+        """Write no more products, and say why."""
         self.on = False
         self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
 
@@ -375,6 +377,8 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class _Journaled:
+    """Is a product under way that is journaled once it is waited for."""
+
     journal: Journal
     future: Pending
     place: tuple[int, int]
@@ -387,6 +391,7 @@ class _Journaled:
         return self.future.done
 
     def result(self) -> Buffer:
+        """Wait for the product, queue it for the journal's file, and return it."""
         out = self.future.result()
         self.journal.finished(self.place, self.key, self.began_s, out)
         return out
@@ -394,7 +399,7 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A fleet whose products are journaled, for `cleave.training.offload`."""
+    """Journals the products of a fleet, for `cleave.training.offload`."""
 
     fleet: Multiplier
     journal: Journal
@@ -409,7 +414,7 @@ class JournaledFleet:
 
 
 class _Writer:
-    """A thread that appends products to a file, with bounded memory.
+    """Appends products to a file in a thread of its own, with bounded memory.
 
     While the disk is full it tries the present write again, and `put` and `check` raise an error.
 
@@ -499,6 +504,7 @@ class _Writer:
         self._thread.join()
 
     def _work(self) -> None:
+        """Write queued products, in the writer's thread."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._queue or self._closing)
@@ -544,6 +550,7 @@ class _Writer:
         return True
 
     def _write(self, product: _Product | None) -> None:
+        """Write a product, or sync the file where there is none."""
         if product is None:
             os.fsync(self.file.fileno())
             return
@@ -561,12 +568,18 @@ class _Writer:
 
 
 def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    """Write all of these bytes."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
+    """Read bytes of a file.
+
+    Raises:
+        CleaveError: when it cannot be read.
+    """
     try:
         with path.open("rb") as file:  # its own: the writer's stands at the end
             file.seek(offset)

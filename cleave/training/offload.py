@@ -25,7 +25,7 @@ _ATTRIBUTE = "_cleave_operand"
 
 
 class _Operands:
-    """The operands of tensors, so that a tensor that is used twice has one operand.
+    """Gives tensors their operands, one to a tensor that is used twice.
 
     An operand must live as long as its tensor's values may be needed again, and no longer, or
     activation checkpointing would save nothing. An activation (a tensor with a `grad_fn`) holds its
@@ -62,6 +62,7 @@ class _Operands:
         return leaf
 
     def _new(self, tensor: Tensor) -> Operand:
+        """Make an operand of a tensor's memory, without copying."""
         return self.fleet.operand(arrays.from_torch(tensor.detach().reshape(-1, tensor.shape[-1])))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Operands:
@@ -75,7 +76,7 @@ class _Operands:
 
 
 class _LinearFunction(torch.autograd.Function):
-    """The function y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
+    """Computes y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
 
     @staticmethod
     def forward(
@@ -86,6 +87,7 @@ class _LinearFunction(torch.autograd.Function):
         operands: _Operands,
         weight_transposed: bool,
     ) -> Tensor:
+        """Return y; the fleet fills its memory."""
         x_operand, w_operand = operands.of(x), operands.of(weight)
         width = weight.shape[1] if weight_transposed else weight.shape[0]
         y = torch.empty(x.numel() // max(1, x.shape[-1]), width, dtype=x.dtype)
@@ -114,6 +116,7 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients; the fleet fills the memory of those of x and the weight."""
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: _Operands = ctx.operands
@@ -150,12 +153,14 @@ class _LinearFunction(torch.autograd.Function):
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
+    """Start out = a @ b; blocks are written into `out`'s own memory."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
 def _product(
     module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
 ) -> Tensor:
+    """Cast for autocast, check dtypes, and return y."""
     if torch.is_autocast_enabled("cpu"):  # as F.linear is cast under autocast
         dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
@@ -170,7 +175,7 @@ def _product(
 
 
 class OffloadedLinear(nn.Linear):
-    """An `nn.Linear` that multiplies on a fleet."""
+    """Multiplies on a fleet what an `nn.Linear` multiplies here."""
 
     _cleave: _Operands
 
@@ -190,6 +195,8 @@ def _conv1d() -> type[nn.Module] | None:
 
 
 def _offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
+    """Return the class that transformers' Conv1D layers get."""
+
     def forward(self: Any, x: Tensor) -> Tensor:
         return _product(self, x, self.weight, self.bias, weight_transposed=True)
 
@@ -257,6 +264,7 @@ def offload(
 
 
 def _offload_by_stages(model: nn.Module, fleet: Multiplier, audit: float) -> nn.Module:
+    """Replace a model's forward by one that goes by stages."""
     from cleave.training.staged_forward import StagedForward  # with ONNX and transformers
 
     if isinstance(vars(model).get("forward"), StagedForward):
@@ -284,7 +292,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 class hold_weights:  # noqa: N801 - reads as a statement
-    """A context in which devices keep the weights sent to them, for accumulated micro-batches.
+    """Lets devices keep the weights sent to them, in a context for accumulated micro-batches.
 
     The weights must not change in it: leave it before the optimizer steps.
     """

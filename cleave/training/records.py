@@ -34,7 +34,7 @@ class StepRecord:
         tokens: tokens in this step.
         clock: the clock of `fleet_s`: `virtual` or `wall`.
         wall_s: wall seconds of the whole step.
-        fleet_s: seconds on the fleet's clock spent waiting for GEMMs.
+        fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
         ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
         verify_s: seconds of processor time for checking results.
         downlink_bytes, uplink_bytes: bytes of encoded messages.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request for a job, or for a run folder's job to go on.
+    """Asks for a job, or for a run folder's job to go on.
 
     Attributes:
         job: settings of `JobSpec` by name; with `resume`, only those that change.
@@ -70,6 +70,11 @@ class JobRequest:
 
 
 def _existing(path: str) -> Path:
+    """Return the path of a run folder that exists.
+
+    Raises:
+        UsageError: when it is none.
+    """
     folder = Path(path)
     if not (folder / "config.toml").is_file():
         raise UsageError(
@@ -80,7 +85,7 @@ def _existing(path: str) -> Path:
 
 
 class Meter(Protocol):
-    """A meter of a job's energy, from when it is made."""
+    """Measures a job's energy from when it is made."""
 
     def record(self) -> dict[str, Any]:
         """Return the run's energy record up to now."""
@@ -93,7 +98,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """The training of jobs, below a folder. A server is given one to train with.
+    """Trains jobs, each in a run folder of its own below `runs`.
 
     Attributes:
         runs: the folder in which new run folders are made.
@@ -114,7 +119,7 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train, and report records as plain maps."""
+        """Train, and report records as plain maps; see `Runner.run` of the server."""
         from cleave.training.trainer import TrainContext  # torch: a server without a job needs none
 
         request = JobRequest.from_dict(arguments)

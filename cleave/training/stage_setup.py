@@ -40,9 +40,9 @@ def staged_model(
 
     Args:
         job: the job, of `--method stages` or `auto`.
-        spec: of the model.
+        spec: the model's sizes.
         model: the model, as transformers made it.
-        fleet: that trains it.
+        fleet: the fleet that trains it.
         selector: predicts GEMMs, for a comparison with tiles.
         stop, note: see `StagedModel`.
 

@@ -44,7 +44,7 @@ RESTING_STEPS: Final = 10
 
 
 class StageRuntime(Protocol):
-    """What steps by stages need of a fleet: `cleave.fleet.runtime.Runtime`."""
+    """Does what steps by stages need of a fleet, as `cleave.fleet.runtime.Runtime`."""
 
     def stage_devices(self) -> dict[int, DeviceRates]:
         """See `Runtime.stage_devices`."""
@@ -81,7 +81,7 @@ class StageRuntime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some sequences of a batch.
+    """Holds some sequences of a batch.
 
     Attributes:
         ids: tokens, shape (rows, tokens).
@@ -95,7 +95,7 @@ class Rows:
 
 
 class StagedModel:
-    """A model whose layers a fleet trains by stages.
+    """Computes the gradients of a model's batches by stages, on a fleet.
 
     Args:
         work: the model, its graphs, and the dtype in which parameters and activations travel.
@@ -278,6 +278,7 @@ class StagedModel:
     def _take(
         self, result: StepResult, embedded: Sequence[Embedded], losses: dict[int, float]
     ) -> float:
+        """Add all gradients of a finished step to the parameters; return its loss."""
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
             dx = self.work.tensor(payload, x.shape, self.work.dtype)
@@ -331,6 +332,10 @@ class StagedModel:
     def planned(self, batch: Rows) -> StagePlan | None:
         """Return the plan for the devices that are there; wait for devices if there is none.
 
+        Returns:
+            None where the caller is to do the step itself: stages rest, are not worth it, or no
+            device came in time.
+
         Raises:
             AbandonedError: when training is to stop meanwhile.
         """
@@ -355,6 +360,7 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
+        """Plan stages for these devices, say what was found, and return it; None for none."""
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
             self._say(f"{then}: {self.runtime.why_no_stages()}")

@@ -11,12 +11,12 @@ from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
 JOIN_PATH: Final = "/join"
-"""Of the page that makes a browser a device."""
+"""The path of the page that makes a browser a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A join URL in parts: the address, and the fields of the fragment, which is never sent.
+    """Holds a join URL in parts: the address, and the fragment's fields, which are never sent.
 
     Attributes:
         address: the URL without its fragment.

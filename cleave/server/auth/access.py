@@ -52,7 +52,7 @@ STORE_RETRY_S: Final = 10.0
 
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
-"""Of a join code."""
+"""The most uses and the longest life, in seconds, that a join code may have."""
 
 _SERVER_ID_LENGTH: Final = 10
 _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
@@ -60,7 +60,7 @@ _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Two clocks.
+    """Holds two clocks.
 
     Attributes:
         wall: returns Unix time, in seconds.
@@ -73,20 +73,20 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """A new join code and its record. Only the code's hash is stored, so `text` is not kept."""
+    """Holds a new join code, with its record. Only the code's hash is stored."""
 
     text: str
     record: CodeRecord
 
 
 class Redeemed(Protocol):
-    """A function that is called when a join code was used."""
+    """Is called when a join code was used."""
 
     def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
 
 
 class Access:
-    """The authenticator of a server that stores its devices; see `Authenticator`.
+    """Admits devices and operators to a server that stores its devices; see `Authenticator`.
 
     A device shows its own credential, or a join code, for which it gets a credential. A correct
     credential is accepted however often its address has failed: others may share the address, and a
@@ -105,7 +105,7 @@ class Access:
     Attributes:
         server: the server's id.
         writer: writes to the store in its own thread.
-        standings: what devices may do and which codes are void, written or not.
+        statuses: what devices may do and which codes are void, written or not.
         on_redeemed: called in the server's loop when a device used a code.
     """
 
@@ -147,6 +147,7 @@ class Access:
             return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
 
     def _admit(self, hello: Hello, address: str) -> AdmissionResult:
+        """Know a device by its credential, or give it one for a join code."""
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
@@ -195,6 +196,7 @@ class Access:
         return self._welcome(new, credential)
 
     def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
+        """Say why neither credential nor join code of a hello lets the device in."""
         if not hello.credential and not hello.join_code:
             return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
         if not text:
@@ -211,6 +213,7 @@ class Access:
         return f"this join code has expired; {_NEW_CODE}"
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
+        """Return the admission of a known device, with what is remembered of it."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(device.id, now_s))
         counted = self.statuses.faults_since(device.id, now_s - FAULTS_COUNT_S)

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobState(Enum):
-    """The state of a job; users read the values."""
+    """Names the state of a job; users read the values."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,7 +37,7 @@ FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
 @dataclass
 class TrainingJob:
-    """One training run on this server.
+    """Holds one training run on this server, and its records.
 
     Attributes:
         steps: optimizer steps that it will have done at its end.
@@ -63,7 +63,7 @@ class TrainingJob:
 
 
 class Runner(Protocol):
-    """Training, as a server calls it; passed in, so that the server does not import training."""
+    """Trains, as a server calls it; passed in, so that the server does not import training."""
 
     def check(self, arguments: Mapping[str, Any]) -> int:
         """Return how many steps the job will have done at its end; refuse a job that cannot be run.
@@ -89,7 +89,7 @@ class Runner(Protocol):
 
 
 class Jobs:
-    """The jobs of a server, in the order in which they were submitted.
+    """Trains the jobs of a server, in the order in which they were submitted.
 
     Args:
         fleet: the fleet to train on.
@@ -170,6 +170,7 @@ class Jobs:
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
+        """Train one queued job after another, in the thread `cleave-training`."""
         while (job := self._queue.get()) is not None:
             if job.stop.is_set():
                 self._enter(job, JobState.STOPPED)
@@ -182,6 +183,8 @@ class Jobs:
             _logger.log(level, "%s %s", job.id, job.state.value)
 
     def _train(self, job: TrainingJob) -> None:
+        """Train one job to its end, and report how it ended."""
+
         def report(record: Record) -> None:
             self._report(job, record)
 
@@ -199,6 +202,7 @@ class Jobs:
         self._report(job, final)
 
     def _enter(self, job: TrainingJob, state: JobState, reason: str = "") -> None:
+        """Note a job's new state, and tell the listener and the store."""
         if state is JobState.RUNNING:
             job.started_s = self._clock()
         job.state = state
@@ -208,6 +212,7 @@ class Jobs:
             self._history.changed(job.number, state.value, reason)
 
     def _report(self, job: TrainingJob, record: Record) -> None:
+        """Keep a record of a job, and wake those that follow it."""
         if self._history is not None:
             self._history.reported(job.number, record)
         text = str(record.get("text", ""))
