@@ -14,7 +14,14 @@ from tests.test_rooms import MAY_IMPORT
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 TEXT = PAGE.read_text()
-WALKS = ("A multiplication", "A returned block", "A device's hello")
+WALKS = (
+    "A multiplication",
+    "A returned block",
+    "From the command to the layer",
+    "A wrong block",
+    "A device's hello",
+    "A step by stages",
+)
 
 _FILE = r"`([\w.-]+(?:/[\w.-]*)+)`"
 _NAMES = r"((?:(?:,|\s+and|,\s+and)?\s+`[A-Za-z_][\w.]*`)*)"
