@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DEVICES = 80  # more than its table shows at once
-STEPS = 4
+STEPS = 2
 PATIENCE_MS = PATIENCE_S * 1000
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3}
 _FIGURE = re.compile(r"^([\d\u202f]+)(\.\d+)?\s*([kMGTm]?)([A-Za-z/]*)$")
@@ -133,7 +133,7 @@ def opened(
         train = (
             "train", "--method", "tiles",
             "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
-            "--eval-every", str(STEPS), "--server", f"@{server.operator_file}", "--json",
+            "--batch", "2", "--seq", "32", "--server", f"@{server.operator_file}", "--json",
         )  # fmt: skip
         _, lines = stack.enter_context(started(*train, cwd=folder))
         records = [wait_for_event(lines, "step")]
