@@ -71,7 +71,9 @@ def closed_form() -> None:
 def events(strips: str, ps: PsRates | None) -> None:
     """Run the part on events."""
     planner = TilePlanner(ps) if ps else TilePlanner()
-    fleet = emulated(paper_fleet(1024), compute=False)
+    fleet = emulated(
+        paper_fleet(1024), compute=False, coding="off"
+    )  # its plans are those made apart
     fleet.planner = planner
     stepper = SizedStepper(fleet, find_model("opt-13b"), TOKENS, DType.BF16, reuse=False)
     planning_s = _planning_s(fleet, planner)

@@ -164,21 +164,17 @@ class DeviceCore:
         return [messages.Drain()]
 
     def _put(self, message: messages.Put) -> None:
-        indices = NUMPY_DTYPES.get(message.dtype) if Feature.GRAPHS in self._features else None
-        itemsize = _dtype(message.dtype).itemsize if indices is None else indices.itemsize
-        nbytes = message.rows * message.columns * itemsize
-        payload = message.payload
-        length = payload_bytes(payload)
-        if length != nbytes:
-            raise ProtocolError(
-                f"array {message.id} came with {length} bytes; "
-                f"{message.rows}x{message.columns} {message.dtype} has {nbytes}"
-            )
-        if indices is not None:
-            self._keep(message.id, StoredIndices(payload, indices, nbytes))
+        dtype = _DTYPES.get(message.dtype)
+        if dtype is not None:
+            nbytes = _array_bytes(message, dtype.itemsize)
+            stored = StoredArray(message.rows, message.columns, dtype, message.payload, nbytes)
+            self._keep(message.id, stored)
             return
-        dtype = _dtype(message.dtype)
-        self._keep(message.id, StoredArray(message.rows, message.columns, dtype, payload, nbytes))
+        indices = NUMPY_DTYPES.get(message.dtype) if Feature.GRAPHS in self._features else None
+        if indices is None:
+            raise ProtocolError(f"unknown dtype {message.dtype!r}")
+        nbytes = _array_bytes(message, indices.itemsize)
+        self._keep(message.id, StoredIndices(message.payload, indices, nbytes))
 
     def _put_graph(self, message: messages.Graph) -> None:
         nbytes = payload_bytes(message.payload)
@@ -353,6 +349,18 @@ def _not_agreed(message: Message) -> ProtocolError:
 
 
 _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # found faster than by DType(name)
+
+
+def _array_bytes(message: messages.Put, itemsize: int) -> int:
+    """Return the size of an array as its shape says; its payload must have it."""
+    nbytes = message.rows * message.columns * itemsize
+    length = payload_bytes(message.payload)
+    if length != nbytes:
+        raise ProtocolError(
+            f"array {message.id} came with {length} bytes; "
+            f"{message.rows}x{message.columns} {message.dtype} has {nbytes}"
+        )
+    return nbytes
 
 
 def _dtype(name: str) -> DType:

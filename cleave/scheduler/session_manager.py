@@ -534,10 +534,10 @@ class SessionManager:
                 if region is None:  # one for all devices, so that it is coded once
                     region = self._buffers[array.operand].region(array.rows, array.columns)
                     self._regions[array.id] = region
-                rows, columns = region.shape
-                asked, ratio = self.sessions[device], coded_ratio(region.dtype.value)
-                asked.pace.array(asked.travelling_down(array.nbytes, ratio))
-                put = messages.Put(array.id, rows, columns, region.dtype.value, region)
+                (rows, columns), dtype = region.shape, region.dtype.value
+                asked = self.sessions[device]
+                asked.pace.array(asked.travelling_down(array.nbytes, coded_ratio(dtype)))
+                put = messages.Put(array.id, rows, columns, dtype, region)
                 return [Send(device, put, TrafficKind.TILES)]
             case SendRun(device, run, task):
                 asked = self.sessions[device]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
+from enum import StrEnum
 
 
-class TrafficKind(Enum):
+class TrafficKind(StrEnum):
     """What a message carries; the values name the fields of `BytesByKind`."""
 
     WEIGHTS = "weights"
@@ -46,7 +46,7 @@ class BytesByKind:
 
     def count(self, kind: TrafficKind, nbytes: int) -> None:
         """Add a message of so many bytes."""
-        setattr(self, kind.value, getattr(self, kind.value) + nbytes)
+        setattr(self, kind, getattr(self, kind) + nbytes)
 
     def __add__(self, more: BytesByKind) -> BytesByKind:
         return BytesByKind(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(self)))
