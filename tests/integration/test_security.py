@@ -10,18 +10,19 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
@@ -349,17 +350,44 @@ def test_slow_handshakes_are_cut_at_every_stage(secure: bool, notes: list[str]) 
         silent = stack.enter_context(closing(raw(server)))
         half = stack.enter_context(closing(raw(server)))
         half.sendall(b"\x16\x03\x01" if secure else b"GET /ws HT")
-        waiting = [silent, half]
+        assert is_cut(silent)
+        assert is_cut(half)
+        cut = 2
         if secure:
-            waiting.append(stack.enter_context(closing(trusting().wrap_socket(raw(server)))))
-        upgraded = stack.enter_context(opened(server, ssl=trusting()) if secure else opened(server))
-        for connection in waiting:
-            assert is_cut(connection)
-        told = heard(upgraded)
+            secured, tries = in_time(lambda: encrypted(server))
+            assert is_cut(stack.enter_context(closing(secured)))
+            cut += tries
+        options = {"ssl": trusting()} if secure else {}
+        upgraded, tries = in_time(lambda: opened(server, **options))
+        told = heard(stack.enter_context(upgraded))
         assert isinstance(told, messages.Error)
         assert told.code is ErrorCode.LIMIT
+        cut += tries
     late = sum("no accepted hello within 0.3 s" in note for note in notes)
-    assert late + sum("no hello came in time" in note for note in notes) == len(waiting) + 1
+    assert late + sum("no hello came in time" in note for note in notes) == cut
+
+
+Opened = TypeVar("Opened")
+
+
+def in_time(shake_hands: Callable[[], Opened]) -> tuple[Opened, int]:
+    """What comes of a handshake that was not too slow, and how many it took: a machine is busy."""
+    for tries in count(1):
+        try:
+            return shake_hands(), tries
+        except (InvalidHandshake, OSError, EOFError):
+            continue
+    raise AssertionError("unreachable")
+
+
+def encrypted(server: Server) -> ssl.SSLSocket:
+    """A connection that has come as far as TLS."""
+    plain = raw(server)
+    try:
+        return trusting().wrap_socket(plain)
+    except OSError:
+        plain.close()
+        raise
 
 
 def trusting() -> ssl.SSLContext:
